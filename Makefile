@@ -1,0 +1,49 @@
+# Everything starts from nothing: each target makes .venv from the pinned constraints.txt if it is not there yet.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format lock bench clean
+
+help:  ## print this help
+	@echo "Sottovoce: speech recognition trained on speech that never leaves its speaker"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make .venv with everything pinned (the other targets do it by themselves)
+
+# torch comes first and alone: with it in place no other package can pull in a different build.
+$(STAMP): constraints.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sottovoce needs Python 3.11 or later, found " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
+	@touch $@
+
+demo: $(STAMP)  ## run the main job on the embedded corpus
+	$(BIN)/sottovoce prepare synthetic digits --out runs/demo/crowd --users 120 --seed 1
+	$(BIN)/sottovoce stats runs/demo/crowd --plot runs/demo/crowd.png
+
+test: $(STAMP)  ## run the tests
+	$(BIN)/python -m pytest --numprocesses auto
+
+check: $(STAMP)  ## format, lint, types, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the code in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## side-by-side measurements (minutes)
+	$(BIN)/python benchmarks/store.py
+
+lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
+clean:  ## remove .venv and everything the demo made
+	rm -rf $(VENV) runs/demo
