@@ -1,0 +1,76 @@
+"""What every corpus module hands on: speakers with their clips, and how to turn one speaker into samples.
+
+corpus module ──► Corpus(speakers, render) ──► store.pack
+                   listing, cheap               render(speaker) runs in worker processes
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.corpora.problems import Problem, ProblemLog
+
+SAMPLE_RATE = 16_000
+Metadata = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One recording as the corpus lists it. `text` is None where the corpus has no transcript column at all."""
+
+    id: str
+    path: str
+    text: str | None
+    metadata: Metadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """One user of a corpus. `metadata` holds what is known of the person: gender, age, accent."""
+
+    name: str
+    split: str
+    clips: Sequence[Clip]
+    metadata: Metadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedUtterance:
+    """One utterance, ready to be stored. `text` is normalised, `raw_text` as the corpus wrote it; None: unlabelled."""
+
+    id: str
+    samples: NDArray[np.int16]
+    text: str | None
+    raw_text: str | None
+    metadata: Metadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedSpeaker:
+    """All usable utterances of one speaker at `SAMPLE_RATE`, and what was wrong with the others."""
+
+    name: str
+    split: str
+    utterances: Sequence[RenderedUtterance]
+    metadata: Metadata = field(default_factory=dict)
+    problems: Sequence[Problem] = ()
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Corpus(Generic[S]):
+    """A corpus that has been listed but not yet read.
+
+    `render` must be picklable and a function of its argument alone: it runs in worker processes, in any order.
+    """
+
+    name: str
+    language: str
+    speakers: Sequence[S]
+    render: Callable[[S], RenderedSpeaker]
+    problems: ProblemLog

@@ -1,0 +1,85 @@
+"""What was wrong with a corpus: every unusable row is counted, with its first examples, and none is lost silently."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sottovoce.errors import InputError
+
+EXAMPLES_KEPT = 3
+
+
+class Kind(StrEnum):
+    """Why a row, a recording or a speaker was left out, or what was changed to keep it."""
+
+    EMPTY_ROW = "empty or incomplete row"
+    MALFORMED_ROW = "row that cannot be parsed"
+    DUPLICATE_ROW = "duplicated row"
+    PATH_ESCAPES = "path leaves the corpus folder"
+    MISSING_AUDIO = "text with no audio file"
+    MISSING_TEXT = "audio with no text"
+    EMPTY_TEXT = "text that normalises to nothing"
+    FOREIGN_TEXT = "text with characters outside the language's alphabet"
+    UNREADABLE_AUDIO = "audio that cannot be decoded"
+    TRUNCATED_AUDIO = "audio shorter than its header says"
+    EMPTY_AUDIO = "zero-length audio"
+    NON_FINITE_AUDIO = "audio with NaN or infinite samples"
+    EMPTY_SPEAKER = "speaker with no usable utterance"
+    SPLIT_OVERLAP = "speaker in more than one split"
+    # Kept, after conversion:
+    MIXED_DOWN = "several channels, mixed down"
+    LOW_RESOLUTION = "fewer than 16 bits per sample"
+    RESAMPLED = "other sample rate, resampled"
+
+    @property
+    def is_conversion(self) -> bool:
+        """Whether the recording was kept: a conversion is reported but does not stop a strict run."""
+        return self in _CONVERSIONS
+
+
+_CONVERSIONS = {Kind.MIXED_DOWN, Kind.LOW_RESOLUTION, Kind.RESAMPLED}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that was wrong: `where` names the row or file, `detail` says what was found there."""
+
+    kind: Kind
+    where: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.where}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass
+class ProblemLog:
+    """Counts problems and keeps the first examples of each kind; when `strict`, the first real one stops the work."""
+
+    strict: bool = False
+    counts: Counter[Kind] = field(default_factory=Counter)
+    examples: dict[Kind, list[Problem]] = field(default_factory=dict)
+
+    def add(self, problem: Problem) -> None:
+        if self.strict and not problem.kind.is_conversion:
+            raise InputError(f"{problem} [stopped because of --strict]")
+        self.counts[problem.kind] += 1
+        examples = self.examples.setdefault(problem.kind, [])
+        if len(examples) < EXAMPLES_KEPT:
+            examples.append(problem)
+
+    def extend(self, problems: Iterable[Problem]) -> None:
+        for problem in problems:
+            self.add(problem)
+
+    def as_json(self) -> dict[str, dict[str, object]]:
+        return {
+            str(kind): {
+                "count": self.counts[kind],
+                "kept": kind.is_conversion,
+                "examples": [f"{p.where} ({p.detail})" if p.detail else p.where for p in self.examples[kind]],
+            }
+            for kind in Kind
+            if self.counts[kind]
+        }

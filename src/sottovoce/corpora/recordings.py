@@ -1,0 +1,202 @@
+"""What all corpora of audio files share: from one speaker's clips to samples at 16 kHz and normalised text."""
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+from sottovoce.corpora.corpus import (
+    SAMPLE_RATE,
+    Clip,
+    Corpus,
+    Metadata,
+    RenderedSpeaker,
+    RenderedUtterance,
+    Speaker,
+)
+from sottovoce.corpora.problems import Kind, Problem, ProblemLog
+from sottovoce.corpora.truncation import cut_short
+from sottovoce.errors import InputError
+from sottovoce.text.normalise import alphabet, foreign_characters, normalise
+
+AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".opus", ".ogg")
+NO_METADATA: Metadata = {}  # one for all: a million clips need not hold a million empty dictionaries
+
+Sample = TypeVar("Sample", np.int16, np.float32)
+
+_LOWEST_RATE = 4_000  # below telephone quality a header is damaged, and resampling it would fill the memory
+_UNKNOWN_FRAMES = 1 << 62
+_LOW_RESOLUTION = {"PCM_S8", "PCM_U8", "ULAW", "ALAW", "DPCM_8"}
+_ENTRIES_SHOWN = 6
+
+
+def file_corpus(
+    name: str, *, language: str, speakers: Iterable[Speaker], folders: Iterable[str | Path], log: ProblemLog
+) -> Corpus[Speaker]:
+    """A corpus of audio files inside `folders`, in its one order: speakers by split and name, clips by id."""
+    alphabet(language)  # refuses what is no language code before hours of work
+    ordered = sorted(speakers, key=lambda speaker: (speaker.split, speaker.name))
+    if not any(speaker.clips for speaker in ordered):
+        reasons = "; ".join(f"{kind} ({count})" for kind, count in log.counts.items()) or "it is empty"
+        raise InputError(f"{name}: nothing usable in {', '.join(map(str, folders))}: {reasons}")
+    _report_overlaps(ordered, log)
+    real_folders = tuple(sorted({os.path.realpath(folder) for folder in folders}))
+    return Corpus(name, language, ordered, FileRenderer(language=language, folders=real_folders), log)
+
+
+def _report_overlaps(speakers: Iterable[Speaker], log: ProblemLog) -> None:
+    first_split: dict[str, str] = {}
+    overlapping: dict[str, list[str]] = {}
+    for speaker in speakers:
+        split = first_split.setdefault(speaker.name, speaker.split)
+        if split != speaker.split:
+            overlapping.setdefault(speaker.name, [split]).append(speaker.split)
+    log.extend(Problem(Kind.SPLIT_OVERLAP, name, ", ".join(splits)) for name, splits in overlapping.items())
+
+
+def wrong_layout(root: Path, *, corpus: str, expected: str) -> InputError:
+    """The error for a path that does not hold `corpus`: what was expected, and what lies there instead."""
+    if not root.exists():
+        found = "there is nothing there"
+    elif not root.is_dir():
+        found = "it is a file"
+    else:
+        entries = sorted(entry.name + "/" * entry.is_dir() for entry in root.iterdir())
+        shown = ", ".join(entries[:_ENTRIES_SHOWN]) or "an empty folder"
+        found = f"found {shown}" + f" and {len(entries) - _ENTRIES_SHOWN} more" * (len(entries) > _ENTRIES_SHOWN)
+    return InputError(f"{root} does not hold {corpus}: expected {expected}; {found}")
+
+
+class Unusable(Exception):
+    """A recording that must be left out, and why."""
+
+    def __init__(self, kind: Kind, detail: str = "") -> None:
+        super().__init__(kind, detail)
+        self.kind = kind
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class FileRenderer:
+    """Reads a speaker's audio files. `folders` are real paths; a link that leads out of all of them is refused."""
+
+    language: str
+    folders: tuple[str, ...]
+
+    def __call__(self, speaker: Speaker) -> RenderedSpeaker:
+        utterances: list[RenderedUtterance] = []
+        problems: list[Problem] = []
+        for clip in speaker.clips:
+            try:
+                text = self._text(clip)
+                samples, conversions = decode(self._inside(clip.path))
+            except Unusable as reason:
+                problems.append(Problem(reason.kind, clip.path, reason.detail))
+                continue
+            problems.extend(Problem(kind, clip.path, detail) for kind, detail in conversions)
+            utterances.append(RenderedUtterance(clip.id, samples, text, clip.text, clip.metadata))
+        return RenderedSpeaker(speaker.name, speaker.split, utterances, speaker.metadata, problems)
+
+    def _text(self, clip: Clip) -> str | None:
+        if clip.text is None:
+            return None
+        text = normalise(clip.text, self.language)
+        if not text:
+            raise Unusable(Kind.EMPTY_TEXT)
+        # The characters and not the sentence: what somebody said does not belong in a log.
+        if foreign := foreign_characters(text, self.language):
+            raise Unusable(Kind.FOREIGN_TEXT, " ".join(sorted(foreign)))
+        return text
+
+    def _inside(self, path: str) -> str:
+        real = os.path.realpath(path)
+        if not any(real.startswith(folder.rstrip(os.sep) + os.sep) for folder in self.folders):
+            raise Unusable(Kind.PATH_ESCAPES, f"leads to {real}")
+        return real
+
+
+def decode(path: str) -> tuple[NDArray[np.int16], list[tuple[Kind, str]]]:
+    """The samples of one file at `SAMPLE_RATE`, mono, and what was converted; raises `Unusable`.
+
+    16-bit mono at `SAMPLE_RATE` comes through bit by bit.
+    """
+    _check_file(path)
+    conversions: list[tuple[Kind, str]] = []
+    try:
+        with soundfile.SoundFile(path) as file:
+            _check_header(file)
+            rate, channels, subtype = file.samplerate, file.channels, file.subtype
+            if (rate, channels, subtype) == (SAMPLE_RATE, 1, "PCM_16"):
+                return _read(file, np.int16), conversions
+            sound = _read(file, np.float32)
+    except (soundfile.LibsndfileError, MemoryError) as error:
+        raise Unusable(Kind.UNREADABLE_AUDIO, _reason(error)) from None
+    if subtype in _LOW_RESOLUTION:
+        conversions.append((Kind.LOW_RESOLUTION, subtype))
+    if channels > 1:
+        sound = sound.mean(axis=1)
+        conversions.append((Kind.MIXED_DOWN, f"{channels} channels"))
+    if not np.isfinite(sound).all():
+        raise Unusable(Kind.NON_FINITE_AUDIO)
+    if rate != SAMPLE_RATE:
+        sound = soxr.resample(sound, rate, SAMPLE_RATE, quality="HQ")
+        conversions.append((Kind.RESAMPLED, f"{rate} Hz"))
+        if not len(sound):
+            raise Unusable(Kind.EMPTY_AUDIO, "nothing left after resampling")
+    return _to_int16(sound), conversions
+
+
+def _check_file(path: str) -> None:
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # a named pipe would wait for ever
+            raise Unusable(Kind.UNREADABLE_AUDIO, "not a regular file")
+        if status.st_size == 0:
+            raise Unusable(Kind.EMPTY_AUDIO, "0 bytes")
+        with open(path, "rb") as file:
+            start = file.read(4)
+            if start != b"fLaC" and cut_short(start + file.read()):
+                raise Unusable(Kind.TRUNCATED_AUDIO)
+    except FileNotFoundError:
+        raise Unusable(Kind.MISSING_AUDIO) from None
+    except OSError as error:
+        raise Unusable(Kind.UNREADABLE_AUDIO, _reason(error)) from None
+
+
+def _check_header(file: soundfile.SoundFile) -> None:
+    if file.samplerate < _LOWEST_RATE:
+        raise Unusable(Kind.UNREADABLE_AUDIO, f"sample rate {file.samplerate} Hz")
+    if file.frames > _UNKNOWN_FRAMES:
+        raise Unusable(Kind.UNREADABLE_AUDIO, "its header gives no length")
+
+
+def _read(file: soundfile.SoundFile, dtype: type[Sample]) -> NDArray[Sample]:
+    """All samples of an open file: [frames], or [frames, channels] if it has several."""
+    try:
+        sound = np.asarray(file.read(dtype=np.dtype(dtype).name))
+    except soundfile.LibsndfileError:
+        # It opened, so the header is sound: the stream breaks off or is damaged on the way.
+        raise Unusable(Kind.TRUNCATED_AUDIO, f"decoding stops before {file.frames} samples") from None
+    # libsndfile only guesses the length of an MP3; `cut_short` has counted its frames.
+    if len(sound) < file.frames and file.subtype != "MPEG_LAYER_III":
+        raise Unusable(Kind.TRUNCATED_AUDIO, f"{len(sound)} of {file.frames} samples")
+    if not len(sound):
+        raise Unusable(Kind.EMPTY_AUDIO)
+    return sound
+
+
+def _to_int16(sound: NDArray[np.float32]) -> NDArray[np.int16]:
+    return np.clip(np.rint(sound * 32_768), -32_768, 32_767).astype(np.int16)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, soundfile.LibsndfileError):
+        return str(error.error_string).strip(" .")
+    return getattr(error, "strerror", None) or "does not fit into memory"

@@ -1,0 +1,174 @@
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sottovoce.corpora import tsv
+from sottovoce.corpora.problems import Kind
+from sottovoce.errors import InputError
+
+WriteTone = Callable[[Path], Path]
+HEADER = ("client_id", "path", "sentence")
+
+
+def write(path: Path, rows: Sequence[Sequence[str]], header: Sequence[str] = HEADER) -> Path:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".jsonl":
+            file.writelines(json.dumps(dict(zip(header, row, strict=True))) + "\n" for row in rows)
+        elif path.suffix == ".csv":
+            csv.writer(file).writerows([header, *rows])
+        else:
+            file.writelines("\t".join(row) + "\n" for row in [header, *rows])
+    return path
+
+
+words = st.text(
+    alphabet=st.characters(exclude_categories=["C", "Zl", "Zp"], exclude_characters="\ufffd"), min_size=1
+).filter(str.strip)
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(table=st.lists(st.tuples(st.sampled_from("uvw"), words), min_size=1, max_size=8))
+def test_every_format_gives_back_what_was_written(tmp_path: Path, suffix: str, table: list[tuple[str, str]]) -> None:
+    """Quotes, commas and scripts of all kinds; only tabs and line ends cannot be written in a TSV."""
+    rows = [(user, f"{number:02}.wav", text) for number, (user, text) in enumerate(table)]
+    corpus = tsv.read(write(tmp_path / f"train{suffix}", rows))
+    listed = sorted((s.name, f"{clip.id}.wav", clip.text) for s in corpus.speakers for clip in s.clips)
+    assert listed == sorted(rows)
+
+
+@pytest.mark.parametrize("place", ["", "clips/", "wavs/"])
+def test_clips_lie_beside_the_manifest_or_under_clips(tmp_path: Path, write_tone: WriteTone, place: str) -> None:
+    write_tone(tmp_path / place / "a.wav")
+    written = "wavs/a.wav" if place == "wavs/" else "a.wav"
+    corpus = tsv.read(write(tmp_path / "all.tsv", [("u", written, "Hello")]))
+    assert [u.text for u in corpus.render(corpus.speakers[0]).utterances] == ["hello"]
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    header = ("speaker", "audio", "text", "part", "chapter", "age")
+    rows = [("u", "a.wav", "Hello", "dev", "7", "30"), ("u", "b.wav", "Bye", "", "7", "30")]
+    columns = tsv.Columns(user="speaker", path="audio", text="text", split="part")
+    corpus = tsv.read(write(tmp_path / "train.csv", rows, header), columns=columns)
+    (speaker,) = corpus.speakers
+    assert (speaker.name, speaker.split, speaker.metadata) == ("u", "dev", {"age": "30"})
+    assert speaker.clips[0].metadata == {"chapter": "7"}
+    assert corpus.problems.counts == {Kind.EMPTY_ROW: 1}  # the row that names no split
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "expected"),
+    [
+        ("dev.tsv", None, "dev"),
+        ("train-clean_2.tsv", None, "train-clean_2"),
+        ("mine.tsv", None, "train"),
+        ("dev.tsv", "test", "test"),
+    ],
+)
+def test_split(tmp_path: Path, name: str, split: str | None, expected: str) -> None:
+    corpus = tsv.read(write(tmp_path / name, [("u", "a.wav", "Hello")]), split=split)
+    assert corpus.speakers[0].split == expected
+
+
+def test_without_a_text_column_speech_is_unlabelled(tmp_path: Path, write_tone: WriteTone) -> None:
+    write_tone(tmp_path / "a.wav")
+    corpus = tsv.read(write(tmp_path / "train.tsv", [("u", "a.wav")], ("client_id", "path")))
+    assert corpus.speakers[0].clips[0].text is None
+    assert corpus.render(corpus.speakers[0]).utterances[0].text is None
+
+
+def test_a_text_column_of_another_name_is_not_passed_over(tmp_path: Path) -> None:
+    manifest = write(tmp_path / "train.tsv", [("u", "a.wav", "Hello")], ("client_id", "path", "text"))
+    with pytest.raises(InputError, match="no column 'sentence' for the text, but one called 'text'"):
+        tsv.read(manifest)
+    assert tsv.read(manifest, columns=tsv.Columns(text=None)).speakers[0].clips[0].text is None
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl"])
+def test_a_missing_column_names_the_nearest(tmp_path: Path, name: str) -> None:
+    manifest = write(tmp_path / name, [("u", "a.wav", "Hello")], ("clientid", "path", "sentence"))
+    with pytest.raises(InputError, match="no column 'client_id' for the user; the nearest is 'clientid'"):
+        tsv.read(manifest)
+
+
+def test_several_manifests_are_one_corpus(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    paths = [write(tmp_path / folder / "train.tsv", [("u", "a.wav", folder)]) for folder in ("one", "two")]
+    (speaker,) = tsv.read(paths).speakers
+    assert [(clip.id, clip.text) for clip in speaker.clips] == [("one/a", "one"), ("two/a", "two")]
+
+
+@pytest.mark.parametrize(
+    "path", ["../a.wav", "x/../../a.wav", "/etc/a.wav", "..", "clips/../../corpus-secret/a.wav", "./../a.wav"]
+)
+def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, path: str) -> None:
+    corpus = tsv.read(write(tmp_path / "train.tsv", [("u", path, "Hello"), ("u", "b.wav", "Hello")]))
+    assert [clip.id for clip in corpus.speakers[0].clips] == ["b"]
+    assert corpus.problems.counts == {Kind.PATH_ESCAPES: 1}
+
+
+def test_a_path_that_stays_inside_may_take_any_form(tmp_path: Path, write_tone: WriteTone) -> None:
+    write_tone(tmp_path / "clips" / "a.wav")
+    forms = ["a.wav", "clips/a.wav", "./a.wav", "x/../a.wav", str(tmp_path / "clips" / "a.wav")]
+    for form in forms:
+        corpus = tsv.read(write(tmp_path / "train.tsv", [("u", form, "Hello")]))
+        assert len(corpus.render(corpus.speakers[0]).utterances) == 1, form
+    corpus = tsv.read(write(tmp_path / "train.tsv", [("u", form, "Hello") for form in forms]))
+    assert corpus.problems.counts == {Kind.DUPLICATE_ROW: len(forms) - 1}
+
+
+def test_rows_that_cannot_be_parsed_are_counted(tmp_path: Path) -> None:
+    manifest = write(tmp_path / "train.tsv", [("u", "a.wav", "Hello")])
+    with open(manifest, "ab") as file:
+        file.write(
+            b"u\tb.wav\tstray\ttab\nu\tc.wav\t\xff\xfe\n\nu\td.wav\n\t\t\nu\te.wav\tz\x00ero\nu\tf.wav\tBye\t\t\n"
+        )
+    corpus = tsv.read(manifest)
+    assert [clip.id for clip in corpus.speakers[0].clips] == ["a", "f"]
+    assert corpus.problems.counts == {Kind.MALFORMED_ROW: 3, Kind.EMPTY_ROW: 2, Kind.MISSING_TEXT: 1}
+
+    lines = [
+        '{"client_id": 7, "path": "a.wav", "sentence": "Hello", "words": [1]}',
+        "not json",
+        "[]",
+        "",
+        '{"path": "b.wav"}',
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    corpus = tsv.read(tmp_path / "train.jsonl")
+    assert [(s.name, len(s.clips)) for s in corpus.speakers] == [("7", 1)]
+    assert corpus.problems.counts == {Kind.MALFORMED_ROW: 2, Kind.EMPTY_ROW: 2}
+
+
+def test_a_user_whose_rows_all_fail_is_still_listed(tmp_path: Path) -> None:
+    corpus = tsv.read(write(tmp_path / "train.tsv", [("u", "a.wav", "Hello"), ("w", "../b.wav", "Hello")]))
+    assert [(s.name, len(s.clips)) for s in corpus.speakers] == [("u", 1), ("w", 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train.tsv", "", "it is empty"),
+        ("train.tsv", "client_id\tpath\tsentence\n", "nothing usable"),
+        ("train.csv", 'client_id,path,sentence\nu,a.wav,"never closed\n', "RFC 4180"),
+        ("train.jsonl", "", "no JSON object"),
+        ("train.xlsx", "", "expected a name ending in .tsv, .csv, .jsonl"),
+    ],
+)
+def test_unusable_manifests(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        tsv.read(tmp_path / name)
+
+
+def test_no_such_manifest(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        tsv.read(tmp_path / "gone.tsv")
+    with pytest.raises(InputError, match="names no file"):
+        tsv.read([])
