@@ -1,0 +1,31 @@
+"""The files of a store, and what is in them.
+
+    STORE/store.json            the only mutable file: names the generation that is current, its counts and digest
+    STORE/data-1f0c…/           one generation, never changed once store.json names it
+        audio.i16               16-bit little-endian samples at 16 kHz, user after user, utterance after utterance
+        audio_offsets.npy       [utterances + 1] first sample of each utterance
+        user_utterances.npy     [users + 1] first utterance row of each user
+        user_keys.npy           [users] 64-bit key of the user's name
+        user_order.npy          [users] rows sorted by key, to find a user by name
+        utterances.jsonl, utterance_offsets.npy    id, text, metadata of each utterance
+        users.jsonl, user_offsets.npy              name, metadata of each user
+
+Users are sorted by (split, name), so a split is a range of rows. Everything is memory-mapped: opening costs the
+same for ten users and for ten million.
+"""
+
+FORMAT = "sottovoce store"
+VERSION = 1
+HEADER = "store.json"
+LOCK = ".lock"
+GENERATION_PREFIX = "data-"
+
+AUDIO = "audio.i16"
+AUDIO_OFFSETS = "audio_offsets.npy"
+USER_UTTERANCES = "user_utterances.npy"
+USER_KEYS = "user_keys.npy"
+USER_ORDER = "user_order.npy"
+UTTERANCES = "utterances.jsonl"
+UTTERANCE_OFFSETS = "utterance_offsets.npy"
+USERS = "users.jsonl"
+USER_OFFSETS = "user_offsets.npy"

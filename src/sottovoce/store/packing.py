@@ -1,0 +1,293 @@
+"""Packing a corpus into a store.
+
+Workers render speakers, this process alone writes, and the last act is to replace `store.json`: before it the old
+store stands untouched, after it the new one does. A generation left behind by a killed process is swept away by
+the next one.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from uuid import uuid4
+
+import numpy as np
+
+from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
+from sottovoce.corpora.problems import Kind, Problem
+from sottovoce.errors import InputError
+from sottovoce.files import sync, sync_folder, write_json
+from sottovoce.seeds import name_key
+from sottovoce.store import layout
+
+# One speaker of Common Voice English holds 84 hours: rendered in pieces, no worker ever carries more than minutes.
+CLIPS_PER_TASK = 200
+# Enough rendered speakers waiting that a slow one does not leave the other workers idle.
+TASKS_PER_WORKER = 4
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far packing has come."""
+
+    tasks_done: int
+    tasks: int
+    audio_seconds: float
+
+
+def pack(
+    corpus: Corpus[S],
+    out: Path | str,
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> None:
+    """Render every speaker of `corpus` and write them as the store `out`.
+
+    Problems are added to `corpus.problems` and kept in the store's header. On any failure, a full disk or an
+    interrupt included, `out` is left as it was.
+    """
+    out = Path(out)
+    tasks = list(_tasks(corpus))
+    with _exclusive(out), _new_generation(out) as folder:
+        with _Writer(folder) as writer:
+            for done, rendered in enumerate(_rendered(corpus, tasks, workers=workers or _cpu_count()), start=1):
+                corpus.problems.extend(rendered.problems)
+                writer.add(rendered)
+                on_progress(Progress(done, len(tasks), writer.sample_count / SAMPLE_RATE))
+            writer.end_user()
+            corpus.problems.extend(writer.empty_speakers)
+            if not writer.user_count:
+                raise InputError(f"no usable utterance in the corpus, no store written; {_found(corpus)}")
+            header = writer.finish(corpus.name, corpus.language)
+        header |= {"generation": folder.name, "problems": corpus.problems.as_json()}
+        sync_folder(folder)
+        write_json(out / layout.HEADER, header)  # the commit
+        _sweep(out, keep=folder.name)
+
+
+def _tasks(corpus: Corpus[S]) -> Iterator[S]:
+    """The corpus's speakers, those with very many clips in several pieces."""
+    for speaker in corpus.speakers:
+        if isinstance(speaker, Speaker) and len(speaker.clips) > CLIPS_PER_TASK:
+            for first in range(0, len(speaker.clips), CLIPS_PER_TASK):
+                yield replace(speaker, clips=speaker.clips[first : first + CLIPS_PER_TASK])
+        else:
+            yield speaker
+
+
+def _rendered(corpus: Corpus[S], tasks: list[S], *, workers: int) -> Iterator[RenderedSpeaker]:
+    """Render `tasks` in worker processes, in their order, with a bounded number waiting."""
+    if workers == 1:
+        yield from map(corpus.render, tasks)
+        return
+    with ProcessPoolExecutor(min(workers, max(len(tasks), 1)), mp_context=_process_context()) as pool:
+        waiting: deque[Future[RenderedSpeaker]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(corpus.render, task))
+                if len(waiting) >= TASKS_PER_WORKER * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise InputError("a worker process was killed (out of memory?): try fewer --workers") from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _process_context() -> Any:
+    # A fork of this process would inherit its threads' locks (progress bars have a thread); the fork server is clean.
+    methods = multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+
+
+def _cpu_count() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Writer:
+    """Appends rendered speakers to the files of one generation. Pieces of one speaker come one after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = ExitStack()
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._user: tuple[str, str] | None = None
+        self._splits: dict[str, list[int]] = {}
+        self._audio_offsets = array("q", [0])
+        self._utterance_offsets = array("q", [0])
+        self._user_offsets = array("q", [0])
+        self._user_utterances = array("q", [0])
+        self._user_keys = array("Q")
+        self.empty_speakers: list[Problem] = []
+
+    def __enter__(self) -> "_Writer":
+        self._audio, self._utterances, self._users = (
+            self._files.enter_context((self._folder / name).open("wb"))
+            for name in (layout.AUDIO, layout.UTTERANCES, layout.USERS)
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    @property
+    def user_count(self) -> int:
+        return len(self._user_keys)
+
+    @property
+    def utterance_count(self) -> int:
+        return len(self._audio_offsets) - 1
+
+    @property
+    def sample_count(self) -> int:
+        return self._audio_offsets[-1]
+
+    def add(self, speaker: RenderedSpeaker) -> None:
+        identity = (speaker.split, speaker.name)
+        if identity != self._user:
+            assert self._user is None or self._user < identity, f"speakers out of order: {self._user}, {identity}"
+            self.end_user()
+            self._user = identity
+            self._metadata = dict(speaker.metadata)
+        for utterance in speaker.utterances:
+            self._add_utterance(utterance)
+
+    def _add_utterance(self, utterance: RenderedUtterance) -> None:
+        assert utterance.samples.dtype == np.int16, utterance.samples.dtype
+        assert len(utterance.samples), utterance.id
+        self._append(self._audio, self._audio_offsets, utterance.samples.astype("<i2", copy=False).tobytes(), unit=2)
+        record: dict[str, Any] = {"id": utterance.id}
+        if utterance.text is not None:
+            record["text"] = utterance.text
+        if utterance.raw_text != utterance.text:
+            record["raw_text"] = utterance.raw_text
+        if utterance.metadata:
+            record["metadata"] = dict(utterance.metadata)
+        self._append(self._utterances, self._utterance_offsets, _line(record))
+
+    def end_user(self) -> None:
+        """Close the current user; one who brought nothing gets no row."""
+        if self._user is None:
+            return
+        split, name = self._user
+        self._user = None
+        if self._user_utterances[-1] == self.utterance_count:
+            self.empty_speakers.append(Problem(Kind.EMPTY_SPEAKER, f"{split}/{name}"))
+            return
+        row = self.user_count
+        self._splits.setdefault(split, [row, row])[1] = row + 1
+        self._user_utterances.append(self.utterance_count)
+        self._user_keys.append(name_key(name))
+        record: dict[str, Any] = {"name": name}
+        if self._metadata:
+            record["metadata"] = self._metadata
+        self._append(self._users, self._user_offsets, _line(record))
+
+    def finish(self, name: str, language: str) -> dict[str, Any]:
+        """Write the tables, flush everything to disk, and return the header that describes it."""
+        keys = np.frombuffer(self._user_keys, dtype=np.uint64)
+        columns = {
+            layout.AUDIO_OFFSETS: np.frombuffer(self._audio_offsets, dtype=np.int64),
+            layout.UTTERANCE_OFFSETS: np.frombuffer(self._utterance_offsets, dtype=np.int64),
+            layout.USER_OFFSETS: np.frombuffer(self._user_offsets, dtype=np.int64),
+            layout.USER_UTTERANCES: np.frombuffer(self._user_utterances, dtype=np.int64),
+            layout.USER_KEYS: keys,
+            layout.USER_ORDER: np.argsort(keys, kind="stable").astype(np.int64),
+        }
+        for file in (self._audio, self._utterances, self._users):
+            sync(file)
+        for column, values in columns.items():
+            with (self._folder / column).open("wb") as file:
+                np.save(file, values)
+                sync(file)
+        self._digest.update(json.dumps([layout.VERSION, language, self._splits, SAMPLE_RATE]).encode())
+        self._digest.update(self._audio_offsets.tobytes() + self._user_utterances.tobytes())
+        return {
+            "format": layout.FORMAT,
+            "version": layout.VERSION,
+            "name": name,
+            "language": language,
+            "sample_rate": SAMPLE_RATE,
+            "users": self.user_count,
+            "utterances": self.utterance_count,
+            "splits": self._splits,
+            "digest": self._digest.hexdigest(),
+            "sizes": {path.name: path.stat().st_size for path in sorted(self._folder.iterdir())},
+        }
+
+    def _append(self, file: BinaryIO, offsets: "array[int]", content: bytes, *, unit: int = 1) -> None:
+        file.write(content)
+        self._digest.update(content)
+        offsets.append(offsets[-1] + len(content) // unit)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+
+
+@contextmanager
+def _exclusive(out: Path) -> Iterator[None]:
+    """Hold `out` against a second `prepare`; a folder made here is taken away again if nothing came of it."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"cannot write the store out={out}: it is a file, expected a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / layout.HEADER).exists() and not (out / layout.LOCK).exists():
+        raise InputError(f"cannot write the store out={out}: the folder holds other things; name a new or empty one")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / layout.LOCK).open("w")
+    except OSError as error:
+        raise InputError(f"cannot write the store out={out}: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"cannot write the store out={out}: another `prepare` is writing it") from None
+        try:
+            yield
+        finally:
+            if not (out / layout.HEADER).exists():
+                (out / layout.LOCK).unlink(missing_ok=True)
+                if not any(out.iterdir()):
+                    out.rmdir()
+
+
+@contextmanager
+def _new_generation(out: Path) -> Iterator[Path]:
+    """A folder for the new files, removed on any failure."""
+    folder = out / f"{layout.GENERATION_PREFIX}{uuid4().hex[:12]}"
+    try:
+        folder.mkdir()
+        yield folder
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise InputError(f"no space left for the store out={out} ({error.strerror}); nothing was changed") from None
+        raise
+
+
+def _sweep(out: Path, *, keep: str) -> None:
+    """Remove generations that no header names. Readers that still map one keep it until they let go."""
+    for folder in out.glob(f"{layout.GENERATION_PREFIX}*"):
+        if folder.name != keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _found(corpus: Corpus[S]) -> str:
+    problems = ", ".join(f"{count} × {kind}" for kind, count in corpus.problems.counts.items())
+    return f"found {len(corpus.speakers)} speakers" + (f" and {problems}" if problems else "")

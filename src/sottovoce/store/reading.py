@@ -1,0 +1,175 @@
+"""Reading a prepared corpus: open in O(1), read any one user without touching another."""
+
+import json
+import mmap
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.errors import InputError
+from sottovoce.seeds import name_key
+from sottovoce.store import layout
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One user of a store: `utterances` are the rows that hold their speech."""
+
+    row: int
+    name: str
+    split: str
+    metadata: Mapping[str, str]
+    utterances: range
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """One utterance. `samples` is a read-only view of the mapped file; `text` is None where the corpus has none."""
+
+    row: int
+    id: str
+    samples: NDArray[np.int16]
+    text: str | None
+    raw_text: str | None
+    metadata: Mapping[str, str]
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / SAMPLE_RATE
+
+
+class Store:
+    """A prepared corpus, packed by user and memory-mapped.
+
+    >>> store = Store("stores/crowd")                    # doctest: +SKIP
+    >>> user = store.user(store.splits["train"][0])      # doctest: +SKIP
+    >>> [store.utterance(row).text for row in user.utterances]      # doctest: +SKIP
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        header = _read_header(self.path)
+        self.header: Mapping[str, Any] = header
+        self.name: str = header["name"]
+        self.language: str = header["language"]
+        self.digest: str = header["digest"]
+        self.user_count: int = header["users"]
+        self.utterance_count: int = header["utterances"]
+        self.splits: dict[str, range] = {name: range(*rows) for name, rows in header["splits"].items()}
+        self._split_starts = [rows.start for rows in self.splits.values()]
+        self._split_names = list(self.splits)
+
+        folder = self.path / header["generation"]
+        for name, size in header["sizes"].items():
+            _check_size(folder / name, size)
+        self.audio_offsets: NDArray[np.int64] = _column(folder / layout.AUDIO_OFFSETS)
+        self.user_utterances: NDArray[np.int64] = _column(folder / layout.USER_UTTERANCES)
+        self.user_keys: NDArray[np.uint64] = _column(folder / layout.USER_KEYS)
+        self._user_order: NDArray[np.int64] = _column(folder / layout.USER_ORDER)
+        self._utterance_offsets: NDArray[np.int64] = _column(folder / layout.UTTERANCE_OFFSETS)
+        self._user_offsets: NDArray[np.int64] = _column(folder / layout.USER_OFFSETS)
+        self._samples: NDArray[np.int16] = np.frombuffer(_mapped(folder / layout.AUDIO), dtype="<i2")
+        self._utterances = _mapped(folder / layout.UTTERANCES)
+        self._users = _mapped(folder / layout.USERS)
+
+    def __reduce__(self) -> tuple[type["Store"], tuple[Path]]:
+        return (Store, (self.path,))  # another process maps the same files anew and shares their pages
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of speech in the whole store."""
+        return int(self.audio_offsets[-1]) / SAMPLE_RATE
+
+    def user_seconds(self, rows: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.float64]:
+        """Seconds of speech of each user in `rows` (all of them by default)."""
+        first, last = self.user_utterances[:-1][rows], self.user_utterances[1:][rows]
+        return (self.audio_offsets[last] - self.audio_offsets[first]) / SAMPLE_RATE
+
+    def user(self, row: int) -> User:
+        """The user in `row`, without their samples."""
+        record = _record(self._users, self._user_offsets, row)
+        first, last = int(self.user_utterances[row]), int(self.user_utterances[row + 1])
+        return User(
+            row=row,
+            name=record["name"],
+            split=self._split_names[bisect_right(self._split_starts, row) - 1],
+            metadata=record.get("metadata", {}),
+            utterances=range(first, last),
+            seconds=int(self.audio_offsets[last] - self.audio_offsets[first]) / SAMPLE_RATE,
+        )
+
+    def samples(self, row: int) -> NDArray[np.int16]:
+        """The samples of the utterance in `row`: a view, nothing is copied."""
+        return self._samples[self.audio_offsets[row] : self.audio_offsets[row + 1]]
+
+    def utterance(self, row: int) -> Utterance:
+        """The utterance in `row`, with its text and samples."""
+        record = _record(self._utterances, self._utterance_offsets, row)
+        text = record.get("text")
+        return Utterance(
+            row=row,
+            id=record["id"],
+            samples=self.samples(row),
+            text=text,
+            raw_text=record.get("raw_text", text),
+            metadata=record.get("metadata", {}),
+        )
+
+    def find(self, name: str, *, split: str | None = None) -> User:
+        """The user called `name` (in `split`, where one name occurs in several)."""
+        key = np.uint64(name_key(name))
+        place = int(np.searchsorted(self.user_keys, key, sorter=self._user_order))
+        while place < self.user_count and self.user_keys[row := int(self._user_order[place])] == key:
+            user = self.user(row)
+            if user.name == name and split in (None, user.split):
+                return user
+            place += 1
+        raise InputError(f"no user name={name!r}" + (f" in split={split!r}" if split else "") + f" in {self.path}")
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    file = path / layout.HEADER
+    try:
+        header: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        found = "nothing is there" if not path.exists() else f"{path} has no {layout.HEADER}"
+        raise InputError(f"no store at {path}: {found}; `sottovoce prepare … --out {path}` makes one") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, NotADirectoryError) as error:
+        raise InputError(f"no store at {path}: {file} is not readable ({error})") from None
+    if not isinstance(header, dict) or header.get("format") != layout.FORMAT:
+        raise InputError(f"no store at {path}: {file} was not written by `sottovoce prepare`")
+    if header["version"] != layout.VERSION:
+        raise InputError(
+            f"store {path} has format version={header['version']}, this release reads {layout.VERSION}: "
+            "prepare it again"
+        )
+    return header
+
+
+def _check_size(path: Path, size: int) -> None:
+    found = path.stat().st_size if path.exists() else None
+    if found != size:
+        state = "is missing" if found is None else f"has {found:,} bytes"
+        raise InputError(f"store is damaged: {path} {state}, expected {size:,} bytes; prepare it again")
+
+
+def _column(path: Path) -> Any:
+    # A plain array over the mapping: np.memmap's own subclass costs microseconds at each index.
+    return np.asarray(np.load(path, mmap_mode="r"))
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _record(records: mmap.mmap, offsets: NDArray[np.int64], row: int) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(records[offsets[row] : offsets[row + 1]])
+    return record

@@ -1,0 +1,235 @@
+"""The store gives back what was put in, and an interrupted `prepare` leaves the old store or the new one."""
+
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
+from sottovoce.corpora.problems import Kind, Problem, ProblemLog
+from sottovoce.errors import InputError
+from sottovoce.store import Store, pack, packing
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
+samples = st.lists(st.integers(-(2**15), 2**15 - 1), min_size=1, max_size=40).map(lambda x: np.array(x, dtype=np.int16))
+texts = st.none() | st.text(max_size=20)
+metadata = st.dictionaries(st.sampled_from(["gender", "age", "chapter"]), names, max_size=2)
+utterances = st.builds(RenderedUtterance, id=names, samples=samples, text=texts, raw_text=texts, metadata=metadata)
+crowds = st.dictionaries(
+    st.tuples(st.sampled_from(["dev", "test", "train"]), names),
+    st.tuples(st.lists(utterances, max_size=4), metadata),
+    min_size=1,
+    max_size=6,
+)
+
+
+def identity(speaker: RenderedSpeaker) -> RenderedSpeaker:
+    return speaker
+
+
+def corpus_of(speakers: list[RenderedSpeaker], *, strict: bool = False) -> Corpus[RenderedSpeaker]:
+    ordered = sorted(speakers, key=lambda s: (s.split, s.name))
+    return Corpus(name="made", language="en", speakers=ordered, render=identity, problems=ProblemLog(strict=strict))
+
+
+def speaker(name: str, *lengths: int, split: str = "train", value: int = 1) -> RenderedSpeaker:
+    spoken = [
+        RenderedUtterance(id=f"{name}-{i}", samples=np.full(n, value, np.int16), text="ciao", raw_text="Ciao!")
+        for i, n in enumerate(lengths)
+    ]
+    return RenderedSpeaker(name=name, split=split, utterances=spoken)
+
+
+@settings(max_examples=60, deadline=None)
+@given(crowds)
+def test_returns_what_was_put_in(crowd: dict) -> None:
+    put = [
+        RenderedSpeaker(name=name, split=split, utterances=spoken, metadata=meta)
+        for (split, name), (spoken, meta) in sorted(crowd.items())
+    ]
+    usable = [s for s in put if s.utterances]
+    corpus = corpus_of(put)
+    with tempfile.TemporaryDirectory() as folder:
+        if not usable:
+            with pytest.raises(InputError, match="no usable utterance"):
+                pack(corpus, folder, workers=1)
+            return
+        pack(corpus, folder, workers=1)
+        store = Store(folder)
+        assert corpus.problems.counts[Kind.EMPTY_SPEAKER] == len(put) - len(usable)
+        assert store.user_count == len(usable)
+        assert [row for rows in store.splits.values() for row in rows] == list(range(len(usable)))
+        for row, expected in enumerate(usable):
+            user = store.user(row)
+            assert (user.name, user.split, user.metadata) == (expected.name, expected.split, expected.metadata)
+            assert store.find(expected.name, split=expected.split) == user
+            assert len(user.utterances) == len(expected.utterances)
+            for utterance_row, wanted in zip(user.utterances, expected.utterances, strict=True):
+                got = store.utterance(utterance_row)
+                np.testing.assert_array_equal(got.samples, wanted.samples)
+                assert (got.id, got.text, got.raw_text) == (wanted.id, wanted.text, wanted.raw_text)
+                assert got.metadata == wanted.metadata
+        total = sum(len(u.samples) for s in usable for u in s.utterances)
+        assert store.user_seconds().sum() == pytest.approx(total / SAMPLE_RATE)
+        assert store.seconds == total / SAMPLE_RATE
+
+
+def test_workers_and_pieces_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clips = [Clip(id=f"{i:03}", path="", text="a") for i in range(7)]
+    speakers = [Speaker(name=name, split="train", clips=clips) for name in ("ada", "bea", "cleo")]
+
+    def listing() -> Corpus[Speaker]:
+        return Corpus(name="made", language="en", speakers=speakers, render=tone, problems=ProblemLog())
+
+    pack(listing(), tmp_path / "whole", workers=1)
+    monkeypatch.setattr(packing, "CLIPS_PER_TASK", 2)
+    pack(listing(), tmp_path / "pieces", workers=2)
+    whole, pieces = Store(tmp_path / "whole"), Store(tmp_path / "pieces")
+    assert whole.digest == pieces.digest
+    assert pieces.user_count == 3
+    assert pieces.find("bea").utterances == range(7, 14)
+
+
+def tone(speaker: Speaker) -> RenderedSpeaker:
+    spoken = [
+        RenderedUtterance(id=c.id, samples=np.full(5 + int(c.id), len(speaker.name), np.int16), text="a", raw_text="a")
+        for c in speaker.clips
+    ]
+    return RenderedSpeaker(name=speaker.name, split=speaker.split, utterances=spoken)
+
+
+def test_digest_follows_content(tmp_path: Path) -> None:
+    digests = set()
+    for i, content in enumerate(
+        ([speaker("a", 3)], [speaker("a", 4)], [speaker("a", 3, value=2)], [speaker("a", 3, split="dev")])
+    ):
+        pack(corpus_of(content), tmp_path / str(i), workers=1)
+        digests.add(Store(tmp_path / str(i)).digest)
+    assert len(digests) == 4
+
+
+def test_samples_are_read_only_and_store_pickles(tmp_path: Path) -> None:
+    pack(corpus_of([speaker("a", 3)]), tmp_path / "s", workers=1)
+    store = pickle.loads(pickle.dumps(Store(tmp_path / "s")))
+    with pytest.raises(ValueError, match="read-only"):
+        store.samples(0)[0] = 7
+
+
+def test_replaces_the_old_store_and_sweeps_what_is_left(tmp_path: Path) -> None:
+    out = tmp_path / "s"
+    pack(corpus_of([speaker("old", 3)]), out, workers=1)
+    reader = Store(out)
+    (out / "data-left-by-a-killed-process").mkdir()
+    pack(corpus_of([speaker("new", 4)]), out, workers=1)
+    assert Store(out).user(0).name == "new"
+    assert reader.samples(0).tolist() == [1, 1, 1], "a reader of the old generation keeps it"
+    assert len(list(out.glob("data-*"))) == 1
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_failure_leaves_the_old_store_or_nothing(tmp_path: Path, old: bool) -> None:
+    out = tmp_path / "s"
+    if old:
+        pack(corpus_of([speaker("old", 3)]), out, workers=1)
+    bad = RenderedSpeaker(name="x", split="train", utterances=[], problems=[Problem(Kind.MISSING_AUDIO, "x.flac")])
+    with pytest.raises(InputError, match=r"text with no audio file: x\.flac .*--strict"):
+        pack(corpus_of([speaker("a", 3), bad], strict=True), out, workers=1)
+    if old:
+        assert Store(out).user(0).name == "old"
+        assert len(list(out.glob("data-*"))) == 1
+    else:
+        assert not out.exists()
+
+
+def test_full_disk_is_one_clear_line(tmp_path: Path) -> None:
+    out = tmp_path / "s"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that write() fails as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(InputError, match=r"no space left .* nothing was changed"):
+            pack(corpus_of([speaker("a", 200_000)]), out, workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, old_handler)
+    assert not out.exists()
+
+
+KILLED = """
+import sys, time
+sys.path.insert(0, {here!r})
+from test_store import corpus_of, speaker
+from sottovoce.store import pack
+slow = lambda progress: (print(progress.tasks_done, flush=True), time.sleep(0.02))
+pack(corpus_of([speaker(f"new{{i:03}}", 2000) for i in range(100)]), sys.argv[1], workers=1, on_progress=slow)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_killed_prepare_leaves_the_old_store(tmp_path: Path, sent: signal.Signals) -> None:
+    out = tmp_path / "s"
+    pack(corpus_of([speaker("old", 3)]), out, workers=1)
+    code = KILLED.format(here=str(Path(__file__).parent))
+    command = [sys.executable, "-c", code, str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.1)
+        process.send_signal(sent)
+        assert process.wait() != 0
+    assert Store(out).user(0).name == "old"
+    pack(corpus_of([speaker("newer", 3)]), out, workers=1)  # the dead process's lock is gone with it
+    assert Store(out).user(0).name == "newer"
+    assert len(list(out.glob("data-*"))) == 1
+
+
+def test_two_prepares_do_not_mix(tmp_path: Path) -> None:
+    out = tmp_path / "s"
+
+    def second(_: object) -> None:
+        with pytest.raises(InputError, match="another `prepare` is writing"):
+            pack(corpus_of([speaker("b", 3)]), out, workers=1)
+
+    pack(corpus_of([speaker("a", 3)]), out, workers=1, on_progress=second)
+    assert Store(out).user(0).name == "a"
+
+
+def test_bad_places(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing is there"):
+        Store(tmp_path / "none")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="holds other things"):
+        pack(corpus_of([speaker("a", 3)]), tmp_path / "other", workers=1)
+    with pytest.raises(InputError, match="it is a file"):
+        pack(corpus_of([speaker("a", 3)]), tmp_path / "other/letter.txt", workers=1)
+
+
+def test_damaged_or_foreign_stores_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "s"
+    pack(corpus_of([speaker("a", 30)]), out, workers=1)
+    header = json.loads((out / "store.json").read_text())
+    audio = out / header["generation"] / "audio.i16"
+    audio.write_bytes(audio.read_bytes()[:-2])
+    with pytest.raises(InputError, match=r"damaged: .*audio\.i16 has 58 bytes, expected 60"):
+        Store(out)
+    (out / "store.json").write_text(json.dumps(header | {"version": 99}))
+    with pytest.raises(InputError, match="version=99"):
+        Store(out)
+    (out / "store.json").write_text("{")
+    with pytest.raises(InputError, match="not readable"):
+        Store(out)
+    (out / "store.json").write_text('{"a": 1}')
+    with pytest.raises(InputError, match="was not written by"):
+        Store(out)
