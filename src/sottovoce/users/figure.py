@@ -1,0 +1,183 @@
+"""The flagship paper's Figure 1 for any store: how unevenly speech is spread over speakers.
+
+Above, minutes per speaker; below, utterances per speaker; one line per split, on logarithmic axes, because most people
+give very little and a few very much. Drawn without pyplot, so nothing global is touched.
+"""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+from sottovoce.files import written_atomically
+from sottovoce.users.page import statistics_page
+from sottovoce.users.splits import UserIndex, select_speakers
+from sottovoce.users.statistics import minutes_per_speaker, statistics, utterances_per_speaker
+
+SUFFIXES = (".png", ".svg", ".html")
+BINS = 32
+BINS_PER_DECADE = (8, 24)
+
+# Okabe and Ito's colours, told apart by nearly every eye; beyond six splits the line style changes as well.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LINE_STYLES = ("-", "--", ":", "-.")
+INK, FAINT, PAPER = "#1f2430", "#8a90a0", "#ffffff"
+# What a page in dark colours shows in their place.
+IN_THE_DARK = {
+    INK: "#e6e8ee",
+    FAINT: "#7d8596",
+    "#0072b2": "#4aa8e0",
+    "#d55e00": "#ff8a4c",
+    "#009e73": "#2ec79b",
+    "#cc79a7": "#e39bc4",
+    "#e69f00": "#f2b93b",
+    "#56b4e9": "#9adcff",
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Curve:
+    """One split in one panel."""
+
+    split: str
+    values: NDArray[np.float64]
+    colour: str
+    line_style: str
+
+
+def draw(store: UserIndex, path: Path | str) -> None:
+    """Draw the figure to `path`; its suffix says as what: .png, .svg, or .html (one self-contained page).
+
+    An existing file is replaced only once the new one is complete.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(f"plot={path}: expected a file name that ends in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise InputError(f"plot={path}: the folder {path.parent} does not exist")
+    content = _content(store, suffix)
+    with written_atomically(path) as file:
+        file.write(content)
+
+
+def _content(store: UserIndex, suffix: str) -> bytes:
+    # A fixed salt: the same store gives the same bytes. No mathematics: a dollar sign in a split's name is just that.
+    with mpl.rc_context({"svg.hashsalt": "sottovoce", "text.parse_math": False}):
+        figure = _figure(store)
+        if suffix != ".html":
+            return _rendered(figure, suffix[1:], background=PAPER)
+        svg = _rendered(figure, "svg", background="none").decode()
+    return statistics_page(store.name, figures=statistics(store), svg=svg, in_the_dark=IN_THE_DARK).encode()
+
+
+def _figure(store: UserIndex) -> Figure:
+    """Minutes per speaker above, utterances per speaker below."""
+    minutes, counts = [], []
+    for number, split in enumerate(store.splits):
+        speakers = select_speakers(store, (split,))
+        style = COLOURS[number % len(COLOURS)], LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)]
+        minutes.append(_Curve(split, minutes_per_speaker(speakers), *style))
+        counts.append(_Curve(split, utterances_per_speaker(store, speakers).astype(np.float64), *style))
+    figure = Figure(figsize=(10, 7.2), layout=ConstrainedLayoutEngine(hspace=0.08))
+    above, below = figure.subplots(2, 1)
+    _draw(above, minutes, edges=_edges(minutes), title="Minutes of speech per speaker", unit="minutes")
+    _draw(below, counts, edges=_whole_edges(counts), title="Utterances per speaker", unit="utterances")
+    # The axis begins at half an utterance, which nobody has.
+    below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value) if value >= 1 else ""))
+    figure.suptitle(f"{store.name}: how speech is spread over speakers", color=INK, fontsize=14, fontweight="bold")
+    return figure
+
+
+def _draw(axes: Axes, curves: list[_Curve], *, edges: NDArray[np.float64], title: str, unit: str) -> None:
+    highest = 1
+    for curve in curves:
+        heights, _ = np.histogram(curve.values, bins=edges)
+        highest = max(highest, heights.max())
+        median = float(np.median(curve.values))
+        # matplotlib leaves labels that begin with an underscore out of the legend, hence the blank.
+        label = f" {curve.split} ({len(curve.values):,}): {_number(median)}"
+        axes.stairs(heights, edges, color=curve.colour, linestyle=curve.line_style, linewidth=1.8, label=label)
+        if len(curves) <= 3:
+            axes.stairs(heights, edges, color=curve.colour, fill=True, alpha=0.12)
+        axes.axvline(median, color=curve.colour, linestyle=(0, (1, 1.5)), linewidth=1.2, zorder=0.5)
+        axes.plot(median, 1, "v", color=curve.colour, markersize=8, clip_on=False, transform=axes.get_xaxis_transform())
+    axes.set(xscale="log", yscale="log", xlim=_room(edges[0], edges[-1]), ylim=(0.7, max(highest * 1.6, 12)))
+    axes.set_title(title, loc="left", color=INK, fontsize=11, pad=12)
+    axes.set_xlabel(f"{unit} (logarithmic)", color=INK)
+    axes.set_ylabel("number of speakers", color=INK)
+    _dress(axes)
+
+
+def _dress(axes: Axes) -> None:
+    axes.set_facecolor("none")
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,), numticks=12))
+        axis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=12))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+        axis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="both", color=FAINT, labelcolor=INK)
+    axes.grid(which="major", color=FAINT, alpha=0.3, linewidth=0.6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FAINT)
+    # Beside the panel and not in it: with seven splits there is no free corner.
+    legend = axes.legend(
+        title="split (speakers): median ▼",
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.03),
+        alignment="left",
+        frameon=False,
+        labelcolor=INK,
+        fontsize=9,
+        title_fontsize=9,
+    )
+    legend.get_title().set_color(INK)
+
+
+def _edges(curves: list[_Curve]) -> NDArray[np.float64]:
+    """Bins of equal width on a logarithmic axis that hold every value."""
+    low, high = _range(curves)
+    per_decade = np.clip(BINS / max(np.log10(high / low), 0.1), *BINS_PER_DECADE)
+    first, last = np.floor(np.log10(low) * per_decade), np.floor(np.log10(high) * per_decade) + 1
+    return np.asarray(10.0 ** (np.arange(first, last + 1) / per_decade))
+
+
+def _whole_edges(curves: list[_Curve]) -> NDArray[np.float64]:
+    """The same for whole numbers: edges lie halfway between two, and bins never get narrower towards the right."""
+    low, high = _range(curves)
+    per_decade = np.clip(BINS / max(np.log10(high / low), 0.1), *BINS_PER_DECADE)
+    edges, width = [low], 1.0
+    while edges[-1] <= high:
+        width = max(width, np.round(edges[-1] * (10 ** (1 / per_decade) - 1)))
+        edges.append(edges[-1] + width)
+    return np.array(edges) - 0.5
+
+
+def _range(curves: list[_Curve]) -> tuple[float, float]:
+    return min(curve.values.min() for curve in curves), max(curve.values.max() for curve in curves)
+
+
+def _room(low: float, high: float) -> tuple[float, float]:
+    """At least a decade and a half, so that a few speakers who are much alike do not look spread out."""
+    missing = max(1.03, np.sqrt(10**1.5 * low / high))
+    return low / missing, high * missing
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 10 else f"{value:.2g}"
+
+
+def _rendered(figure: Figure, kind: str, *, background: str) -> bytes:
+    buffer = io.BytesIO()
+    metadata = dict.fromkeys(("Date", "Creator")) if kind == "svg" else None
+    figure.savefig(buffer, format=kind, dpi=160, facecolor=background, metadata=metadata)
+    return buffer.getvalue()
