@@ -1,0 +1,42 @@
+"""Optimisers over parameter lists, gradient clipping and learning-rate schedules, with the semantics of optax."""
+
+from sottovoce.optimisers.adagrad import AdaGrad
+from sottovoce.optimisers.adam import Adam
+from sottovoce.optimisers.lamb import LAMB
+from sottovoce.optimisers.lars import LARS
+from sottovoce.optimisers.norms import clip_gradients, tensor_norms
+from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors
+from sottovoce.optimisers.registry import OPTIMISERS, SCHEDULES, build_optimiser, build_schedule
+from sottovoce.optimisers.schedules import (
+    Constant,
+    ExponentialDecay,
+    Schedule,
+    StepDecay,
+    WarmupCosine,
+    WarmupInverseSqrt,
+)
+from sottovoce.optimisers.sgd import SGD
+
+__all__ = [
+    "LAMB",
+    "LARS",
+    "OPTIMISERS",
+    "SCHEDULES",
+    "SGD",
+    "AdaGrad",
+    "Adam",
+    "Constant",
+    "ExponentialDecay",
+    "Optimiser",
+    "Schedule",
+    "State",
+    "StepDecay",
+    "WarmupCosine",
+    "WarmupInverseSqrt",
+    "build_optimiser",
+    "build_schedule",
+    "clip_gradients",
+    "restore_state",
+    "state_tensors",
+    "tensor_norms",
+]

@@ -1,0 +1,52 @@
+"""LAMB: Adam's direction with a layer-wise length, You et al. 2020 (optax.lamb)."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sottovoce.optimisers.adam import init_moments, moment_roots, update_moments
+from sottovoce.optimisers.norms import per_tensor, trust_ratios
+from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step
+from sottovoce.optimisers.settings import check_range
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LAMB(Optimiser):
+    """θ ← θ - lr·ratio·u with u = m̂ / (√(v̂ + eps_root) + eps) + weight_decay·θ and ratio = ‖θ‖/‖u‖.
+
+    Norms are taken per parameter tensor: one step moves each of them by lr of its own norm, however small the
+    gradients. eps decides which *elements* share in that move: those with gradients far below it count by size, those
+    far above by sign alone. With a clip bound of 0.01 pseudo-gradients sit near the default, so eps is a real setting.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-6
+    eps_root: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range(self, "b1", "b2", low=0, below=1)
+        check_range(self, "eps", "eps_root", "weight_decay", low=0)
+
+    def init(self, parameters: Tensors) -> State:
+        return init_moments(parameters)
+
+    @torch.no_grad()
+    def step(
+        self, parameters: Tensors, gradients: Tensors, state: State, *, lr: float, stacked: bool = False
+    ) -> Tensor | None:
+        check_step(parameters, gradients, lr)
+        count = update_moments(state, gradients, b1=self.b1, b2=self.b2)
+        denominators = moment_roots(state, bias=1 - self.b2**count, eps=self.eps, eps_root=self.eps_root)
+        torch._foreach_mul_(denominators, 1 - self.b1**count)
+        updates = torch._foreach_div(state.slots["first_moment"], denominators)
+        del denominators
+        if self.weight_decay:
+            torch._foreach_add_(updates, parameters, alpha=self.weight_decay)
+        ratios = trust_ratios(parameters, updates, coefficient=1.0, eps=0.0, stacked=stacked)
+        torch._foreach_addcmul_(parameters, updates, per_tensor(ratios, updates), value=-lr)
+        return ratios
