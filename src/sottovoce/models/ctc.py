@@ -1,0 +1,150 @@
+"""Connectionist temporal classification: the loss, which texts can fit, and where in time a text was spoken.
+
+Shapes: B utterances, T frames, U tokens of a text, V outputs (the blank, then the tokens), S = 2U+1 states of the
+alignment graph.
+
+An alignment gives each frame a token or the blank; merging repeats and then removing blanks must leave the text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.errors import InputError
+
+# Token sets number their tokens from 1, so that the model's output 0 is free for it.
+BLANK = 0
+
+
+def required_frames(tokens: Sequence[int]) -> int:
+    """The fewest frames that can spell `tokens`: one each, and a blank between equal neighbours.
+
+    >>> required_frames([8, 5, 12, 12, 15])
+    6
+    """
+    return len(tokens) + sum(a == b for a, b in pairwise(tokens))
+
+
+def fits(lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
+    """Which utterances have a text and frames enough for it (`required_frames`, batched, on any one device)."""
+    places_U = torch.arange(1, tokens_BU.shape[1], device=tokens_BU.device)
+    repeats_BU = (tokens_BU[:, 1:] == tokens_BU[:, :-1]) & (places_U < token_lengths_B[:, None])
+    return (token_lengths_B > 0) & (token_lengths_B + repeats_BU.sum(dim=1) <= lengths_B)
+
+
+def losses(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
+    """-log p(text | speech) of each utterance, summed over its alignments, not divided by any length: [B].
+
+    An utterance that has no alignment at all costs nothing and pulls at nothing: zero loss, zero gradient. Whoever
+    builds the batches leaves such utterances out and counts them; here they are only kept from spoiling the others.
+    """
+    return F.ctc_loss(
+        log_probs_BTV.transpose(0, 1),
+        tokens_BU.to(log_probs_BTV.device, non_blocking=True),
+        lengths_B,
+        token_lengths_B,
+        blank=BLANK,
+        reduction="none",
+        zero_infinity=True,
+    )
+
+
+def loss(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
+    """The mean of `losses` over the utterances that have a text and frames enough for it; 0 where none has.
+
+    The paper's normalisation: an utterance counts once, however long. With both lengths on the host nothing here
+    waits for the device.
+    """
+    device = log_probs_BTV.device
+    counted_B = fits(*(tensor.to(device, non_blocking=True) for tensor in (lengths_B, tokens_BU, token_lengths_B)))
+    losses_B = losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
+    return torch.where(counted_B, losses_B, 0).sum() / counted_B.sum().clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Frames [start, end) in which the best alignment emits one token of the text."""
+
+    token: int
+    start: int
+    end: int
+
+
+def align(log_probs_TV: Tensor, tokens: Sequence[int]) -> list[Span]:
+    """The most probable alignment of one utterance with its text, as one span per token (Viterbi).
+
+    >>> log_probs = torch.log(torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3]]))
+    >>> align(log_probs, [1])
+    [Span(token=1, start=0, end=2)]
+    """
+    frames = len(log_probs_TV)
+    if (needed := required_frames(tokens)) > frames:
+        raise InputError(f"alignment: frames={frames}, expected at least {needed} for a text of {len(tokens)} tokens")
+    if not tokens:
+        return []
+    states_S = np.full(2 * len(tokens) + 1, BLANK)
+    states_S[1::2] = tokens
+    path_T = _best_path(log_probs_TV[:, torch.as_tensor(states_S)].double().cpu().numpy(), states_S)
+    token_states = 2 * np.arange(len(tokens)) + 1
+    starts, ends = np.searchsorted(path_T, token_states), np.searchsorted(path_T, token_states, side="right")
+    return [Span(int(t), int(s), int(e)) for t, s, e in zip(tokens, starts, ends, strict=True)]
+
+
+def _best_path(scores_TS: NDArray[np.float64], states_S: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The best sequence of states: stay, go to the next, or skip a blank between two different tokens."""
+    frames, size = scores_TS.shape
+    may_skip_S = np.zeros(size, dtype=bool)
+    may_skip_S[3::2] = states_S[3::2] != states_S[1:-2:2]
+    best_S = np.full(size, -np.inf)
+    best_S[:2] = scores_TS[0, :2]
+    steps_TS = np.zeros((frames, size), dtype=np.int8)
+    arrivals = np.full((3, size), -np.inf)  # by staying, by one step, by two
+    for frame in range(1, frames):
+        arrivals[0] = best_S
+        arrivals[1, 1:] = best_S[:-1]
+        arrivals[2, 2:] = np.where(may_skip_S[2:], best_S[:-2], -np.inf)
+        steps_TS[frame] = arrivals.argmax(axis=0)
+        best_S = arrivals.max(axis=0) + scores_TS[frame]
+    path_T = np.empty(frames, dtype=np.int64)
+    path_T[-1] = size - 1 if best_S[-1] >= best_S[-2] else size - 2
+    for frame in range(frames - 1, 0, -1):
+        path_T[frame - 1] = path_T[frame] - steps_TS[frame, path_T[frame]]
+    return path_T
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word and the frames [start, end) in which its tokens are spoken."""
+
+    text: str
+    start: int
+    end: int
+
+
+def words(spans: Sequence[Span], pieces: Sequence[str], *, boundary: str = " ") -> list[Word]:
+    """Join aligned tokens to words. `pieces[i]` is the text of output i; one that begins with `boundary` opens a word.
+
+    That covers characters, where the boundary is a token of its own, and sentence pieces, where it is a prefix.
+
+    >>> words([Span(1, 0, 2), Span(2, 4, 5), Span(3, 6, 7), Span(2, 8, 9)], ["", "a", "b", " "])
+    [Word(text='ab', start=0, end=5), Word(text='b', start=8, end=9)]
+    """
+    found: list[Word] = []
+    opens = True
+    for span in spans:
+        piece = pieces[span.token]
+        opens = opens or piece.startswith(boundary)
+        if not (text := piece.removeprefix(boundary)):
+            continue
+        if opens:
+            found.append(Word(text, span.start, span.end))
+        else:
+            found[-1] = Word(found[-1].text + text, found[-1].start, span.end)
+        opens = False
+    return found

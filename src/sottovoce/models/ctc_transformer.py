@@ -1,0 +1,345 @@
+"""The flagship's acoustic model (Pelikan et al., 2025, Appendix F): a strided convolution and a transformer encoder.
+
+    features ─► conv 7/3, GLU ─► + positions ─► N blocks ─► LayerNorm ─► linear ─► log-probabilities of tokens
+
+Shapes: B utterances, T frames (10 ms before the convolution, 30 ms after), F mel features, D model width,
+V tokens with the blank.
+
+The model is functions over a flat dictionary of named tensors, because everything around it treats parameters as
+data: clipping, noise and server optimisers work tensor by tensor ("layer" = one tensor), clients start from one
+shared set, and many clients can be trained at once by giving every tensor a leading client axis. Only `linear` and
+`layer_norm` touch a weight; such an engine needs to extend these two and nothing else.
+
+Randomness is an argument: `draw` makes all of a step's choices from one generator, `forward` obeys them.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.models.positions import Cape, PositionDraws, cape_positions, draw_positions, plain_positions, sinusoids
+
+Parameters = Mapping[str, Tensor]
+
+KERNEL, STRIDE = 7, 3
+CONTEXT = (KERNEL - STRIDE) // 2  # output frame i is centred on the input frames 3i, 3i+1, 3i+2 that it replaces
+SECONDS_PER_FRAME = STRIDE * 0.01
+LAYER_NORM_EPSILON = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The architecture. `tokens` counts the blank; the MLP is four times as wide as the model."""
+
+    layers: int
+    width: int
+    tokens: int
+    heads: int = 4
+    features: int = 80
+    dropout: float = 0.3
+    layer_drop: float = 0.3
+    norm: Literal["pre", "post"] = "pre"
+    positions: Literal["cape", "sinusoidal"] = "cape"
+    cape: Cape = field(default_factory=Cape)
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "features"):
+            if (value := getattr(self, name)) < 1:
+                raise InputError(f"model: {name}={value}, expected at least 1")
+        if self.tokens < 2:
+            raise InputError(f"model: tokens={self.tokens}, expected at least 2 (one token and the blank)")
+        if self.width % self.heads:
+            raise InputError(f"model: width={self.width} does not divide into heads={self.heads}")
+        for name in ("dropout", "layer_drop"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise InputError(f"model: {name}={value}, expected a probability in [0, 1)")
+        for name, allowed in (("norm", ("pre", "post")), ("positions", ("cape", "sinusoidal"))):
+            if (value := getattr(self, name)) not in allowed:
+                raise InputError(f"model: {name}={value!r}, expected {' or '.join(allowed)}")
+
+
+class Size(NamedTuple):
+    layers: int
+    width: int
+    heads: int = 4
+
+
+SIZES: Mapping[str, Size] = {
+    "tiny": Size(layers=4, width=96),
+    "small": Size(layers=8, width=256),
+    "base": Size(layers=36, width=768),  # 255.8M parameters
+    "narrow": Size(layers=36, width=512),
+    "wide": Size(layers=36, width=1024),
+    "shallow": Size(layers=16, width=768),
+    "deep": Size(layers=72, width=768),
+}
+
+
+def named_settings(size: str, *, tokens: int, **changes: Any) -> Settings:
+    """The settings of a named size, with the flagship's dropout and layer-drop unless changed.
+
+    >>> named_settings("tiny", tokens=30, layer_drop=0.0).width
+    96
+    """
+    if size not in SIZES:
+        raise InputError(f"model: size={size!r}, expected one of {', '.join(SIZES)}")
+    return Settings(**{**SIZES[size]._asdict(), "tokens": tokens, **changes})
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+class BlockWeights(NamedTuple):
+    """The tensors of one block, in the order of `BLOCK_NAMES`."""
+
+    attention_norm_weight: Tensor
+    attention_norm_bias: Tensor
+    qkv: Tensor
+    attention_output: Tensor
+    mlp_norm_weight: Tensor
+    mlp_norm_bias: Tensor
+    mlp_hidden: Tensor
+    mlp_output: Tensor
+
+
+# Queries, keys and values are one tensor, hence one layer to clip, as in the paper's Figure 5 ("wqkv").
+BLOCK_NAMES = (
+    "attention.norm.weight",
+    "attention.norm.bias",
+    "attention.qkv.weight",
+    "attention.output.weight",
+    "mlp.norm.weight",
+    "mlp.norm.bias",
+    "mlp.hidden.weight",
+    "mlp.output.weight",
+)
+
+
+def parameter_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
+    """Every parameter's name and shape, in the model's order."""
+    d, v = settings.width, settings.tokens
+    block = ((d,), (d,), (3 * d, d), (d, d), (d,), (d,), (4 * d, d), (d, 4 * d))
+    shapes: dict[str, tuple[int, ...]] = {"conv.weight": (2 * d, settings.features, KERNEL), "conv.bias": (2 * d,)}
+    for layer in range(settings.layers):
+        shapes |= {f"blocks.{layer:02d}.{name}": shape for name, shape in zip(BLOCK_NAMES, block, strict=True)}
+    if settings.norm == "pre":
+        shapes |= {"final.norm.weight": (d,), "final.norm.bias": (d,)}
+    return shapes | {"output.weight": (v, d), "output.bias": (v,)}
+
+
+def init(settings: Settings, *, generator: torch.Generator) -> dict[str, Tensor]:
+    """Fresh float32 parameters on the host, in the flagship's distributions.
+
+    Block matrices are uniform with variance 1/(3·fan_in); the convolution and the output matrix have 1/fan_in.
+    """
+    shapes = parameter_shapes(settings)
+    parameters = {}
+    for name, shape in shapes.items():
+        if ".norm." in name:
+            parameters[name] = torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
+            continue
+        fan_in = math.prod(shapes[name.replace("bias", "weight")][1:])
+        variance_times_fan_in = 1.0 if name in ("conv.weight", "output.weight") else 1 / 3
+        limit = math.sqrt(3 * variance_times_fan_in / fan_in)
+        parameters[name] = torch.empty(shape).uniform_(-limit, limit, generator=generator)
+    return parameters
+
+
+def layer_index(name: str) -> int | None:
+    """The block that a parameter belongs to, None outside the blocks.
+
+    >>> layer_index("blocks.07.mlp.hidden.weight"), layer_index("conv.weight")
+    (7, None)
+    """
+    return int(name.split(".")[1]) if name.startswith("blocks.") else None
+
+
+def parameter_kind(name: str) -> str:
+    """The group in which the paper plots (Figure 5) and noises (Figure 15) a parameter.
+
+    One of conv, layer_norm, attention (its "wqkv"), attention_output ("wf"), mlp ("w1", "w2"), output.
+
+    >>> parameter_kind("blocks.07.attention.output.weight"), parameter_kind("blocks.07.mlp.norm.bias")
+    ('attention_output', 'layer_norm')
+    """
+    if ".norm." in name:
+        return "layer_norm"
+    if ".attention." in name:
+        return "attention_output" if ".output." in name else "attention"
+    return "mlp" if ".mlp." in name else name.split(".")[0]
+
+
+# --- one training step's randomness ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What chance decides in one training step: which blocks run, how positions move, the seed of the dropout."""
+
+    kept: tuple[int, ...]
+    positions: PositionDraws | None
+    dropout_seed: int
+
+
+def draw(settings: Settings, *, batch_size: int, frames: int, generator: torch.Generator) -> Draws:
+    """Draw a training step for `batch_size` utterances padded to `frames` feature frames. `generator` is on the host.
+
+    Each block is left out with probability `layer_drop`, for the whole batch. Nothing is rescaled for it.
+    """
+    chances = torch.rand(settings.layers, generator=generator).tolist()
+    positions = None
+    if settings.positions == "cape":
+        positions = draw_positions(
+            settings.cape, batch_size=batch_size, frames=padded_output_frames(frames), generator=generator
+        )
+    return Draws(
+        kept=tuple(layer for layer, chance in enumerate(chances) if chance >= settings.layer_drop),
+        positions=positions,
+        dropout_seed=int(torch.randint(2**62, (), generator=generator)),
+    )
+
+
+@contextmanager
+def seeded_dropout(seed: int, *, device: torch.device) -> Iterator[None]:
+    """Within this scope the device's own dropout kernels draw from `seed`; afterwards its generator is as before.
+
+    torch's fused dropout takes no generator, and masks drawn by hand would cost a pass over memory each.
+    """
+    own = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+    before = own.get_state()
+    own.manual_seed(seed)
+    try:
+        yield
+    finally:
+        own.set_state(before)
+
+
+# --- forward ---------------------------------------------------------------------------------------------------------
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, LAYER_NORM_EPSILON)
+
+
+def dropped(x: Tensor, dropout: float) -> Tensor:
+    return F.dropout(x, dropout) if dropout else x
+
+
+def output_lengths(lengths_B: Tensor) -> Tensor:
+    """Frames after the convolution for utterances of `lengths_B` feature frames."""
+    return lengths_B.div(STRIDE, rounding_mode="floor")
+
+
+def padded_output_frames(frames: int) -> int:
+    return max(frames // STRIDE, 1)  # a batch of nothing but utterances under 30 ms still has one (padding) frame
+
+
+def front(parameters: Parameters, features_BTF: Tensor, lengths_B: Tensor) -> Tensor:
+    """The strided convolution, as a linear map of windows of frames, and its gate: [B, T, F] → [B, T/3, D]."""
+    weight = parameters["conv.weight"]
+    frames = features_BTF.shape[1]
+    padding_BT = torch.arange(frames, device=features_BTF.device) >= lengths_B[:, None]
+    features_BTF = features_BTF.to(weight.dtype).masked_fill(padding_BT[..., None], 0)
+    features_BTF = F.pad(features_BTF, (0, 0, CONTEXT, max(CONTEXT, KERNEL - CONTEXT - frames)))
+    windows_BTW = features_BTF.unfold(1, KERNEL, STRIDE).flatten(2)
+    return F.glu(linear(windows_BTW, weight.flatten(-2), parameters["conv.bias"]), dim=-1)
+
+
+def attention(x_BTD: Tensor, weights: BlockWeights, *, mask_B11T: Tensor, heads: int, dropout: float) -> Tensor:
+    parts = linear(x_BTD, weights.qkv).chunk(3, dim=-1)
+    q_BHTd, k_BHTd, v_BHTd = (part_BTD.view(*part_BTD.shape[:2], heads, -1).transpose(1, 2) for part_BTD in parts)
+    mixed_BHTd = F.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, attn_mask=mask_B11T, dropout_p=dropout)
+    return linear(mixed_BHTd.transpose(1, 2).flatten(2), weights.attention_output)
+
+
+def mlp(x_BTD: Tensor, weights: BlockWeights, *, dropout: float) -> Tensor:
+    return linear(dropped(F.relu(linear(x_BTD, weights.mlp_hidden)), dropout), weights.mlp_output)
+
+
+def block(
+    x_BTD: Tensor, weights: BlockWeights, *, mask_B11T: Tensor, heads: int, norm: Literal["pre", "post"], dropout: float
+) -> Tensor:
+    """One transformer block. Dropout acts on the attention weights and inside the MLP, not on the residual stream."""
+
+    def attend(x_BTD: Tensor) -> Tensor:
+        return attention(x_BTD, weights, mask_B11T=mask_B11T, heads=heads, dropout=dropout)
+
+    attention_norm = weights.attention_norm_weight, weights.attention_norm_bias
+    mlp_norm = weights.mlp_norm_weight, weights.mlp_norm_bias
+    if norm == "pre":
+        x_BTD = x_BTD + attend(layer_norm(x_BTD, *attention_norm))
+        return x_BTD + mlp(layer_norm(x_BTD, *mlp_norm), weights, dropout=dropout)
+    x_BTD = layer_norm(x_BTD + attend(x_BTD), *attention_norm)
+    return layer_norm(x_BTD + mlp(x_BTD, weights, dropout=dropout), *mlp_norm)
+
+
+def run_blocks(
+    x_BTD: Tensor, stack: Sequence[BlockWeights], *, block: Callable[..., Tensor] = block, **options: Any
+) -> Tensor:
+    """The blocks of `stack`, one after another; `options` are `block`'s.
+
+    Compiled whole, it is compiled anew for every depth that layer-drop leaves. With `block=torch.compile(block)` one
+    compilation serves all blocks and depths.
+    """
+    for weights in stack:
+        x_BTD = block(x_BTD, weights, **options)
+    return x_BTD
+
+
+def forward(
+    parameters: Parameters,
+    features_BTF: Tensor,
+    lengths_B: Tensor,
+    *,
+    settings: Settings,
+    draws: Draws | None = None,
+    blocks: Callable[..., Tensor] = run_blocks,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [B, T/3, V] (float32 at least) and their lengths [B], for normalised features and lengths.
+
+    With `draws` it trains (dropout, layer-drop, CAPE's moves); without it evaluates. What lies beyond an utterance's
+    length never influences it. Computes in the parameters' precision, or in autocast's. Keep `lengths_B` on the
+    host: the lengths come back where they came from, and the loss then need not wait for the device.
+    `blocks` is `run_blocks` or a compiled form of it.
+    """
+    device = features_BTF.device
+    dropout = 0.0 if draws is None else settings.dropout
+    out_lengths_B = output_lengths(lengths_B)
+    frames = padded_output_frames(features_BTF.shape[1])
+    device_lengths_B = out_lengths_B.to(device, non_blocking=True)
+    if settings.positions == "cape":
+        positions_BT = cape_positions(
+            device_lengths_B,
+            frames=frames,
+            seconds_per_frame=SECONDS_PER_FRAME,
+            draws=None if draws is None else draws.positions,
+        )
+    else:
+        positions_BT = plain_positions(frames, device=device)
+    # An utterance without frames attends to its first padding frame: a softmax over nothing would be NaN.
+    mask_B11T = (torch.arange(frames, device=device) < device_lengths_B.clamp(min=1)[:, None])[:, None, None]
+
+    with nullcontext() if draws is None else seeded_dropout(draws.dropout_seed, device=device):
+        x_BTD = dropped(front(parameters, features_BTF, lengths_B.to(device, non_blocking=True)), dropout)
+        x_BTD = x_BTD + sinusoids(positions_BT, width=settings.width).to(x_BTD.dtype)
+        stack = [
+            BlockWeights(*(parameters[f"blocks.{layer:02d}.{name}"] for name in BLOCK_NAMES))
+            for layer in (range(settings.layers) if draws is None else draws.kept)
+        ]
+        x_BTD = blocks(x_BTD, stack, mask_B11T=mask_B11T, heads=settings.heads, norm=settings.norm, dropout=dropout)
+    if settings.norm == "pre":
+        x_BTD = layer_norm(x_BTD, parameters["final.norm.weight"], parameters["final.norm.bias"])
+    logits_BTV = linear(x_BTD, parameters["output.weight"], parameters["output.bias"])
+    precision = torch.promote_types(logits_BTV.dtype, torch.float32)
+    return logits_BTV.log_softmax(dim=-1, dtype=precision), out_lengths_B

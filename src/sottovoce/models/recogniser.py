@@ -1,0 +1,152 @@
+"""From waveforms to a loss: features, augmentation, the acoustic model and CTC, in one place for all who train.
+
+    waveforms ─► log-mel ─► normalise ─► SpecAugment ─► ctc_transformer.forward ─► ctc.loss
+                 └──────── inputs ─────────────────┘
+
+Shapes: B utterances, N samples, T frames, F mel features, U tokens, V tokens with the blank.
+
+Central training, clients and evaluation all go through here, so they cannot drift apart. Lengths and tokens stay on
+the host: nothing waits for the device.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.audio.augment import SpecAugmentSettings, apply_masks, draw_masks
+from sottovoce.audio.batches import collate
+from sottovoce.audio.features import frame_lengths, log_mel, normalise
+from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.models import ctc
+from sottovoce.models.ctc_transformer import Draws, Parameters, Settings, draw, forward, run_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechBatch:
+    """Padded utterances and their texts. `waveforms_BN` is on the compute device, everything else on the host."""
+
+    waveforms_BN: Tensor
+    lengths_B: Tensor
+    tokens_BU: Tensor
+    token_lengths_B: Tensor
+
+    @property
+    def audio_seconds(self) -> float:
+        return float(self.lengths_B.sum()) / SAMPLE_RATE
+
+
+def make_batch(
+    samples: Sequence[NDArray[np.int16]],
+    tokens: Sequence[Sequence[int]],
+    *,
+    padded_samples: int | None = None,
+    device: torch.device | str = "cpu",
+) -> SpeechBatch:
+    """Collate utterances and their tokens, and send the waveforms on their way to `device`."""
+    pin = torch.device(device).type == "cuda"
+    waveforms_BN, lengths_B = collate(samples, padded_samples=padded_samples, pin_memory=pin)
+    token_lengths_B = torch.tensor([len(t) for t in tokens], dtype=torch.int64)
+    tokens_BU = torch.zeros(len(tokens), max(map(len, tokens), default=0), dtype=torch.int64)
+    for row, ids in zip(tokens_BU, tokens, strict=True):
+        row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
+    return SpeechBatch(waveforms_BN.to(device, non_blocking=True), lengths_B, tokens_BU, token_lengths_B)
+
+
+@dataclass(frozen=True, slots=True)
+class StepDraws:
+    """All that chance decides in one training step: SpecAugment's masks and the model's own draws."""
+
+    masks: Tensor | None
+    model: Draws
+
+
+def draw_step(
+    batch: SpeechBatch,
+    *,
+    settings: Settings,
+    spec_augment: SpecAugmentSettings | None,
+    generator: torch.Generator,
+) -> StepDraws:
+    """Draw one step for `batch` from a generator on the host."""
+    masks = None
+    if spec_augment is not None:
+        masks = draw_masks(len(batch.lengths_B), settings=spec_augment, generator=generator)
+    frames = int(frame_lengths(torch.tensor(batch.waveforms_BN.shape[1])))
+    model = draw(settings, batch_size=len(batch.lengths_B), frames=frames, generator=generator)
+    return StepDraws(masks=masks, model=model)
+
+
+def inputs(
+    waveforms_BN: Tensor, lengths_B: Tensor, masks: Tensor | None, spec_augment: SpecAugmentSettings | None
+) -> Tensor:
+    """Normalised features, masked where `masks` (from `draw_step`) says so. All arguments are on the device."""
+    features_BTF, frame_lengths_B = log_mel(waveforms_BN, lengths_B)
+    features_BTF = normalise(features_BTF, frame_lengths_B)
+    if masks is None or spec_augment is None:
+        return features_BTF
+    return apply_masks(features_BTF, frame_lengths_B, draws=masks, settings=spec_augment)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """How the arithmetic runs: the two functions that carry it, plain or compiled."""
+
+    inputs: Callable[..., Tensor] = inputs
+    blocks: Callable[..., Tensor] = run_blocks
+
+
+PLAIN = Compute()
+
+
+def compiled() -> Compute:
+    """Features and augmentation through torch.compile: a dozen small kernels become a few.
+
+    The blocks stay as they are: compiled, they gain little at large batches and lose to the checks before each call at
+    small ones (docs/benchmarks.md).
+    """
+    return Compute(inputs=torch.compile(inputs))
+
+
+def log_probabilities(
+    parameters: Parameters,
+    batch: SpeechBatch,
+    *,
+    settings: Settings,
+    spec_augment: SpecAugmentSettings | None = None,
+    draws: StepDraws | None = None,
+    compute: Compute = PLAIN,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [B, T, V] and their lengths [B]: training with `draws`, evaluation without."""
+    device = batch.waveforms_BN.device
+    masks = None if draws is None or draws.masks is None else draws.masks.to(device, non_blocking=True)
+    with torch.no_grad():
+        lengths_B = batch.lengths_B.to(device, non_blocking=True)
+        features_BTF = compute.inputs(batch.waveforms_BN, lengths_B, masks, spec_augment)
+    return forward(
+        parameters,
+        features_BTF,
+        frame_lengths(batch.lengths_B),
+        settings=settings,
+        draws=None if draws is None else draws.model,
+        blocks=compute.blocks,
+    )
+
+
+def batch_loss(
+    parameters: Parameters,
+    batch: SpeechBatch,
+    *,
+    settings: Settings,
+    spec_augment: SpecAugmentSettings | None = None,
+    draws: StepDraws | None = None,
+    compute: Compute = PLAIN,
+) -> Tensor:
+    """The mean CTC loss of `batch`."""
+    log_probs_BTV, lengths_B = log_probabilities(
+        parameters, batch, settings=settings, spec_augment=spec_augment, draws=draws, compute=compute
+    )
+    return ctc.loss(log_probs_BTV, lengths_B, batch.tokens_BU, batch.token_lengths_B)

@@ -1,0 +1,116 @@
+"""A recogniser on disk: what `evaluate` and `transcribe` load, and what a run starts from.
+
+FOLDER/model.safetensors    float32 parameters by name
+FOLDER/config.json          architecture, language, and what is known of its training
+FOLDER/tokens.json          what it writes
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.files import write_json
+from sottovoce.models.ctc_transformer import Settings, init, parameter_shapes
+from sottovoce.models.positions import Cape
+from sottovoce.text.tokens import Tokens, load_tokens, save_tokens
+
+ARCHITECTURE = "ctc_transformer"
+PARAMETERS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokens.json"
+
+
+@dataclass(frozen=True)
+class Recogniser:
+    """Everything that turns speech into text. `about` says how it came to be (recipe, step, …)."""
+
+    settings: Settings
+    tokens: Tokens
+    parameters: Mapping[str, Tensor]
+    language: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Recogniser":
+        return replace(self, parameters={name: p.to(device, dtype) for name, p in self.parameters.items()})
+
+
+def fresh(settings: Settings, tokens: Tokens, *, language: str, generator: torch.Generator) -> Recogniser:
+    """An untrained recogniser."""
+    assert settings.tokens == tokens.size + 1, (settings.tokens, tokens.size)
+    return Recogniser(settings, tokens, init(settings, generator=generator), language)
+
+
+def save(recogniser: Recogniser, folder: Path) -> None:
+    """Write the three files into `folder`, which exists. The caller makes the folder appear atomically."""
+    # Copies: safetensors refuses tensors that are views of one another's memory.
+    parameters = {
+        name: p.detach().to("cpu", torch.float32, copy=True).contiguous() for name, p in recogniser.parameters.items()
+    }
+    save_file(parameters, folder / PARAMETERS)
+    config = {
+        "architecture": ARCHITECTURE,
+        "language": recogniser.language,
+        "settings": asdict(recogniser.settings),
+        "tokens": recogniser.tokens.digest,
+        "about": dict(recogniser.about),
+    }
+    write_json(folder / CONFIG, config)
+    save_tokens(recogniser.tokens, folder / TOKENS)
+
+
+def load(folder: Path | str) -> Recogniser:
+    """The recogniser in `folder`: a model folder, or a run folder that holds one as `model`."""
+    folder = Path(folder)
+    if not (folder / CONFIG).exists() and (folder / "model" / CONFIG).exists():
+        folder = folder / "model"
+    config = _read_config(folder)
+    tokens = load_tokens(folder / TOKENS)
+    if tokens.digest != config["tokens"]:
+        raise InputError(f"{folder}: {TOKENS} is not the token set this model was trained with")
+    try:
+        settings = Settings(**{**config["settings"], "cape": Cape(**config["settings"]["cape"])})
+        parameters = load_file(folder / PARAMETERS)
+    except (FileNotFoundError, SafetensorError, TypeError, KeyError) as error:
+        raise InputError(f"{folder}: the model cannot be read ({error}); it may be cut short") from None
+    check_parameters(parameters, settings, where=str(folder))
+    return Recogniser(settings, tokens, parameters, config["language"], config["about"])
+
+
+def check_parameters(parameters: Mapping[str, Tensor], settings: Settings, *, where: str) -> None:
+    """Refuse parameters that belong to another architecture."""
+    expected = parameter_shapes(settings)
+    for name, shape in expected.items():
+        if name not in parameters:
+            raise InputError(f"{where}: parameter {name!r} is missing: a model of another architecture")
+        if tuple(parameters[name].shape) != shape:
+            found = list(parameters[name].shape)
+            raise InputError(f"{where}: parameter {name!r} has shape {found}, expected {list(shape)}")
+    if unknown := sorted(parameters.keys() - expected.keys()):
+        raise InputError(f"{where}: unknown parameter {unknown[0]!r}: a model of another architecture")
+
+
+def adapt(seed: Recogniser, settings: Settings, tokens: Tokens, *, generator: torch.Generator) -> dict[str, Tensor]:
+    """`seed`'s parameters for a model with `settings` and `tokens`; under another token set the output layer is new."""
+    parameters = init(settings, generator=generator)
+    new = {"output.weight", "output.bias"} if seed.tokens.digest != tokens.digest else set()
+    kept = {name: p for name, p in seed.parameters.items() if name not in new}
+    merged = {**parameters, **kept}
+    check_parameters(merged, settings, where="start_from")
+    return {name: merged[name].clone() for name in parameters}
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+        architecture = config["architecture"]
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"no model at {folder}: expected a readable {CONFIG} ({error})") from None
+    if architecture != ARCHITECTURE:
+        raise InputError(f"{folder}: architecture={architecture!r}, expected {ARCHITECTURE!r}")
+    return config
