@@ -1,0 +1,1 @@
+"""How well a recogniser understands people, and what it hears in a file."""

@@ -1,0 +1,270 @@
+"""How well a recogniser understands the people of a store: overall, person by person, and group by group.
+
+Shapes: U utterances, S speakers; columns as in `wer`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.errors import InputError
+from sottovoce.evaluation.decoder import Decoder
+from sottovoce.evaluation.per_speaker import Interval, Spread, interval, rates, spread, sum_by
+from sottovoce.evaluation.recognise import Progress, recognise
+from sottovoce.evaluation.wer import Counts, Tally, count_characters, count_words, tally
+from sottovoce.models.decoding import greedy
+from sottovoce.models.recogniser import PLAIN, Compute
+from sottovoce.models.saved import Recogniser
+from sottovoce.seeds import stream
+from sottovoce.store import Store
+
+# What a corpus may tell of a person, and what stands for a person of whom it does not.
+FACTS = ("gender", "age", "accent")
+UNKNOWN = "unknown"
+LONGEST_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """Utterances of a store that can be scored, and how many of the asked-for cannot."""
+
+    rows: NDArray[np.int64]
+    references: tuple[str, ...]
+    ids: tuple[str, ...]
+    without_text: int
+    too_long: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The people who share a fact: female speakers, say."""
+
+    name: str
+    speakers: int
+    words: Tally
+    interval: Interval | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"speakers": self.speakers, "wer": self.words.rate, "wer_interval": self.interval, **_counts(self.words)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluation:
+    """The errors of one recogniser on one choice of utterances. `groups` maps a fact to those who share each value."""
+
+    store: str
+    splits: tuple[str, ...]
+    utterances: int
+    audio_seconds: float
+    without_text: int
+    too_long: int
+    words: Tally
+    characters: Tally
+    interval: Interval | None
+    speakers: tuple[str, ...]
+    speaker_counts_S4: Counts
+    spread: Spread
+    groups: Mapping[str, tuple[Group, ...]]
+
+    @property
+    def wer(self) -> float:
+        assert self.words.rate is not None, "an evaluation has at least one reference word"
+        return self.words.rate
+
+    @property
+    def cer(self) -> float:
+        assert self.characters.rate is not None, "an evaluation has at least one reference word"
+        return self.characters.rate
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for machines. Rates are shares (0.05 is five per cent); intervals hold 95 % of the draws."""
+        speaker_rates = [None if np.isnan(rate) else float(rate) for rate in rates(self.speaker_counts_S4)]
+        lengths = self.speaker_counts_S4[:, 0].tolist()
+        return {
+            "store": self.store,
+            "splits": list(self.splits),
+            "utterances": self.utterances,
+            "speakers": len(self.speakers),
+            "audio_seconds": self.audio_seconds,
+            "left_out": {"without_text": self.without_text, "too_long": self.too_long},
+            "wer": self.wer,
+            "wer_interval": self.interval,
+            **_counts(self.words),
+            "cer": self.cer,
+            "character_errors": asdict(self.characters),
+            "spread": self.spread.as_json(),
+            "groups": {fact: {group.name: group.as_json() for group in groups} for fact, groups in self.groups.items()},
+            "per_speaker": [
+                {"speaker": name, "wer": rate, "words": length}
+                for name, rate, length in zip(self.speakers, speaker_rates, lengths, strict=True)
+            ],
+        }
+
+
+def evaluate(
+    recogniser: Recogniser,
+    store: Store,
+    *,
+    split: str | None = None,
+    device: torch.device | str = "cpu",
+    decode: Decoder = greedy,
+    longest_seconds: float = LONGEST_SECONDS,
+    batch_seconds: float | None = None,
+    compute: Compute = PLAIN,
+    seed: int = 1,
+    on_progress: Progress | None = None,
+) -> Evaluation:
+    """Recognise `split` of `store` (all of it by default) and score the outcome; `seed` decides the bootstrap's draws.
+
+    >>> evaluate(load("runs/demo"), Store("stores/crowd"), split="test").wer      # doctest: +SKIP
+    0.083
+    """
+    check_language(recogniser, store)
+    chosen = select(store, split=split, longest_seconds=longest_seconds)
+    hypotheses = recognise(
+        recogniser,
+        store,
+        chosen.rows,
+        device=device,
+        decode=decode,
+        batch_seconds=batch_seconds,
+        compute=compute,
+        on_progress=on_progress,
+    )
+    return score(store, chosen, hypotheses, seed=seed)
+
+
+def check_language(recogniser: Recogniser, store: Store) -> None:
+    """Refuse a store in another language than the model's; en-GB and en are one language here."""
+    if _primary(recogniser.language) != _primary(store.language):
+        raise InputError(
+            f"the model writes language={recogniser.language}, but store {store.path} is in language={store.language}"
+        )
+
+
+def select(store: Store, *, split: str | None = None, longest_seconds: float = LONGEST_SECONDS) -> Selection:
+    """The utterances of `split` (of all splits by default) that have a text and are at most `longest_seconds` long."""
+    users = range(store.user_count) if split is None else _users_of(store, split)
+    first, last = int(store.user_utterances[users.start]), int(store.user_utterances[users.stop])
+    seconds = np.diff(store.audio_offsets[first : last + 1]) / SAMPLE_RATE
+    rows, references, ids = [], [], []
+    without_text = 0
+    for row in (first + np.flatnonzero(seconds <= longest_seconds)).tolist():
+        utterance = store.utterance(row)
+        if utterance.text is None:
+            without_text += 1
+            continue
+        rows.append(row)
+        references.append(utterance.text)
+        ids.append(utterance.id)
+    where = f"{store.path}" + (f":{split}" if split else "")
+    if not any(reference.split() for reference in references):
+        raise InputError(
+            f"nothing to score in {where}: of {last - first} utterances {without_text} have no text and "
+            f"{int((seconds > longest_seconds).sum())} are longer than {longest_seconds:g} s"
+        )
+    return Selection(
+        rows=np.array(rows, dtype=np.int64),
+        references=tuple(references),
+        ids=tuple(ids),
+        without_text=without_text,
+        too_long=int((seconds > longest_seconds).sum()),
+    )
+
+
+def score(store: Store, chosen: Selection, hypotheses: Sequence[str], *, seed: int = 1) -> Evaluation:
+    """Count the errors of `hypotheses`, one for each utterance of `chosen`, and put them together by speaker."""
+    words_U4 = count_words(chosen.references, hypotheses)
+    names, facts, owners = _speakers(store, chosen.rows)
+    counts_S4 = sum_by(words_U4, owners, owner_count=len(names))
+    return Evaluation(
+        store=store.name,
+        splits=tuple(dict.fromkeys(store.user(row).split for row in np.unique(_users(store, chosen.rows)).tolist())),
+        utterances=len(chosen.rows),
+        audio_seconds=int((store.audio_offsets[chosen.rows + 1] - store.audio_offsets[chosen.rows]).sum())
+        / SAMPLE_RATE,
+        without_text=chosen.without_text,
+        too_long=chosen.too_long,
+        words=tally(words_U4),
+        characters=tally(count_characters(chosen.references, hypotheses)),
+        interval=interval(counts_S4, generator=stream(seed, "evaluation", "bootstrap")),
+        speakers=names,
+        speaker_counts_S4=counts_S4,
+        spread=spread(counts_S4),
+        groups=_groups(counts_S4, facts, seed=seed),
+    )
+
+
+def _users_of(store: Store, split: str) -> range:
+    if split not in store.splits:
+        raise InputError(f"split={split!r} is not in {store.path}: expected one of {', '.join(store.splits)}")
+    return store.splits[split]
+
+
+def _users(store: Store, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The user row of each utterance."""
+    return np.searchsorted(store.user_utterances, rows, side="right").astype(np.int64) - 1
+
+
+def _speakers(
+    store: Store, rows: NDArray[np.int64]
+) -> tuple[tuple[str, ...], list[Mapping[str, str]], NDArray[np.int64]]:
+    """The people behind `rows`: their names, what is known of them, and the owner of each utterance.
+
+    A person in two splits is one person, and so is one whom the corpus lists as several users (`speaker`).
+    """
+    users, user_of_row = np.unique(_users(store, rows), return_inverse=True)
+    index: dict[str, int] = {}
+    facts: list[Mapping[str, str]] = []
+    owner_of_user = np.empty(len(users), dtype=np.int64)
+    for i, row in enumerate(users.tolist()):
+        user = store.user(row)
+        name = user.metadata.get("speaker", user.name)
+        if name not in index:
+            index[name] = len(index)
+            facts.append(user.metadata)
+        owner_of_user[i] = index[name]
+    return tuple(index), facts, owner_of_user[user_of_row]
+
+
+def _groups(counts_S4: Counts, facts: Sequence[Mapping[str, str]], *, seed: int) -> dict[str, tuple[Group, ...]]:
+    """For each fact that is known of anybody: those who share a value, in alphabetical order; the unknown last."""
+    found = {}
+    for fact in FACTS:
+        values = [_shared(fact, person.get(fact)) for person in facts]
+        known = sorted({*values} - {UNKNOWN})
+        if known:
+            present = [*known, UNKNOWN] if UNKNOWN in values else known
+            found[fact] = tuple(_group(counts_S4, values, fact=fact, value=value, seed=seed) for value in present)
+    return found
+
+
+def _shared(fact: str, value: str | None) -> str:
+    """The name of the group; ages in years are put together by decade, as Common Voice does itself."""
+    if fact == "age" and value and value.isdecimal():
+        return f"{int(value) // 10 * 10}–{int(value) // 10 * 10 + 9}"
+    return value or UNKNOWN
+
+
+def _group(counts_S4: Counts, values: Sequence[str], *, fact: str, value: str, seed: int) -> Group:
+    members_S4 = counts_S4[[i for i, own in enumerate(values) if own == value]]
+    generator = stream(seed, "evaluation", "bootstrap", fact, value)
+    return Group(value, len(members_S4), tally(members_S4), interval(members_S4, generator=generator))
+
+
+def _counts(words: Tally) -> dict[str, int]:
+    return {
+        "words": words.length,
+        "substitutions": words.substitutions,
+        "deletions": words.deletions,
+        "insertions": words.insertions,
+    }
+
+
+def _primary(language: str) -> str:
+    return language.lower().replace("_", "-").split("-")[0]

@@ -1,0 +1,129 @@
+"""How the word error rate is spread over speakers, and how groups of them compare, as a picture.
+
+Drawn without pyplot, so nothing global is touched, in the colours of the store's own figure.
+"""
+
+import io
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from sottovoce.errors import InputError
+from sottovoce.evaluation.evaluate import Evaluation, Group
+from sottovoce.evaluation.page import evaluation_page
+from sottovoce.evaluation.per_speaker import rates
+from sottovoce.evaluation.table import percent, shown_groups
+from sottovoce.files import written_atomically
+from sottovoce.users.figure import COLOURS, FAINT, IN_THE_DARK, INK, PAPER, SUFFIXES
+
+BINS = (5, 40)
+SPEAKERS, OVERALL, *FACTS = COLOURS
+
+
+def draw(evaluation: Evaluation, path: Path | str, *, title: str) -> None:
+    """Draw the figure to `path`; its suffix says as what: .png, .svg, or .html (one self-contained page).
+
+    An existing file is replaced only once the new one is complete.
+    """
+    path = check_plot(Path(path))
+    with mpl.rc_context({"svg.hashsalt": "sottovoce", "text.parse_math": False}):
+        figure = _figure(evaluation, title=title)
+        if path.suffix.lower() == ".html":
+            svg = _rendered(figure, "svg", background="none").decode()
+            content = evaluation_page(evaluation, title=title, svg=svg, in_the_dark=IN_THE_DARK).encode()
+        else:
+            content = _rendered(figure, path.suffix.lower()[1:], background=PAPER)
+    with written_atomically(path) as file:
+        file.write(content)
+
+
+def check_plot(path: Path) -> Path:
+    """Refuse a place that cannot be drawn to; worth asking before hours of work."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"plot={path}: expected a file name that ends in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise InputError(f"plot={path}: the folder {path.parent} does not exist")
+    return path
+
+
+def _figure(evaluation: Evaluation, *, title: str) -> Figure:
+    """Speakers by their error rate above; below, each group's rate with its interval."""
+    lines = sum(len(shown_groups(groups)) for groups in evaluation.groups.values()) + len(evaluation.groups)
+    heights = [3.4, 0.32 * lines + 0.5] if lines else [3.4]
+    figure = Figure(figsize=(9, sum(heights) + 1.2), layout="constrained")
+    panels = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    _draw_speakers(panels[0], evaluation)
+    if lines:
+        _draw_groups(panels[1], evaluation)
+    figure.suptitle(title, color=INK, fontsize=14, fontweight="bold")
+    return figure
+
+
+def _draw_speakers(axes: Axes, evaluation: Evaluation) -> None:
+    rates_S = rates(evaluation.speaker_counts_S4)
+    percents_S = 100 * rates_S[~np.isnan(rates_S)]
+    highest = max(float(percents_S.max()), 1.0)
+    heights, edges = np.histogram(
+        percents_S, bins=int(np.clip(2 * len(percents_S) ** 0.5, *BINS)), range=(0.0, highest)
+    )
+    axes.stairs(heights, edges, color=SPEAKERS, linewidth=1.8)
+    axes.stairs(heights, edges, color=SPEAKERS, fill=True, alpha=0.12)
+    median = f"median speaker: {percent(evaluation.spread.median)}"
+    axes.axvline(100 * evaluation.spread.median, color=SPEAKERS, linestyle=(0, (1, 1.5)), linewidth=1.6, label=median)
+    axes.axvline(100 * evaluation.wer, color=OVERALL, linewidth=1.6, label=f"all words: {percent(evaluation.wer)}")
+    if evaluation.interval is not None:
+        low, high = evaluation.interval
+        axes.axvspan(100 * low, 100 * high, color=OVERALL, alpha=0.15, linewidth=0, label="its 95 % interval")
+    axes.set_xlim(0, highest * 1.02)
+    axes.set_ylim(0, None)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title(f"Word error rate of each of {len(percents_S):,} speakers", loc="left", color=INK, fontsize=11)
+    axes.set_ylabel("number of speakers", color=INK)
+    axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+    _dress(axes)
+
+
+def _draw_groups(axes: Axes, evaluation: Evaluation) -> None:
+    labels: list[str] = []
+    for number, (fact, groups) in enumerate(evaluation.groups.items()):
+        labels.append(f"{fact}:")
+        for group in shown_groups(groups):
+            _draw_group(axes, group, place=len(labels), colour=FACTS[number % len(FACTS)])
+            labels.append(f"{group.name} ({group.speakers:,})")
+    axes.axvline(100 * evaluation.wer, color=OVERALL, linewidth=1.6, zorder=0.5)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    axes.set_title("Groups of speakers, with 95 % intervals over speakers", loc="left", color=INK, fontsize=11)
+    _dress(axes)
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_group(axes: Axes, group: Group, *, place: int, colour: str) -> None:
+    if group.words.rate is None:
+        return
+    if group.interval is not None:
+        axes.plot([100 * bound for bound in group.interval], [place, place], color=colour, linewidth=2.2)
+    axes.plot(100 * group.words.rate, place, "o", color=colour, markersize=6, clip_on=False)
+
+
+def _dress(axes: Axes) -> None:
+    axes.set_facecolor("none")
+    axes.set_xlabel("word error rate", color=INK)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+    axes.tick_params(color=FAINT, labelcolor=INK)
+    axes.grid(axis="x", color=FAINT, alpha=0.3, linewidth=0.6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FAINT)
+
+
+def _rendered(figure: Figure, kind: str, *, background: str) -> bytes:
+    buffer = io.BytesIO()
+    metadata = dict.fromkeys(("Date", "Creator")) if kind == "svg" else None
+    figure.savefig(buffer, format=kind, dpi=160, facecolor=background, metadata=metadata)
+    return buffer.getvalue()

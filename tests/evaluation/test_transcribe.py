@@ -1,0 +1,134 @@
+"""Files of any length and kind to words with times; a damaged one does not stop the others."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from sottovoce.audio.features import frame_lengths
+from sottovoce.errors import InputError
+from sottovoce.evaluation import transcribe as transcription
+from sottovoce.evaluation.recognise import recognise
+from sottovoce.evaluation.transcribe import FRAME_SAMPLES, Failure, Transcript, find_files, transcribe
+from sottovoce.models.ctc_transformer import SECONDS_PER_FRAME, output_lengths
+from sottovoce.models.decoding import BeamSearch
+from sottovoce.models.recogniser import SpeechBatch
+from sottovoce.models.saved import Recogniser
+from sottovoce.store import Store
+
+
+def transcripts(recogniser: Recogniser, *paths: Path, **options: object) -> list[Transcript]:
+    found = list(transcribe(recogniser, paths, **options))  # type: ignore[arg-type]
+    assert all(isinstance(result, Transcript) for result in found), found
+    return found  # type: ignore[return-value]
+
+
+@pytest.fixture
+def files(store: Store, tmp_path: Path) -> list[Path]:
+    """The store's utterances as files."""
+    paths = []
+    for row in range(store.utterance_count):
+        paths.append(tmp_path / f"{row}.wav")
+        soundfile.write(paths[-1], store.samples(row), 16_000)
+    return paths
+
+
+def test_short_files_give_what_a_store_of_them_gives(recogniser: Recogniser, store: Store, files: list[Path]) -> None:
+    expected = recognise(recogniser, store, np.arange(store.utterance_count))
+    for batch_seconds in (0.1, 60.0):
+        found = transcripts(recogniser, *files, batch_seconds=batch_seconds)
+        assert [result.text for result in found] == expected
+        assert [result.path for result in found] == files
+        assert [result.seconds for result in found] == [len(store.samples(row)) / 16_000 for row in range(len(files))]
+
+
+def loudness_of_each_frame(parameters: object, batch: SpeechBatch, **_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """A recogniser without memory: the token of a frame is the loudness of its samples. Tokens a … z, space, …"""
+    lengths_B = output_lengths(frame_lengths(batch.lengths_B))
+    frames_BTN = batch.waveforms_BN.float().unfold(1, FRAME_SAMPLES, FRAME_SAMPLES)
+    level_BT = (frames_BTN.abs().mean(dim=-1) / 100).round().long()
+    missing = int(lengths_B.max()) - level_BT.shape[1]
+    level_BT = torch.nn.functional.pad(level_BT, (0, max(missing, 0)))
+    return torch.log_softmax(9.0 * torch.nn.functional.one_hot(level_BT, 30).float(), dim=-1), lengths_B
+
+
+@pytest.mark.parametrize("seconds", [3.0, 3.0001, 5.37, 29.99, 30.0])
+@pytest.mark.parametrize("window_seconds", [0.6, 1.7])
+def test_windows_change_nothing_for_a_model_without_memory(
+    recogniser: Recogniser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, window_seconds: float
+) -> None:
+    monkeypatch.setattr(transcription, "log_probabilities", loudness_of_each_frame)
+    levels = np.random.default_rng(3).integers(0, 30, int(seconds / 0.03) + 1) * 100
+    samples = np.repeat(levels, FRAME_SAMPLES)[: int(seconds * 16_000)].astype(np.int16)
+    soundfile.write(tmp_path / "long.wav", samples, 16_000)
+    (whole,) = transcripts(recogniser, tmp_path / "long.wav", window_seconds=60.0)
+    (pieces,) = transcripts(recogniser, tmp_path / "long.wav", window_seconds=window_seconds)
+    assert len(whole.words) > 2
+    assert pieces == whole
+
+
+def test_times_lie_on_frames_and_in_order(recogniser: Recogniser, files: list[Path]) -> None:
+    for result in transcripts(recogniser, *files):
+        times = [time for word in result.words for time in (word.start, word.end)]
+        assert times == sorted(times)
+        assert times[-1] <= result.seconds
+        assert np.array(times) / SECONDS_PER_FRAME == pytest.approx(np.rint(np.array(times) / SECONDS_PER_FRAME))
+
+
+def test_beam_search_has_times_too(recogniser: Recogniser, files: list[Path]) -> None:
+    pytest.importorskip("flashlight.lib.text", reason="beam search needs the extra `lm`")
+    beam = BeamSearch(recogniser.tokens.pieces(), width=5)
+    for result in transcripts(recogniser, *files[:3], decode=beam, window_seconds=0.7):
+        assert result.text
+        assert all(0 <= word.start < word.end <= result.seconds for word in result.words)
+
+
+def test_damaged_files_do_not_stop_the_others(recogniser: Recogniser, files: list[Path], tmp_path: Path) -> None:
+    good = transcripts(recogniser, *files[:2])
+    broken, late = tmp_path / "broken.wav", tmp_path / "late.flac"
+    broken.write_bytes(b"RIFF" + bytes(100))
+    soundfile.write(late, np.random.default_rng(1).normal(0, 0.1, 16_000 * 25), 16_000)
+    late.write_bytes(late.read_bytes()[:500_000])  # its first windows are whole
+    found = list(transcribe(recogniser, [broken, files[0], late, files[1]], window_seconds=2.0))
+    assert [type(result) for result in found] == [Failure, Transcript, Failure, Transcript]
+    assert [found[1], found[3]] == good
+    assert isinstance(found[2], Failure)
+    assert found[2].path == late
+    assert "shorter than its header says" in found[2].reason
+
+
+def test_a_long_stereo_file_of_another_rate(recogniser: Recogniser, tmp_path: Path) -> None:
+    sound = np.random.default_rng(1).normal(0, 0.1, (8_000 * 70, 2))
+    soundfile.write(tmp_path / "long.flac", sound, 8_000)
+    (result,) = transcripts(recogniser, tmp_path / "long.flac")
+    assert result.seconds == 70
+    assert result.words[-1].end > 66, "the last window was heard"
+
+
+def test_silence_and_the_shortest_files(recogniser: Recogniser, tmp_path: Path) -> None:
+    for name, size in (("one.wav", 1), ("short.wav", 600), ("silent.wav", 48_000)):
+        soundfile.write(tmp_path / name, np.zeros(size), 16_000)
+    one, short, silent = transcripts(recogniser, *(tmp_path / n for n in ("one.wav", "short.wav", "silent.wav")))
+    assert one.words == short.words == ()
+    assert silent.seconds == 3
+
+
+def test_find_files(tmp_path: Path) -> None:
+    for name in ("b.wav", "a.FLAC", "notes.txt", "sub/c.mp3"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    folder = [tmp_path / name for name in ("a.FLAC", "b.wav", "sub/c.mp3")]
+    assert find_files([tmp_path]) == folder
+    assert find_files([tmp_path / "b.wav", tmp_path, tmp_path / "notes.txt"]) == [
+        folder[1],
+        folder[0],
+        folder[2],
+        tmp_path / "notes.txt",
+    ]
+    with pytest.raises(InputError, match=r"gone\.wav: there is no such file"):
+        find_files([tmp_path / "gone.wav"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no audio file in this folder"):
+        find_files([tmp_path / "empty"])
