@@ -1,0 +1,160 @@
+"""`sottovoce plan`: what a run would cost in privacy, and how large its population must be."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from sottovoce.cli.console import Json, print_json, stderr, stdout
+from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    from sottovoce.privacy.planner import PlannedRun
+
+
+class Accountant(StrEnum):
+    PLD = "pld"
+    RDP = "rdp"
+
+
+class PaperTable(StrEnum):
+    TABLE1 = "table1"
+    TABLE17 = "table17"
+    TABLE18 = "table18"
+    TABLE20 = "table20"
+
+
+def plan(
+    population: Annotated[int | None, typer.Option(help="K: users eligible.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="S: expected users per step; each joins with q = S/K.")] = None,
+    steps: Annotated[int | None, typer.Option(help="T: server updates.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ, well below 1/K.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="z: noise std on the sum, over C.")] = None,
+    sigma_dp: Annotated[float | None, typer.Option(help="σ_DP = z/S: noise std on the mean, over C.")] = None,
+    target_epsilon: Annotated[
+        float | None, typer.Option(help="Find the least noise for this ε; or what --smallest-population must reach.")
+    ] = None,
+    accountant: Annotated[
+        Accountant, typer.Option(help="Which ε a target means; `rdp` is what a run's budget is kept by.")
+    ] = Accountant.PLD,
+    parameters: Annotated[
+        int | None, typer.Option(help="D: size of the model, for the noise beside an update.")
+    ] = None,
+    clip_bound: Annotated[float, typer.Option(help="C: bound on one user's update; ε does not depend on it.")] = 0.01,
+    scale: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="The same σ_DP, q and T with S and K this many times larger.")
+    ] = None,
+    smallest_population: Annotated[
+        bool, typer.Option("--smallest-population", help="The smallest K at which this recipe has ε ≤ target.")
+    ] = False,
+    max_cohort: Annotated[int | None, typer.Option(help="There and in the plot: from this S on, only K grows.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw ε against population for several noise levels: FILE.png, .pdf or .svg.")
+    ] = None,
+    paper: Annotated[
+        PaperTable | None, typer.Option(help="A table of Pelikan et al. 2025 with our ε beside theirs.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """ε before anything is trained, for Poisson sampling and adding or removing one user.
+
+    Example: sottovoce plan --population 69506000 --cohort 204800 --sigma-dp 3e-6 --steps 2034 --delta 1e-9
+    """
+    from sottovoce.privacy import planner
+
+    sizes = {"--population": population, "--cohort": cohort, "--steps": steps, "--delta": delta}
+    if paper is not None:
+        others = {**sizes, "--scale": scale, "--plot": plot, "--smallest-population": smallest_population or None}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise InputError(f"--paper {paper} with {', '.join(given)}: expected a table, or a plan of your own")
+        _show_paper_table(paper, json)
+        return
+    if missing := [name for name, value in sizes.items() if value is None]:
+        raise InputError(f"{', '.join(missing)} is missing: expected --population, --cohort, --steps and --delta")
+    assert population is not None
+    assert cohort is not None
+    assert steps is not None
+    assert delta is not None
+    if max_cohort is not None and not smallest_population and plot is None:
+        raise InputError(f"--max-cohort {max_cohort}: expected together with --smallest-population or --plot")
+    if smallest_population and (target_epsilon is None or (noise_multiplier is None and sigma_dp is None)):
+        raise InputError("--smallest-population: expected --target-epsilon, and --sigma-dp or --noise-multiplier")
+    if plot is not None:
+        from sottovoce.privacy.figure import check_plot
+
+        check_plot(plot)
+    factors = _factors(scale)
+
+    planned = planner.plan_run(
+        population,
+        cohort_size=cohort,
+        central_steps=steps,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        sigma_dp=sigma_dp,
+        target_epsilon=None if smallest_population else target_epsilon,
+        parameters=parameters,
+        clip_bound=clip_bound,
+        accountant=accountant.value,
+    )
+    scaled = planner.scale_plan(planned, factors=factors)
+    needed = None
+    if smallest_population:
+        assert target_epsilon is not None
+        needed = planner.smallest_population(
+            planned, target_epsilon=target_epsilon, max_cohort=max_cohort, accountant=accountant.value
+        )
+
+    if json:
+        content: dict[str, Any] = planned.to_json()
+        if scaled:
+            content["scaled"] = [one.to_json() for one in scaled]
+        if needed is not None:
+            content["smallest_population"] = needed.to_json()
+        print_json(content)
+    else:
+        _print(planner.plan_table(planned))
+        if scaled:
+            _print(planner.plans_table(scaled, title="The same σ_DP, q and T, extrapolated"))
+        if needed is not None:
+            title = f"The smallest population with ε ≤ {target_epsilon:g}, by {accountant.upper()}"
+            _print(planner.plans_table([needed], title=title))
+    for warning in planned.warnings:
+        stderr.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
+    if plot is not None:
+        _draw(planned, plot, max_cohort)
+
+
+def _show_paper_table(name: PaperTable, json: bool) -> None:
+    from sottovoce.privacy.paper_tables import paper_table, paper_table_view
+
+    table = paper_table(name.value)
+    if json:
+        print_json(table.to_json())
+    else:
+        _print(paper_table_view(table))
+
+
+def _draw(planned: "PlannedRun", plot: Path, max_cohort: int | None) -> None:
+    from sottovoce.privacy.figure import draw_population_figure, population_curves, write_figure
+
+    curves = population_curves(planned, max_cohort=max_cohort)
+    write_figure(draw_population_figure(curves, plan=planned), plot)
+    stderr.print(f"wrote {plot}", highlight=False)
+
+
+def _print(table: Table) -> None:
+    """As wide as its numbers need: a terminal may wrap a line, but half a number tells nothing."""
+    needed = Measurement.get(stdout, stdout.options.update(width=200), table).maximum
+    Console(width=max(stdout.width, needed)).print(table)
+
+
+def _factors(scale: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in scale.split(",")) if scale is not None else ()
+    except ValueError as problem:
+        raise InputError(f"--scale {scale}: expected numbers with commas between, such as 10,100,1000") from problem

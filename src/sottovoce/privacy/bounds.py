@@ -1,0 +1,240 @@
+"""The convergence bounds of Pelikan et al. 2025 (Section 3, Appendix E) from measured quantities, term by term.
+
+The left-hand side is always κ times the mean squared gradient norm over the run. Numbers in brackets are the paper's
+equations. Two steps of the printed proofs deserve a caveat, and the results carry it:
+
+* Eq. 40 applies Lemma 3 with U = η_loc·T_loc·M_h but drops a square, which is only right while U ≤ 1;
+* Eq. 68 has P_h²/q where Eq. 42 times 5/q gives 2·P_h²/q; the latter is what is proved, and what is computed here.
+"""
+
+import math
+from dataclasses import dataclass
+
+from sottovoce.errors import InputError
+
+
+@dataclass(frozen=True)
+class LayerMeasurement:
+    """What a run must know of one layer h. Infinite `clip_bound` means no clipping."""
+
+    name: str
+    dimension: int  # d_h
+    gradient_bound: float  # M_h ≥ ‖∇ℓ_h‖
+    trust_ratio: float  # R_h ≥ r_h
+    trust_deviation: float  # P_h ≥ ‖1 − p_h‖_∞
+    clip_bound: float  # C_h
+    intra_variance: float  # Ψ_h^intra: variance of a client's update norm over its batches
+    inter_variance: float  # Ψ_h^inter: variance of the mean update norm over clients
+
+
+@dataclass(frozen=True)
+class RunMeasurement:
+    """What a run must know of itself; see the glossary for names."""
+
+    loss_gap: float  # L(θ⁰) − L(θ*)
+    smoothness: float  # L
+    gradient_deviation_local: float  # σ_loc
+    gradient_deviation_global: float  # σ_glob
+    server_lr: float
+    local_lr: float
+    local_steps: int
+    central_steps: int
+    clip_bound: float  # C
+    sigma_dp: float
+    optimiser_eps: float  # ξ of LAMB
+    layers: tuple[LayerMeasurement, ...]
+    sampling_rate: float = 1.0
+    server_momentum: float = 0.0  # β₁
+    server_weight_decay: float = 0.0  # λ
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise InputError("layers=(): expected at least one layer")
+        if not 0 < self.sampling_rate <= 1:
+            raise InputError(f"sampling_rate={self.sampling_rate}: expected a probability in (0, 1]")
+        for name in ("server_lr", "local_lr", "local_steps", "central_steps", "optimiser_eps"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name}={getattr(self, name)}: expected a positive number")
+        if any(not layer.clip_bound > 0 for layer in self.layers):
+            raise InputError("layer clip bounds: expected positive numbers (or infinity)")
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One premise of a theorem, whether the run meets it, and the number that decides."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A right-hand side, term by term; `layer_terms` splits the terms that are sums over layers."""
+
+    theorem: str
+    kappa: float
+    terms: dict[str, float]
+    layer_terms: dict[str, dict[str, float]]
+    assumptions: tuple[Assumption, ...]
+    has_constants: bool  # Corollary 1 only gives orders of magnitude
+
+    @property
+    def total(self) -> float:
+        """The whole right-hand side."""
+        return math.fsum(self.terms.values())
+
+    @property
+    def dominant(self) -> str:
+        """The term that weighs most."""
+        return max(self.terms, key=lambda name: self.terms[name])
+
+    @property
+    def holds(self) -> bool:
+        """Whether every premise is met; otherwise the number bounds nothing."""
+        return all(assumption.holds for assumption in self.assumptions)
+
+    @property
+    def gradient_bound(self) -> float | None:
+        """The bound on the mean squared gradient norm itself: total/κ, if the theorem applies and has constants."""
+        return self.total / self.kappa if self.holds and self.has_constants else None
+
+
+def theorem2(run: RunMeasurement) -> Bound:
+    """Theorem 2 (Eq. 51): all clients take part in every step (q = 1)."""
+    reach2 = (run.local_lr * run.local_steps) ** 2  # η_loc²·T_loc²
+    h = len(run.layers)
+    layer_terms = {
+        "dp_noise": {x.name: _dp_noise(run, x) for x in run.layers},
+        "local_drift": {x.name: 32 * reach2**2 * run.smoothness**2 * x.gradient_bound**2 for x in run.layers},
+        "clipping_bias": {x.name: 2 * reach2 * (x.gradient_bound / x.clip_bound) ** 2 for x in run.layers},
+        "trust_ratio": {x.name: 8 * reach2 * (x.gradient_bound * x.trust_deviation) ** 2 for x in run.layers},
+        "intra_client": {x.name: 4 * reach2 * _spread(run, x) * x.intra_variance for x in run.layers},
+        "inter_client": {x.name: 4 * reach2 * _spread(run, x) * x.inter_variance for x in run.layers},
+    }
+    scalar_terms = {
+        "optimisation": 2 * run.loss_gap / (run.server_lr * run.central_steps),
+        "global_update_noise": 16 * h * reach2 * run.gradient_deviation_global**2,
+        "local_update_noise": 32 * h * reach2 * run.gradient_deviation_local**2,
+    }
+    kappa = _kappa(run, 8)
+    full = Assumption("every client in every step", run.sampling_rate == 1, f"sampling_rate = {run.sampling_rate:g}")
+    return _bound("Theorem 2", kappa, scalar_terms, layer_terms, (*_common_assumptions(run, kappa, 8), full))
+
+
+def theorem3(run: RunMeasurement) -> Bound:
+    """Theorem 3 (Eq. 68): clients are sampled with probability q."""
+    reach2 = (run.local_lr * run.local_steps) ** 2
+    q = run.sampling_rate
+    h = len(run.layers)
+    layer_terms = {
+        "dp_noise": {x.name: _dp_noise(run, x) for x in run.layers},  # Eq. 71: the q of the noise cancels
+        "local_drift": {x.name: 40 * reach2**2 * run.smoothness**2 * x.gradient_bound**2 for x in run.layers},
+        "clipping_bias": {x.name: 2.5 * reach2 / q * (x.gradient_bound / x.clip_bound) ** 2 for x in run.layers},
+        "trust_ratio": {x.name: 10 * reach2 / q * (x.gradient_bound * x.trust_deviation) ** 2 for x in run.layers},
+        "client_sampling": {x.name: 5 * reach2 * (1 - q) / q * x.gradient_bound**2 for x in run.layers},  # Eq. 73
+        "intra_client": {x.name: 5 * reach2 / q * _spread(run, x) * x.intra_variance for x in run.layers},
+        "inter_client": {x.name: 5 * reach2 / q * _spread(run, x) * x.inter_variance for x in run.layers},
+    }
+    scalar_terms = {
+        "optimisation": 2 * run.loss_gap / (run.server_lr * run.central_steps),
+        "global_update_noise": 20 * h * reach2 * run.gradient_deviation_global**2,
+        "local_update_noise": 40 * h * reach2 * run.gradient_deviation_local**2,
+    }
+    kappa = _kappa(run, 10)
+    return _bound("Theorem 3", kappa, scalar_terms, layer_terms, _common_assumptions(run, kappa, 10))
+
+
+def corollary1(run: RunMeasurement) -> Bound:
+    """Corollary 1 (Eq. 52, from Eq. 54): orders of magnitude at η_glob ~ 1/√T, η_loc ~ 1/√(T_loc·T); no constants.
+
+    At those step sizes κ > 0 asks for T_loc/T between 0.42 and 1.83, so it is judged by the run's own step sizes.
+    """
+    rate = run.local_steps / run.central_steps  # η_loc²·T_loc² = T_loc/T
+    layer_terms = {
+        "dp_noise": {x.name: run.optimiser_eps**2 * _dp_noise(run, x) for x in run.layers},
+        "clipping_bias": {x.name: rate * (x.gradient_bound / x.clip_bound) ** 2 for x in run.layers},
+        "intra_client": {x.name: rate * _unscaled_spread(x) * x.intra_variance for x in run.layers},
+        "inter_client": {x.name: rate * _unscaled_spread(x) * x.inter_variance for x in run.layers},
+    }
+    scalar_terms = {
+        "optimisation": 1 / math.sqrt(run.central_steps),
+        "global_update_noise": rate * run.gradient_deviation_global**2,
+        "local_update_noise": rate * run.gradient_deviation_local**2,
+    }
+    kappa = _kappa(run, 8)
+    own = Assumption(
+        "step sizes of the corollary",
+        _same_order(run.server_lr * math.sqrt(run.central_steps))
+        and _same_order(run.local_lr * math.sqrt(run.local_steps * run.central_steps)),
+        f"server_lr·√T = {run.server_lr * math.sqrt(run.central_steps):.3g}, "
+        f"local_lr·√(T_loc·T) = {run.local_lr * math.sqrt(run.local_steps * run.central_steps):.3g}, both of order 1",
+    )
+    assumptions = (*_common_assumptions(run, kappa, 8), own)
+    return _bound("Corollary 1", kappa, scalar_terms, layer_terms, assumptions, has_constants=False)
+
+
+def _dp_noise(run: RunMeasurement, layer: LayerMeasurement) -> float:
+    """Eq. 33: R_h²·d_h·C²·σ_DP²/ξ²; without noise it vanishes even at C = ∞."""
+    if run.sigma_dp == 0:
+        return 0.0
+    return (layer.trust_ratio * run.clip_bound * run.sigma_dp / run.optimiser_eps) ** 2 * layer.dimension
+
+
+def _spread(run: RunMeasurement, layer: LayerMeasurement) -> float:
+    """R_h²·M_h²/(ξ²·C_h²), the weight of the variances in Eq. 45 and 48."""
+    return _unscaled_spread(layer) / run.optimiser_eps**2
+
+
+def _unscaled_spread(layer: LayerMeasurement) -> float:
+    return (layer.trust_ratio * layer.gradient_bound / layer.clip_bound) ** 2
+
+
+def _kappa(run: RunMeasurement, factor: int) -> float:
+    return 1 - factor * (1 - run.local_lr * run.local_steps) ** 2
+
+
+def _same_order(value: float) -> bool:
+    return 0.1 <= value <= 10
+
+
+def _common_assumptions(run: RunMeasurement, kappa: float, factor: int) -> tuple[Assumption, ...]:
+    reach = run.local_lr * run.local_steps
+    half_width = 1 / math.sqrt(factor)
+    longest = max(reach * layer.gradient_bound for layer in run.layers)
+    return (
+        Assumption(
+            "κ > 0",
+            kappa > 0,
+            f"κ = {kappa:.3g}: local_lr·local_steps = {reach:.3g}, "
+            f"expected within ({1 - half_width:.3g}, {1 + half_width:.3g})",
+        ),
+        Assumption(
+            "server_lr·L < 1",
+            run.server_lr * run.smoothness < 1,
+            f"server_lr·L = {run.server_lr * run.smoothness:.3g}",
+        ),
+        Assumption(
+            "local_lr·local_steps·M_h ≤ 1 (or no clipping)",
+            longest <= 1 or all(math.isinf(layer.clip_bound) for layer in run.layers),
+            f"largest local_lr·local_steps·M_h = {longest:.3g}; Eq. 40 drops a square beyond 1",
+        ),
+        Assumption(
+            "no server momentum or weight decay",
+            run.server_momentum == 0 and run.server_weight_decay == 0,
+            f"server_momentum = {run.server_momentum:g}, server_weight_decay = {run.server_weight_decay:g}",
+        ),
+    )
+
+
+def _bound(
+    theorem: str,
+    kappa: float,
+    scalar_terms: dict[str, float],
+    layer_terms: dict[str, dict[str, float]],
+    assumptions: tuple[Assumption, ...],
+    *,
+    has_constants: bool = True,
+) -> Bound:
+    sums = {name: math.fsum(by_layer.values()) for name, by_layer in layer_terms.items()}
+    return Bound(theorem, kappa, {**scalar_terms, **sums}, layer_terms, assumptions, has_constants)

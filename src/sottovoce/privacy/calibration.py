@@ -1,0 +1,191 @@
+"""The other way round: from a target ε to the noise, the cohort, the steps or the population that reach it.
+
+ε falls with noise and population and grows with steps and sampling rate, so each answer is where ε crosses the
+target. Searches run on a coarser PLD grid; that only ever overstates ε, so an answer that passed the search passes the
+careful account.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from scipy.optimize import brentq
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.accounting import pld_epsilon, rdp_epsilon
+from sottovoce.privacy.events import LARGEST_POPULATION, LARGEST_STEPS, Event, poisson_release, repeated
+from sottovoce.privacy.pld import QUICK
+from sottovoce.privacy.rdp import check_delta
+
+# "pld" is the tight ε (RDP where there is no PLD). "rdp" is what the ledger can follow step by step: calibrate by it
+# when a run must spend all its steps within an `epsilon_budget`.
+Accountant = Literal["pld", "rdp"]
+
+_SMALLEST_NOISE, _LARGEST_NOISE = 2.0**-12, 2.0**20
+_NOISE_PRECISION = 1e-4
+_POPULATION_PRECISION = 1e-3
+
+
+def event_epsilon(event: Event, *, delta: float, accountant: Accountant = "pld") -> float:
+    """ε as the searches see it: quick, and never below the careful value."""
+    check_delta(delta)
+    by_pld = pld_epsilon(event, delta, cap=QUICK) if accountant == "pld" else None
+    return rdp_epsilon(event, delta) if by_pld is None else by_pld
+
+
+def noise_multiplier_for(
+    target_epsilon: float, *, run_event: Callable[[float], Event], delta: float, accountant: Accountant = "pld"
+) -> float:
+    """The smallest noise multiplier (to 0.01 %) whose whole run, `run_event(z)`, stays within the target.
+
+    >>> def run(z): return repeated(poisson_release(z, sampling_rate=0.0295), 2006)
+    >>> round(noise_multiplier_for(4.5, run_event=run, delta=1e-9, accountant="rdp"), 2)
+    2.03
+    """
+    _check_target(target_epsilon)
+
+    def spent(z: float) -> float:
+        return event_epsilon(run_event(z), delta=delta, accountant=accountant)
+
+    high = 1.0
+    while spent(high) > target_epsilon:
+        high *= 4
+        if high > _LARGEST_NOISE:
+            raise _unreachable(target_epsilon, spent(_LARGEST_NOISE), f"noise_multiplier={_LARGEST_NOISE:g}")
+    low = high / 4
+    while spent(low) <= target_epsilon:
+        high, low = low, low / 4
+        if low < _SMALLEST_NOISE:
+            return high
+    return _crossing(spent, low, high, target=target_epsilon, precision=_NOISE_PRECISION)
+
+
+def steps_for(target_epsilon: float, *, step_event: Event, delta: float, accountant: Accountant = "pld") -> int:
+    """The most steps within the target (at most ten million)."""
+    _check_target(target_epsilon)
+
+    def fits(steps: int) -> bool:
+        return event_epsilon(repeated(step_event, steps), delta=delta, accountant=accountant) <= target_epsilon
+
+    if not fits(1):
+        one = event_epsilon(step_event, delta=delta, accountant=accountant)
+        raise _unreachable(target_epsilon, one, "a single step")
+    return _largest(fits, low=1, high=LARGEST_STEPS)
+
+
+def cohort_for(
+    target_epsilon: float,
+    *,
+    population_size: int,
+    central_steps: int,
+    delta: float,
+    sigma_dp: float | None = None,
+    noise_multiplier: float | None = None,
+    accountant: Accountant = "pld",
+) -> int:
+    """The cohort that reaches the target: the smallest at a fixed σ_DP, or the largest at a fixed noise multiplier.
+
+    With σ_DP the noise on the mean stays, so a larger cohort only gains privacy (z = σ_DP·S); with z fixed a larger
+    cohort means less noise on the mean and a higher sampling rate.
+    """
+    _check_target(target_epsilon)
+    if (sigma_dp is None) == (noise_multiplier is None):
+        raise InputError("expected exactly one of sigma_dp and noise_multiplier to stay fixed")
+
+    def spent(cohort: int) -> float:
+        z = noise_multiplier if noise_multiplier is not None else (sigma_dp or 0.0) * cohort
+        step = poisson_release(z, sampling_rate=cohort / population_size)
+        return event_epsilon(repeated(step, central_steps), delta=delta, accountant=accountant)
+
+    def fits(cohort: int) -> bool:
+        return spent(cohort) <= target_epsilon
+
+    if noise_multiplier is not None:
+        if not fits(1):
+            raise _unreachable(target_epsilon, spent(1), "a cohort of one user")
+        return _largest(fits, low=1, high=population_size)
+    if not fits(population_size):
+        raise _unreachable(target_epsilon, spent(population_size), f"the whole population_size={population_size}")
+    return 1 if fits(1) else _largest(lambda cohort: not fits(cohort), low=1, high=population_size) + 1
+
+
+def population_for(
+    target_epsilon: float,
+    *,
+    sigma_dp: float,
+    sampling_rate: float,
+    central_steps: int,
+    delta: float,
+    max_cohort: int | None = None,
+    accountant: Accountant = "pld",
+) -> tuple[int, int]:
+    """The smallest population (to 0.1 %) for which the recipe reaches the target, and its cohort.
+
+    σ_DP, q and T stay; the cohort is qK up to `max_cohort`, and from there on only the population grows.
+    """
+    _check_target(target_epsilon)
+
+    def cohort_of(population: int) -> int:
+        cohort = max(1, round(sampling_rate * population))
+        return cohort if max_cohort is None else min(cohort, max_cohort)
+
+    def spent(population: int) -> float:
+        cohort = cohort_of(population)
+        step = poisson_release(sigma_dp * cohort, sampling_rate=cohort / population)
+        return event_epsilon(repeated(step, central_steps), delta=delta, accountant=accountant)
+
+    high = low = math.ceil(1 / sampling_rate)
+    if spent(low) <= target_epsilon:
+        return low, cohort_of(low)
+    while spent(high) > target_epsilon:
+        low, high = high, high * 10
+        if high > LARGEST_POPULATION:
+            at = f"population_size={low} and cohort_size={cohort_of(low)}"
+            raise _unreachable(target_epsilon, spent(low), at)
+    population = _crossing(
+        lambda size: spent(math.ceil(size)), low, high, target=target_epsilon, precision=_POPULATION_PRECISION
+    )
+    return math.ceil(population), cohort_of(math.ceil(population))
+
+
+def _crossing(spent: Callable[[float], float], low: float, high: float, *, target: float, precision: float) -> float:
+    """Where ε falls to the target between `low` (above it) and `high` (within), from the side that is within."""
+
+    log_low, log_high = math.log(low), math.log(high)
+
+    def excess(log_x: float) -> float:
+        # The ends are known by value: exp(log(x)) is not quite x, which matters where ε jumps.
+        x = low if log_x <= log_low else high if log_x >= log_high else math.exp(log_x)
+        return math.log(max(spent(x), 1e-300)) - math.log(target)
+
+    crossing = math.exp(brentq(excess, log_low, log_high, xtol=precision / 4))
+    crossing *= 1 + precision / 2
+    while spent(crossing) > target:
+        crossing *= 1 + precision / 2
+    return min(crossing, high)
+
+
+def _largest(fits: Callable[[int], bool], *, low: int, high: int) -> int:
+    """The largest count up to `high` that fits, given that `low` does and that fitting never comes back."""
+    step = low
+    while low < high:
+        step = min(2 * step, high)
+        if not fits(step):
+            break
+        low = step
+    else:
+        return high
+    above = step
+    while above - low > 1:
+        middle = (low + above) // 2
+        low, above = (middle, above) if fits(middle) else (low, middle)
+    return low
+
+
+def _check_target(target_epsilon: float) -> None:
+    if not (math.isfinite(target_epsilon) and target_epsilon > 0):
+        raise InputError(f"target_epsilon={target_epsilon}: expected a positive number")
+
+
+def _unreachable(target: float, best: float, at: str) -> InputError:
+    return InputError(f"target_epsilon={target:g} cannot be reached: the best is ε = {best:.4g}, with {at}")

@@ -1,0 +1,247 @@
+"""Clipping: one user's update never weighs more than C, whatever the user's data.
+
+`Clipper` measures the layers of an update, decides one factor per layer, and applies it. The factors are pure
+arithmetic on norms (`layer_scales`); how a device walks over the vector is the business of `segments`.
+
+Shapes: P flat length, N clients, H layers. "..." is either nothing (one user) or N (stacked users).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.privacy import segments
+from sottovoce.privacy.layout import Layers
+
+# Rounding to float32 moves a product by at most u = 2^-24 of itself, and its factor by as much. We aim 8u below the
+# bound, so that no rounding carries a norm above it, and leave alone what lies more than 2u below: what was
+# clipped once is not clipped again.
+_UNIT = 2.0**-24
+_AIM = 1 - 8 * _UNIT
+_LEAVE = 1 - 2 * _UNIT
+_AIM_TOLERANCE = 4 * _UNIT
+
+# Squares of float64 values below 1e-154 underflow, and the norms of such layers with them. float32 is far above.
+_NEGLIGIBLE = 1e-140
+
+# Below, an update's float32 elements are subnormal and rounding is no longer small beside them; above, they overflow.
+SMALLEST_BOUND, LARGEST_BOUND = 1e-30, 1e30
+
+
+class Share(StrEnum):
+    """How the bound C is shared out among layers."""
+
+    GLOBAL = "global"  # no shares: one bound on the whole update
+    UNIFORM = "uniform"  # C_h = C/√H
+    DIM = "dim"  # C_h = C·√(d_h/Σd)
+    WEIGHTED = "weighted"  # C_h = C·√(α_h·d_h/Σα·d), Appendix H.5
+
+
+class Normalise(StrEnum):
+    """Whether layers below their share are enlarged to it."""
+
+    NEVER = "never"  # clip: only ever shrinks (Definition 3)
+    ABOVE = "above"  # once the whole update reaches C, every layer is rescaled to exactly its share
+    ALWAYS = "always"  # every layer is rescaled to exactly its share
+
+
+def layer_bounds(
+    layers: Layers, *, clip_bound: float, share: Share, alpha: Mapping[str, float] | None = None
+) -> tuple[float, ...]:
+    """C_h of every layer; their squares sum to C² (Definition 3; under `global` they only describe the `dim` shares).
+
+    `alpha` (weighted only) maps patterns of layer names to α; layers that no pattern names have α = 1.
+    """
+    count = len(layers.names)
+    if math.isinf(clip_bound):
+        return (math.inf,) * count
+    if share is Share.UNIFORM:
+        return (clip_bound / math.sqrt(count),) * count
+    alphas = _alphas(layers.names, alpha or {}) if share is Share.WEIGHTED else [1.0] * count
+    parts = [a * d for a, d in zip(alphas, layers.dimensions, strict=True)]
+    whole = math.fsum(parts)
+    if whole == 0:
+        raise InputError(f"alpha={dict(alpha or {})}: every layer gets a share of zero; expected one above zero")
+    return tuple(clip_bound * math.sqrt(part / whole) for part in parts)
+
+
+def _alphas(names: Sequence[str], alpha: Mapping[str, float]) -> list[float]:
+    found: list[float | None] = [None] * len(names)
+    for pattern, value in alpha.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise InputError(f"alpha[{pattern!r}]={value}: expected a finite number, at least 0")
+        matched = [i for i, name in enumerate(names) if fnmatchcase(name, pattern)]
+        if not matched:
+            raise InputError(f"alpha[{pattern!r}] matches no layer (such as {names[0]!r})")
+        for i in matched:
+            if found[i] is not None:
+                raise InputError(f"layer {names[i]!r} is matched by two patterns of alpha: {list(alpha)}")
+            found[i] = value
+    return [1.0 if value is None else value for value in found]
+
+
+@dataclass(frozen=True)
+class ClipStats:
+    """By-products of clipping, on the device and never waited for. Private: for diagnostics only.
+
+    Norms of a non-finite update are NaN or infinite before, zero after.
+    """
+
+    norm: Tensor  # [...]
+    layer_norms: Tensor  # [..., H], before
+    layer_norms_after: Tensor  # [..., H]
+    clipped: Tensor  # [...] bool: the update was changed (shrunk or rescaled)
+    within: Tensor  # [...] bool: it was finite and its norm did not exceed C
+    non_finite: Tensor  # [...] bool: it counted as zero
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipper:
+    """Bounds the update of one user, or of many stacked users each on their own.
+
+    Guarantee: the float64 norm of what `clip` returns (and `accumulate` adds) is at most `clip_bound`, for every
+    input; also after rounding to float32, or with a `grid` to its multiples. A zero update stays zero. A non-finite
+    one (NaN, infinity, a float64 norm beyond 1e150) counts as zero and is marked in the statistics. An infinite
+    `clip_bound` changes nothing but that, and bounds nothing.
+
+    >>> from sottovoce.privacy.layout import Layout, tensor_layers
+    >>> layout = Layout.of({"w": torch.zeros(2), "b": torch.zeros(1)})
+    >>> clipper = Clipper(layers=tensor_layers(layout), clip_bound=1.0)
+    >>> update = layout.flatten({"w": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])})
+    >>> clipped, stats = clipper.clip(update)
+    >>> [round(float(view.sum()), 5) for view in layout.views(clipped).values()], stats.norm.item()
+    ([0.6, 0.8], 5.0)
+    """
+
+    layers: Layers
+    clip_bound: float
+    share: Share = Share.GLOBAL
+    normalise: Normalise = Normalise.NEVER
+    alpha: tuple[tuple[str, float], ...] = ()
+    grid: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (SMALLEST_BOUND <= self.clip_bound <= LARGEST_BOUND or self.clip_bound == math.inf):
+            raise InputError(
+                f"clip_bound={self.clip_bound}: expected a number from {SMALLEST_BOUND} to {LARGEST_BOUND}, "
+                "or inf for no clipping"
+            )
+        if self.alpha and self.share is not Share.WEIGHTED:
+            raise InputError(f"alpha is set but share={self.share}: expected share=weighted")
+        if math.isinf(self.clip_bound) and self.normalise is not Normalise.NEVER:
+            raise InputError(f"clip_bound=inf with normalise={self.normalise}: there is no share to rescale to")
+        assert self.layer_bounds  # checks alpha now rather than at the first update
+
+    @cached_property
+    def layer_bounds(self) -> tuple[float, ...]:
+        """C_h of every layer."""
+        return layer_bounds(self.layers, clip_bound=self.clip_bound, share=self.share, alpha=dict(self.alpha))
+
+    def clip(self, update: Tensor, *, weight: Tensor | float = 1.0) -> tuple[Tensor, ClipStats]:
+        """The clipped update as a new tensor [..., P]; float32, or float64 for float64 updates and on a grid."""
+        scales, stats = self._measure(update, weight)
+        wide = self.grid is not None or update.dtype == torch.float64
+        dtype = torch.float64 if wide else torch.float32
+        return segments.scaled(update, scales, self.layers, dtype=dtype, grid=self.grid), stats
+
+    def accumulate(self, total: Tensor, update: Tensor, *, weight: Tensor | float = 1.0) -> ClipStats:
+        """total += clip(update), summed over stacked users, in two walks over memory and without waiting for the host.
+
+        `total` is [P]: float32, or float64 (which a grid needs for its sums to be exact).
+        """
+        assert self.grid is None or total.dtype == torch.float64, f"total.dtype={total.dtype}: a grid needs float64"
+        scales, stats = self._measure(update, weight)
+        segments.add_scaled(total, update, scales, self.layers, grid=self.grid)
+        return stats
+
+    def _measure(self, update: Tensor, weight: Tensor | float) -> tuple[Tensor, ClipStats]:
+        norms = segments.layer_norms(update, self.layers)
+        norm = torch.linalg.vector_norm(norms, dim=-1)
+        finite = norm.isfinite()
+        scales = layer_scales(
+            norms,
+            norm,
+            bounds=_on_device(self.layer_bounds, update.device),
+            clip_bound=self.clip_bound,
+            share=self.share,
+            normalise=self.normalise,
+        )
+        stats = ClipStats(
+            norm=norm,
+            layer_norms=norms,
+            layer_norms_after=torch.where(scales == 0, 0.0, norms * scales),
+            clipped=(scales != 1).any(-1),
+            within=finite & (norm <= self.clip_bound),
+            non_finite=~finite,
+        )
+        return _weighted(scales, weight), stats
+
+
+def layer_scales(
+    norms: Tensor, norm: Tensor, *, bounds: Tensor, clip_bound: float, share: Share, normalise: Normalise
+) -> Tensor:
+    """The factor of each layer [..., H], from the layers' norms [..., H] and the whole norm [...], all float64.
+
+    Zero for every layer of a non-finite update, one where nothing is to be done.
+    """
+    whole = norm.unsqueeze(-1)
+    if share is Share.GLOBAL:
+        measured, target = whole.expand_as(norms), torch.full_like(bounds, clip_bound)
+    else:
+        measured, target = norms, bounds
+    rescaled = target * _AIM / measured
+    if normalise is Normalise.NEVER:
+        scales = torch.where(measured > target * _LEAVE, rescaled, 1.0)
+    else:
+        # A layer of zeros stays zero; one that is at its share already is left alone.
+        there = (measured < _NEGLIGIBLE) | ((measured / target - _AIM).abs() <= _AIM_TOLERANCE)
+        scales = torch.where(there, 1.0, rescaled)
+        if normalise is Normalise.ABOVE:
+            scales = torch.where(whole > clip_bound * _LEAVE, scales, 1.0)
+    return torch.where(whole.isfinite(), scales, 0.0)
+
+
+def _weighted(scales: Tensor, weight: Tensor | float) -> Tensor:
+    """Scales times the user's weight, kept within [0, 1] so that no weight can lift an update above the bound."""
+    if isinstance(weight, float | int):
+        assert 0 <= weight <= 1, f"weight={weight}: a weight above 1 would break the clip bound"
+        return scales if weight == 1 else scales * weight
+    bounded = torch.nan_to_num(weight.to(scales), nan=0.0).clamp(0.0, 1.0)
+    return scales * bounded.unsqueeze(-1)
+
+
+@lru_cache(maxsize=64)
+def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept there, because copying 330 numbers to a GPU for every user would make the host wait."""
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def summarise(stats: Sequence[ClipStats], layers: Layers) -> dict[str, object]:
+    """A round's clipping in numbers that JSON takes. Private: for diagnostics only. Waits for the device, once.
+
+    Norms are means over the users whose update was finite.
+    """
+    count = len(layers.names)
+    if not sum(s.norm.numel() for s in stats):
+        return {"updates": 0, "clip_fraction": 0.0, "non_finite": 0, "norm": 0.0, "layers": {}}
+    bad = torch.cat([s.non_finite.reshape(-1) for s in stats]).cpu()
+    norm = torch.cat([s.norm.reshape(-1) for s in stats]).cpu()
+    before = torch.cat([s.layer_norms.reshape(-1, count) for s in stats]).cpu()
+    after = torch.cat([s.layer_norms_after.reshape(-1, count) for s in stats]).cpu()
+    clipped = torch.cat([s.clipped.reshape(-1) for s in stats]).cpu() & ~bad
+    good = ~bad
+    means = [rows[good].mean(0).nan_to_num(0.0).tolist() for rows in (before, after)]
+    return {
+        "updates": len(norm),
+        "clip_fraction": float(clipped.double().mean()),
+        "non_finite": int(bad.sum()),
+        "norm": float(norm[good].mean().nan_to_num(0.0)),
+        "layers": {name: {"norm_before": b, "norm_after": a} for name, b, a in zip(layers.names, *means, strict=True)},
+    }

@@ -1,0 +1,217 @@
+"""What one release (or a run of them) spends, as data.
+
+An event says what was done, never what it costs: `accounting` computes ε from it, the ledger stores it, and the
+plan builds it. Multipliers are those of the glossary (noise std on the *sum*, divided by the clip bound C); the
+neighbouring relation says how far one user can move that sum: by C when added or removed, by 2C when replaced.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import dp_accounting
+
+from sottovoce.errors import InputError
+
+Sampling = Literal["poisson", "fixed_size", "none"]
+Neighbouring = Literal["add_remove", "replace_one"]
+
+# What the accountants can compute without overflow or underflow; far beyond anything that makes sense.
+SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-9, 1e9
+LARGEST_POPULATION, LARGEST_STEPS = 10**12, 10**7
+
+# How far one user moves the sum of clipped updates, in units of C.
+SENSITIVITY: dict[Neighbouring, float] = {"add_remove": 1.0, "replace_one": 2.0}
+
+
+def check_whole(name: str, value: float, *, most: int) -> None:
+    """A count of users or steps: a whole number, and no larger than an accountant can take."""
+    if not (1 <= value <= most and value == int(value)):
+        raise InputError(f"{name}={value}: expected a whole number from 1 to {most}")
+
+
+def check_sizes(population_size: int, *, cohort_size: int) -> None:
+    """Whole numbers of users, and a cohort no larger than its population (q ≤ 1)."""
+    check_whole("population_size", population_size, most=LARGEST_POPULATION)
+    check_whole("cohort_size", cohort_size, most=LARGEST_POPULATION)
+    if cohort_size > population_size:
+        raise InputError(
+            f"cohort_size={cohort_size} exceeds population_size={population_size}: "
+            f"expected a sampling_rate of at most 1, got {cohort_size / population_size:g}"
+        )
+
+
+@dataclass(frozen=True)
+class GaussianRelease:
+    """One noised sum over one cohort.
+
+    `poisson` needs `sampling_rate`; `fixed_size` needs `cohort_size` and `population_size`; `none` (every user in
+    every round) needs neither. Build it with `poisson_release`, `fixed_size_release` or `full_release`.
+    """
+
+    noise_multiplier: float
+    sampling: Sampling
+    neighbouring: Neighbouring
+    sampling_rate: float | None = None
+    cohort_size: int | None = None
+    population_size: int | None = None
+
+    def __post_init__(self) -> None:
+        z = float(self.noise_multiplier)
+        if not z > 0:
+            raise InputError(f"noise_multiplier={self.noise_multiplier}: expected a positive number (no noise, no ε)")
+        if not SMALLEST_MULTIPLIER <= z <= LARGEST_MULTIPLIER:
+            raise InputError(
+                f"noise_multiplier={z}: expected a number from {SMALLEST_MULTIPLIER:g} to {LARGEST_MULTIPLIER:g}"
+            )
+        object.__setattr__(self, "noise_multiplier", z)  # 1 and 1.0 must be the same event, byte for byte
+        if self.sampling not in get_args(Sampling):
+            raise InputError(f"sampling={self.sampling!r}: expected one of {', '.join(get_args(Sampling))}")
+        if self.neighbouring not in SENSITIVITY:
+            raise InputError(f"neighbouring={self.neighbouring!r}: expected one of {', '.join(SENSITIVITY)}")
+        given = {
+            name for name in ("sampling_rate", "cohort_size", "population_size") if getattr(self, name) is not None
+        }
+        needed = {"poisson": {"sampling_rate"}, "fixed_size": {"cohort_size", "population_size"}, "none": set[str]()}
+        if given != needed[self.sampling]:
+            wanted = " and ".join(sorted(needed[self.sampling])) or "no sampling parameter"
+            raise InputError(f"sampling={self.sampling}: expected {wanted}, got {', '.join(sorted(given)) or 'none'}")
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        if self.sampling_rate is not None:
+            if not 1 / LARGEST_POPULATION <= self.sampling_rate <= 1:
+                raise InputError(
+                    f"sampling_rate={self.sampling_rate}: expected a probability in [{1 / LARGEST_POPULATION:g}, 1]"
+                )
+            object.__setattr__(self, "sampling_rate", float(self.sampling_rate))
+        if self.cohort_size is not None and self.population_size is not None:
+            check_sizes(self.population_size, cohort_size=self.cohort_size)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one user moves the sum, in units of C."""
+        return SENSITIVITY[self.neighbouring]
+
+    @property
+    def effective_multiplier(self) -> float:
+        """Noise std over sensitivity: z for add/remove, z/2 for replace-one."""
+        return self.noise_multiplier / self.sensitivity
+
+
+@dataclass(frozen=True)
+class NoGuarantee:
+    """A release that nothing bounds, and why. Its ε is infinite wherever it appears."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Releases one after another, each with how often it happened; fresh sample and fresh noise every time."""
+
+    parts: tuple[tuple[GaussianRelease | NoGuarantee, int], ...]
+
+    def __post_init__(self) -> None:
+        for event, count in self.parts:
+            if count != int(count) or count < 0:
+                raise InputError(f"count={count} of {event}: expected a whole number, at least 0")
+        object.__setattr__(self, "parts", tuple((event, int(count)) for event, count in self.parts))
+
+
+Event = GaussianRelease | Composition | NoGuarantee
+
+
+def poisson_release(noise_multiplier: float, *, sampling_rate: float) -> GaussianRelease:
+    """Each user joins with probability `sampling_rate`. Guarantee: against adding or removing one user."""
+    return GaussianRelease(noise_multiplier, "poisson", "add_remove", sampling_rate=sampling_rate)
+
+
+def fixed_size_release(noise_multiplier: float, *, cohort_size: int, population_size: int) -> GaussianRelease:
+    """`cohort_size` users without replacement. Guarantee: against replacing one user (sensitivity 2C)."""
+    return GaussianRelease(
+        noise_multiplier, "fixed_size", "replace_one", cohort_size=cohort_size, population_size=population_size
+    )
+
+
+def full_release(noise_multiplier: float, *, neighbouring: Neighbouring = "add_remove") -> GaussianRelease:
+    """Every user in every round: no amplification by sampling."""
+    return GaussianRelease(noise_multiplier, "none", neighbouring)
+
+
+def repeated(event: Event, count: int) -> Composition:
+    """`event` happening `count` times.
+
+    >>> repeated(poisson_release(1.0, sampling_rate=0.01), 3).parts[0][1]
+    3
+    """
+    return Composition(tuple((part, n * count) for part, n in parts_of(event)))
+
+
+def composed(*events: Event) -> Composition:
+    """Everything in `events`, equal parts merged, in order of first appearance."""
+    counts: dict[GaussianRelease | NoGuarantee, int] = {}
+    for event in events:
+        for part, count in parts_of(event):
+            counts[part] = counts.get(part, 0) + count
+    return Composition(tuple(counts.items()))
+
+
+def parts_of(event: Event) -> tuple[tuple[GaussianRelease | NoGuarantee, int], ...]:
+    """The event as (release, count) pairs."""
+    return event.parts if isinstance(event, Composition) else ((event, 1),)
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """A plain dict that `event_from_json` turns back into an equal event."""
+    match event:
+        case Composition(parts):
+            return {"kind": "composition", "parts": [[event_to_json(part), count] for part, count in parts]}
+        case NoGuarantee(reason):
+            return {"kind": "no_guarantee", "reason": reason}
+        case GaussianRelease():
+            fields = {name: value for name, value in vars(event).items() if value is not None}
+            return {"kind": "gaussian", **fields}
+
+
+def event_from_json(data: dict[str, Any]) -> Event:
+    """The event that `event_to_json` wrote; anything else is refused."""
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    try:
+        if kind == "composition":
+            return Composition(tuple((_leaf_from_json(part), count) for part, count in fields.pop("parts")))
+        if kind == "no_guarantee":
+            return NoGuarantee(**fields)
+        if kind == "gaussian":
+            return GaussianRelease(**fields)
+    except (TypeError, KeyError, ValueError) as error:
+        raise InputError(f"privacy event {json.dumps(data, default=repr)}: {error}") from error
+    raise InputError(f"privacy event kind={kind!r}: expected gaussian, composition or no_guarantee")
+
+
+def _leaf_from_json(data: dict[str, Any]) -> GaussianRelease | NoGuarantee:
+    event = event_from_json(data)
+    if isinstance(event, Composition):
+        raise InputError("a composition inside a composition: expected a flat list of releases")
+    return event
+
+
+def to_dp_event(event: Event) -> dp_accounting.DpEvent:
+    """The same in dp-accounting's words; multipliers there are relative to the sensitivity."""
+    match event:
+        case Composition(parts):
+            return dp_accounting.ComposedDpEvent(
+                [dp_accounting.SelfComposedDpEvent(to_dp_event(part), count) for part, count in parts]
+            )
+        case NoGuarantee():
+            return dp_accounting.NonPrivateDpEvent()
+        case GaussianRelease():
+            gaussian = dp_accounting.GaussianDpEvent(event.effective_multiplier)
+            if event.sampling == "poisson":
+                return dp_accounting.PoissonSampledDpEvent(event.sampling_rate, gaussian)
+            if event.sampling == "fixed_size":
+                return dp_accounting.SampledWithoutReplacementDpEvent(
+                    event.population_size, event.cohort_size, gaussian
+                )
+            return gaussian

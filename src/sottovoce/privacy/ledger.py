@@ -1,0 +1,469 @@
+"""The ledger: what a run has spent, written down before it is spent.
+
+One header says what the run is. Before each release an *intent* is on the disk (step, attempt, event, clip bound,
+digest of the parameters, commitment to the cohort, ε so far); at each checkpoint a *commit* follows with the digest of
+the result, and a *budget* wherever somebody changed it. What `intend` gives back, a `Charge`, pays for one release and
+no more. There is no clock in it: a resumed simulation writes the same bytes as one that was never interrupted.
+
+    seeded   steps after the checkpoint are done again with the same cohort and noise: checked, and charged once
+    secure   steps after the checkpoint are new attempts with new cohort and noise: charged again
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.accounting import Epsilon, RunningEpsilon, epsilon
+from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
+from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, event_from_json, event_to_json, repeated
+from sottovoce.privacy.sampling import Indices
+
+VERSION = 1
+
+
+class BudgetSpent(Exception):
+    """The next step would exceed the privacy budget: the run ends here, as it was asked to; no error.
+
+    Nothing of that step was charged or released.
+    """
+
+    def __init__(self, *, step: int, epsilon: float, epsilon_next: float, epsilon_budget: float) -> None:
+        super().__init__(
+            f"step {step} would bring epsilon from {epsilon:.4g} to {epsilon_next:.4g}, "
+            f"above epsilon_budget={epsilon_budget:g}"
+        )
+        self.step, self.epsilon, self.epsilon_next, self.epsilon_budget = step, epsilon, epsilon_next, epsilon_budget
+
+
+@final
+class Charge:
+    """A step that is paid for: the right to release one noised sum and, in adaptive clipping, one noised count.
+
+    Guarantee: each at most once. Only `Ledger.intend` makes one, but for tests and measurements that release nothing.
+    """
+
+    def __init__(self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float) -> None:
+        self.event, self.step, self.clip_bound = event, step, clip_bound
+        self.epsilon: float | None = None  # so far, this step included; None without a guarantee
+        self._released: set[str] = set()
+
+    def release(self, what: Literal["sum", "count"]) -> int:
+        """Uses up the right to `what`; returns the step."""
+        if what in self._released:
+            raise AssertionError(f"step {self.step}: a second {what} for one charge, which pays for one")
+        self._released.add(what)
+        return self.step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a ledger is about. A run goes on only in a ledger with an equal header, but for its budget.
+
+    `inputs` is a digest of what a seeded run reads (the store, the seed model): replaying a step's noise over other
+    data would let the two releases be subtracted. A secure run never replays, and its ledger may be shown to anybody,
+    who could try guesses of the private data against a digest: there it has none.
+    """
+
+    run: str
+    mode: Literal["seeded", "secure"]
+    plan: Mapping[str, object]
+    event: GaussianRelease | NoGuarantee
+    delta: float
+    epsilon_budget: float | None = None
+    inputs: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.mode == "seeded" or not self.inputs, "a digest of private data in the ledger of a release"
+
+    def as_record(self) -> Record:
+        return {
+            "kind": "header",
+            "version": VERSION,
+            "run": self.run,
+            "mode": str(self.mode),
+            "plan": dict(self.plan),
+            "event": event_to_json(self.event),
+            "delta": self.delta,
+            "epsilon_budget": self.epsilon_budget,
+            "inputs": self.inputs,
+        }
+
+
+def cohort_commitment(cohort: Indices, *, nonce: bytes) -> str:
+    """A digest that pins the cohort down and, without the nonce, tells nothing about it."""
+    indices = np.ascontiguousarray(cohort, dtype="<i8").tobytes()
+    return hashlib.blake2b(indices, key=nonce, digest_size=32, person=b"cohort").hexdigest()
+
+
+@dataclass
+class _State:
+    """Where a sequence of records leaves a run."""
+
+    header: Record
+    budget: float | None
+    spent: RunningEpsilon
+    intents: dict[int, Record] = field(default_factory=dict)  # the last attempt at each step
+    attempts: int = 0
+    last_step: int | None = None  # of the last intent
+    top_step: int | None = None  # of all intents
+    commits: dict[int, Record] = field(default_factory=dict)
+
+    @property
+    def committed_step(self) -> int | None:
+        return max(self.commits, default=None)
+
+    @property
+    def seeded(self) -> bool:
+        return bool(self.header["mode"] == "seeded")
+
+
+def _start(header: Record) -> _State:
+    _release(header)
+    return _State(header, header["epsilon_budget"], RunningEpsilon(delta=header["delta"]))
+
+
+def _check(state: _State, record: Record) -> None:
+    """Refuses a record that a run cannot have written here."""
+    match record.get("kind"):
+        case "intent":
+            _check_intent(state, record)
+        case "commit":
+            _check_commit(state, record)
+        case "budget":
+            if record["epsilon_budget"] is not None and not record["epsilon_budget"] > 0:
+                raise InputError(f"epsilon_budget={record['epsilon_budget']}: expected a positive number")
+        case kind:
+            raise InputError(f"kind={kind!r}: expected intent, commit or budget")
+
+
+def _check_intent(state: _State, record: Record) -> None:
+    step, top = record["step"], state.top_step
+    if top is not None and (step > top + 1 or (state.seeded and step != top + 1)):
+        raise InputError(f"step={step} after step {top}: a step is missing or repeated")
+    if record["attempt"] != _attempts_at(state, step) + 1:
+        raise InputError(f"attempt={record['attempt']} at step {step}: expected {_attempts_at(state, step) + 1}")
+    if record["event"] != state.header["event"]:
+        raise InputError(f"event={record['event']} at step {step}: the header says {state.header['event']}")
+    _check_epsilon(record, state.spent.peek(_release(record)))
+
+
+def _check_commit(state: _State, record: Record) -> None:
+    first, step = record["first"], record["step"]
+    # A simulation that resumes may commit steps it had intended to go beyond; a release never goes back.
+    committed = -1 if state.committed_step is None else state.committed_step
+    expected = committed < step <= (state.last_step or 0) if state.seeded else step == state.last_step
+    if not expected or first > step or any(s not in state.intents for s in range(first, step + 1)):
+        raise InputError(f"commit of steps {first} to {step} after step {state.last_step}: not what was intended")
+    _check_epsilon(record, state.spent.epsilon)
+
+
+def _check_epsilon(record: Record, computed: float) -> None:
+    """What a record says was spent is what was: equal, or as near as another version of the accountant may come."""
+    written = math.inf if record["epsilon"] is None else record["epsilon"]
+    if not math.isclose(written, computed, rel_tol=1e-6):
+        raise InputError(f"epsilon={record['epsilon']} at step {record['step']}: its events add up to {computed}")
+
+
+def _apply(state: _State, record: Record) -> None:
+    """Moves the state on by one record that has been checked."""
+    match record["kind"]:
+        case "intent":
+            step = record["step"]
+            state.spent.add(_release(record))
+            state.intents[step] = record
+            state.attempts += 1
+            state.last_step = step
+            state.top_step = step if state.top_step is None else max(state.top_step, step)
+        case "commit":
+            state.commits[record["step"]] = record
+        case "budget":
+            state.budget = record["epsilon_budget"]
+
+
+def _attempts_at(state: _State, step: int) -> int:
+    return state.intents[step]["attempt"] if step in state.intents else 0
+
+
+def _release(record: Record) -> GaussianRelease | NoGuarantee:
+    event = event_from_json(record["event"])
+    if isinstance(event, GaussianRelease | NoGuarantee):
+        return event
+    raise InputError("event: expected one release")
+
+
+def _json_number(value: float) -> float | None:
+    """Infinity is not JSON: an ε without a guarantee, or a clip bound that bounds nothing."""
+    return value if math.isfinite(value) else None
+
+
+def _replay(path: Path, chain: Chain) -> _State:
+    if not chain.records or chain.records[0].get("kind") != "header":
+        raise InputError(f"{path}: expected a header in its first line")
+    header = chain.records[0]
+    if header.get("version") != VERSION:
+        raise InputError(f"{path}: version={header.get('version')}, expected {VERSION}")
+    with _at(f"{path} line 1"):
+        state = _start(header)
+    for number, record in enumerate(chain.records[1:], start=2):
+        with _at(f"{path} line {number}"):
+            _check(state, record)
+            _apply(state, record)
+    return state
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Says where a record is that cannot be what a run wrote."""
+    try:
+        yield
+    except KeyError as missing:
+        raise InputError(f"{place}: {missing} is missing") from missing
+    except (InputError, TypeError) as problem:
+        raise InputError(f"{place}: {problem}") from problem
+
+
+@final
+class Ledger:
+    """A run's open ledger.
+
+    Guarantee: when `intend` returns, the charge is on the disk, and no step is charged twice while it is open. It
+    raises `BudgetSpent` rather than exceed the budget, by the RDP ε (an upper bound). `repaired` says what was mended
+    on opening, or is None.
+    """
+
+    def __init__(self, path: Path, *, header: Header, checkpoint: Mark | None = None) -> None:
+        """Starts the ledger, or goes on with an existing one from `checkpoint` (None: the run starts over).
+
+        Refuses a file that was changed, cut or rolled back behind the checkpoint, that belongs to another run, or that
+        another process has open.
+        """
+        if checkpoint is not None and not path.exists():
+            raise InputError(f"{path} is missing: the checkpoint knows a ledger of {checkpoint.length} lines")
+        self._writer = ChainWriter(path)
+        try:
+            self._open(path, header.as_record(), checkpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: Path, header: Record, checkpoint: Mark | None) -> None:
+        chain = self._writer.chain
+        self._base = _committed_before(path, chain, checkpoint)
+        if chain.records:
+            self._state = _replay(path, chain)
+            _check_same_run(path, self._state.header, header)
+        else:  # new, or killed while writing its very first line
+            self._state = _start(header)
+        self._writer.cut_torn_end()
+        torn = f"{path}: removed {chain.torn} bytes of a last line that was never finished"
+        self.repaired = torn if chain.torn else None
+        if not chain.records:
+            self._writer.append(header)
+        elif self._state.budget != header["epsilon_budget"]:  # no part of what was released: it may change
+            self._write({"kind": "budget", "epsilon_budget": header["epsilon_budget"]})
+        self._next = min(self._state.intents, default=None) if self._base is None else self._base + 1
+
+    def _write(self, record: Record) -> Mark:
+        _check(self._state, record)
+        mark = self._writer.append(record)
+        _apply(self._state, record)
+        return mark
+
+    @property
+    def epsilon(self) -> float:
+        """ε of everything charged so far, by RDP; infinite without a guarantee."""
+        return self._state.spent.epsilon
+
+    @property
+    def mark(self) -> Mark:
+        """Length and head, for the checkpoint."""
+        return self._writer.mark
+
+    def intend(
+        self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
+    ) -> Charge:
+        """Charges `step` before anything of it is released; the plan calls it (`Plan.charge`).
+
+        `parameters` is a digest of the model before the step, `cohort` the commitment to who takes part. In a
+        seeded run, a step that was charged before the run was interrupted is compared and not charged again.
+        """
+        state, written = self._state, event_to_json(event)
+        assert written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}"
+        assert self._next in (None, step), f"step={step}: the step after the last is {self._next}"
+        known = state.intents.get(step)
+        inputs = {"event": written, "clip_bound": _json_number(clip_bound), "parameters": parameters, "cohort": cohort}
+        charge = Charge(event, step=step, clip_bound=clip_bound)
+        if known is not None and state.seeded:
+            _check_same_inputs(known, inputs)
+            charge.epsilon = known["epsilon"]
+        else:
+            after = state.spent.peek(event)
+            if state.budget is not None and after > state.budget:
+                raise BudgetSpent(step=step, epsilon=self.epsilon, epsilon_next=after, epsilon_budget=state.budget)
+            attempt, charge.epsilon = _attempts_at(state, step) + 1, _json_number(after)
+            self._write({"kind": "intent", "step": step, "attempt": attempt, **inputs, "epsilon": charge.epsilon})
+        self._next = step + 1
+        return charge
+
+    def commit(self, *, step: int, result: str, epsilon_pld: float | None = None) -> Mark:
+        """Seals the steps since the last commit with the digest of their result; the mark goes into the checkpoint."""
+        state = self._state
+        if state.seeded and state.committed_step is not None and step <= state.committed_step:
+            known = state.commits.get(step)
+            if known is not None and known["result"] != result:
+                raise InputError(f"step {step} was done again and gave another result: {result}, not {known['result']}")
+            self._base = step
+            return self.mark
+        assert step in state.intents, f"step={step}: a commit of what was never intended"
+        since = state.committed_step if state.seeded else self._base
+        record: Record = {
+            "kind": "commit",
+            "first": min(state.intents) if since is None else since + 1,
+            "step": step,
+            "result": result,
+            "epsilon": _json_number(state.spent.epsilon),
+        }
+        if epsilon_pld is not None:
+            record["epsilon_pld"] = epsilon_pld
+        mark = self._write(record)
+        self._base = step
+        return mark
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _check_same_run(path: Path, found: Record, expected: Record) -> None:
+    difference = _first_difference(found, expected | {"epsilon_budget": found.get("epsilon_budget")})
+    if difference is not None:
+        name, old, new = difference
+        raise InputError(f"{path} belongs to another run: it says {name}={old}, this run has {new}")
+
+
+def _first_difference(old: Any, new: Any, name: str = "") -> tuple[str, object, object] | None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            found = _first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+            if found is not None:
+                return found
+        return None
+    return None if old == new else (name, old, new)
+
+
+def _committed_before(path: Path, chain: Chain, checkpoint: Mark | None) -> int | None:
+    """The step of the checkpoint: of the last commit among the lines it knew. Refuses a file that has lost some."""
+    if checkpoint is None:
+        return None
+    if len(chain.records) < checkpoint.length:
+        raise InputError(
+            f"{path} has {len(chain.records)} lines, the checkpoint knows {checkpoint.length}: it was shortened or "
+            "rolled back, and what it forgot has been spent"
+        )
+    if checkpoint.length < 1 or chain.hashes[checkpoint.length - 1] != checkpoint.head:
+        raise InputError(f"{path} is not the ledger that the checkpoint knew: line {checkpoint.length} differs")
+    commits = [record["step"] for record in chain.records[: checkpoint.length] if record.get("kind") == "commit"]
+    return commits[-1] if commits else None
+
+
+def _check_same_inputs(known: Record, now: Record) -> None:
+    for name, value in now.items():
+        if known[name] != value:
+            raise InputError(
+                f"step {known['step']} was charged with {name}={known[name]} and now has {value}: the same noise over "
+                "changed inputs would cancel; start a new run"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerReport:
+    """What a sound ledger says, for people and machines."""
+
+    path: Path
+    torn_bytes: int
+    mark: Mark
+    header: Mapping[str, Any]
+    epsilon_budget: float | None
+    steps: int
+    attempts: int
+    committed_step: int | None
+    spent: Event
+
+    @cached_property
+    def epsilon(self) -> Epsilon:
+        """ε of everything charged, by both accountants; computed anew from the events."""
+        return epsilon(self.spent, self.header["delta"])
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "path": str(self.path),
+            "valid": True,
+            **{name: self.header[name] for name in ("run", "mode", "event", "delta")},
+            "epsilon_pld": self.epsilon.pld,
+            "epsilon_pld_reason": self.epsilon.pld_reason,
+            "epsilon_rdp": _json_number(self.epsilon.rdp),
+            "rdp_order": self.epsilon.rdp_order,
+            "epsilon_budget": self.epsilon_budget,
+            "steps": self.steps,
+            "attempts": self.attempts,
+            "committed_step": self.committed_step,
+            "length": self.mark.length,
+            "head": self.mark.head,
+            "torn_bytes": self.torn_bytes,
+        }
+
+    def table(self) -> Table:
+        """The same for the terminal."""
+        event, account = self.header["event"], self.epsilon
+        release = "secure: cohorts and noise were drawn once and cannot be repeated"
+        by_pld = f"{account.pld:.4g}" if account.pld is not None else f"none: {account.pld_reason}"
+        repeats = self.attempts - self.steps
+        rows = {
+            "run": self.header["run"],
+            "mode": release if self.header["mode"] == "secure" else "seeded: a simulation, not a release",
+            "each step": event.get("reason") or ", ".join(f"{k}={v}" for k, v in event.items() if k != "kind"),
+            "steps": f"{self.steps} charged, last committed: {self.committed_step}",
+            "attempts": f"{self.attempts}, {repeats} of them repeated after a crash" if repeats else self.attempts,
+            "ε (PLD)": by_pld,
+            "ε (RDP)": f"{account.rdp:.4g}" if math.isfinite(account.rdp) else "no guarantee",
+            "δ": f"{self.header['delta']:g}",
+            "budget": "none" if self.epsilon_budget is None else f"ε ≤ {self.epsilon_budget:g} by RDP",
+            "last line": f"torn, {self.torn_bytes} bytes to be removed on resume" if self.torn_bytes else "whole",
+            "chain": f"sound, {self.mark.length} lines, head {self.mark.head[:16]}…",
+        }
+        table = Table(title=str(self.path), show_header=False)
+        for name, value in rows.items():
+            table.add_row(name, escape(str(value)))
+        return table
+
+
+def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:
+    """Reads and checks a ledger without touching it; raises InputError with what is wrong.
+
+    Only a `checkpoint` can show that whole lines are missing at its end.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no ledger there")
+    chain = read_chain(path)
+    _committed_before(path, chain, checkpoint)
+    state = _replay(path, chain)
+    return LedgerReport(
+        path=path,
+        torn_bytes=chain.torn,
+        mark=chain.mark,
+        header=state.header,
+        epsilon_budget=state.budget,
+        steps=len(state.intents),
+        attempts=state.attempts,
+        committed_step=state.committed_step,
+        spent=repeated(_release(state.header), state.attempts),
+    )

@@ -1,0 +1,170 @@
+"""Gaussian noise on the sum of clipped updates.
+
+`add_gaussian` is for simulation: fast, in float32, and repeatable from its generator. `add_secure_gaussian` is for
+real releases. The two never mix.
+
+Floating-point attacks, and what the secure mode claims
+    Textbook noise in floating point leaks: which numbers x + noise can round to depends on x (Mironov 2012). Here
+    * every clipped update is rounded towards zero to multiples of a public power of two, the grid, and the sum of
+      up to `most_users` of them in float64 is exact, in any order (`grid_spacing` leaves the room);
+    * noise is drawn without looking at the sum, rounded to the same grid, and added, again exactly.
+    For a sum x on the grid, x + round(noise) = round(x + noise). So the released number is a rounding, that is
+    a post-processing, of the ideal Gaussian mechanism: it has the accountant's guarantee, and its support is the
+    same whatever the data. What is left is how far the drawn noise is from an ideal Gaussian rounded to the grid:
+    Box–Muller on 63-bit uniforms (126 bits in the tail, which ends at 13.2σ) in float64, with relative errors of
+    the logarithm, root and sine near 2⁻⁵².
+    Not claimed: exactness of those functions, or protection against timing and other side channels, a compromised
+    machine, or an operating system without entropy. Adding to a float32 model afterwards is post-processing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.layout import Groups, Layout, match_groups
+from sottovoce.privacy.secure_random import SecureRandom
+
+# Elements drawn at once: few enough to stay in the cache, enough to fill the device.
+_CHUNK = {"cpu": 1 << 15, "cuda": 1 << 22}
+_TAIL_WORDS = 1 << 31  # below, a 63-bit uniform is too coarse
+_REACH = 16.0  # no draw is farther than 13.3 standard deviations
+
+
+def add_gaussian(
+    total: Tensor, *, std: float, generator: Generator, layout: Layout, factors: Sequence[float] | None = None
+) -> Tensor:
+    """total += N(0, std²) on every parameter, in place; `factors` (for analysis) scale std per parameter.
+
+    Guarantee: with std = z·C on a sum of updates clipped to C, the Gaussian mechanism with noise multiplier z, up to
+    float32 arithmetic and a repeatable generator: a simulation of a release, not a release. With `factors`: none.
+    std = 0 adds nothing.
+    """
+    _check_std(std)
+    layout.check(total)
+    if std == 0:
+        return total
+    if factors is None:
+        for chunk in _chunks(total):
+            chunk.add_(_standard_normal(chunk, generator), alpha=std)
+    else:
+        for part, factor in zip(layout.parts(total), factors, strict=True):
+            part.add_(_standard_normal(part, generator), alpha=std * factor)
+    layout.clear_padding(total)
+    return total
+
+
+def _chunks(total: Tensor) -> Sequence[Tensor]:
+    return torch.split(total, _CHUNK.get(total.device.type, 1 << 22))
+
+
+def _standard_normal(like: Tensor, generator: Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+
+
+def add_secure_gaussian(total: Tensor, *, std: float, grid: float, random: SecureRandom, layout: Layout) -> Tensor:
+    """total += N(0, std²) rounded to `grid`, in place; `total` is float64 and on the grid (checked: else no defence).
+
+    Guarantee: see the top of this file.
+    """
+    _check_std(std)
+    layout.check(total)
+    assert total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64"
+    for chunk in _chunks(total):
+        cells = chunk / grid
+        assert bool(((cells == cells.trunc()) & (cells.abs() <= 2.0**52)).all()), (
+            "total is not an exact sum on the grid"
+        )
+        chunk.add_(grid_gaussian(chunk.numel(), std=std, grid=grid, random=random, device=chunk.device))
+    layout.clear_padding(total)
+    return total
+
+
+def grid_gaussian(
+    count: int, *, std: float, grid: float, random: SecureRandom, device: torch.device | str = "cpu"
+) -> Tensor:
+    """`count` independent N(0, std²) in float64, each rounded to the nearest multiple of `grid` (a power of two)."""
+    pairs = -(-count // 2)
+    words = torch.from_numpy(random.words(2 * pairs).view("int64")).to(device)
+    coarse = (words[:pairs] >> 1) & (2**63 - 1)
+    uniform = (coarse.double() + 1) * 2.0**-63  # in (0, 1]
+    tail = (coarse < _TAIL_WORDS).nonzero().squeeze(-1)
+    if len(tail):  # once in four thousand million draws: refine, so that the far tail is not cut off
+        finer = torch.from_numpy((random.words(len(tail)) >> 1).view("int64")).to(device)
+        uniform[tail] = (coarse[tail].double() + (finer.double() + 1) * 2.0**-63) * 2.0**-63
+    radius = uniform.log_().mul_(-2).sqrt_().mul_(std / grid)
+    angle = words[pairs:].double().mul_(math.pi * 2.0**-63)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].round_().mul_(grid)
+
+
+def grid_spacing(*, clip_bound: float, most_users: int, std: float) -> float:
+    """The finest power of two on which sums of `most_users` updates clipped to C, and noise, are exact in float64.
+
+    >>> grid_spacing(clip_bound=1.0, most_users=1024, std=0.0) == 2.0 ** (10 - 52)
+    True
+    """
+    reach = most_users * clip_bound + _REACH * std
+    return 2.0 ** (math.ceil(math.log2(reach)) - 52)
+
+
+def _check_std(std: float) -> None:
+    if not (math.isfinite(std) and std >= 0):
+        raise InputError(f"noise std={std}: expected a finite number, at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScope:
+    """Where noise goes, for analysis (Figures 15 and 16): not a release, no guarantee.
+
+    `factors` maps groups to what σ is multiplied by there; `others` is the factor everywhere else.
+    One group only: `factors={"mlp": 1}, others=0`. All but one: `factors={"mlp": 0}`. Half on one: `{"mlp": 0.5}`.
+    """
+
+    groups: Groups
+    factors: Mapping[str, float]
+    others: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, factor in (*self.factors.items(), ("of others", self.others)):
+            if not (math.isfinite(factor) and factor >= 0):
+                raise InputError(f"noise factor {name}={factor}: expected a finite number, at least 0")
+        for name in self.factors:
+            if name not in self.groups:
+                raise InputError(f"noise factor for group {name!r}: expected one of {', '.join(self.groups)}")
+
+    def parameter_factors(self, layout: Layout) -> tuple[float, ...]:
+        """The factor of every parameter."""
+        group_of = match_groups(layout.names, self.groups)
+        return tuple(self.others if group is None else self.factors.get(group, self.others) for group in group_of)
+
+
+# The three placements of Appendix H.1, in units of C. z = σ_sum (on the sum), σ_DP = σ_avg (on the mean), σ_client.
+
+
+def sigma_dp_of(noise_multiplier: float, *, cohort_size: int) -> float:
+    """σ_DP = z/S: noise on the mean for noise on the sum."""
+    return noise_multiplier / cohort_size
+
+
+def noise_multiplier_of(sigma_dp: float, *, cohort_size: int) -> float:
+    """z = σ_DP·S: noise on the sum for noise on the mean (Theorem 1)."""
+    return sigma_dp * cohort_size
+
+
+def sigma_client_of(sigma_dp: float, *, sampling_rate: float, weight_square_sum: float) -> float:
+    """σ_client = σ_DP·√(q/Σω²): noise on each client's update, equal to σ_DP on the mean *in expectation* only.
+
+    With ω = 1/K, Σω² = 1/K and this is σ_DP·√S.
+    """
+    return sigma_dp * math.sqrt(sampling_rate / weight_square_sum)
+
+
+def realised_sigma_dp(sigma_client: float, *, realised_cohort: int, cohort_size: int) -> float:
+    """What per-client noise amounts to on the mean, with equal weights, once the cohort is drawn: σ_client·√n/S.
+
+    It depends on a private count, and is smaller than planned in every small cohort. No accountant bounds it.
+    """
+    return sigma_client * math.sqrt(realised_cohort) / cohort_size

@@ -1,0 +1,314 @@
+"""The plan: the only place where sampling, clipping, noise and accounting meet.
+
+    PrivacySettings ──► Plan ──► sample · accumulate · add_noise     what is done
+                          └────► event · charge                      what is paid for it
+
+A plan is made of its settings and the model's layout and nothing else; sampler, clip bound, noise and event all
+follow from them, so what is done is what is accounted. Noise is added only to what has been charged, once. Settings
+that would break that are refused here.
+
+Shapes: P flat length, N clients.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.adaptive import next_clip_bound, update_noise_multiplier
+from sottovoce.privacy.clipping import Clipper, ClipStats
+from sottovoce.privacy.events import GaussianRelease, NoGuarantee, fixed_size_release, poisson_release
+from sottovoce.privacy.layout import Layout, group_layers, tensor_layers
+from sottovoce.privacy.ledger import Charge, Header, Ledger
+from sottovoce.privacy.noise import (
+    add_gaussian,
+    add_secure_gaussian,
+    grid_gaussian,
+    grid_spacing,
+    sigma_dp_of,
+)
+from sottovoce.privacy.sampling import FixedSizeSampler, Indices, PoissonSampler, Sampler, Words, bounded_weight
+from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
+from sottovoce.seeds import derive, stream
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round's privacy, ready to use (Algorithm 1).
+
+    Guarantee: `add_noise` on a total of `accumulate` over the users of `sample` is exactly one `event`. Where the
+    event is a `NoGuarantee`, it says why.
+
+    >>> settings = PrivacySettings(population_size=1000, privacy_unit="speaker", cohort_size=10, clip_bound=1.0,
+    ...                            noise_multiplier=1.0, delta=1e-5, root_seed=7)
+    >>> layout = Layout.of({"w": torch.zeros(4)})
+    >>> plan = Plan(settings, layout)
+    >>> total = plan.new_total()
+    >>> for user in plan.sample(0):
+    ...     stats = plan.accumulate(total, layout.flatten({"w": torch.full((4,), 5.0)}))
+    >>> charge = Charge(plan.event, step=0, clip_bound=1.0)  # a run gets it from `plan.charge(ledger, …)`
+    >>> pseudo_gradient = plan.add_noise(total, charge) / plan.denominator
+    >>> print(plan.guarantee)
+    δ=1e-05 for each speaker against adding or removing one: poisson q=0.01, z=1 (simulated)
+    """
+
+    settings: PrivacySettings
+    layout: Layout
+    adapted_clip_bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.adapted_clip_bound is not None and self.settings.adaptive is None:
+            raise InputError(f"clip_bound={self.adapted_clip_bound}: only adaptive clipping moves the bound of a plan")
+        if self.settings.noise_scope is not None:
+            self.settings.noise_scope.parameter_factors(self.layout)
+        # Everything is built once now, so that what is wrong is refused here and not in the first round.
+        assert self.clipper.layer_bounds
+        assert self.sampler
+        assert self.event
+        assert self.noise_std_sum >= 0
+
+    # What is charged.
+
+    @cached_property
+    def event(self) -> GaussianRelease | NoGuarantee:
+        """What one round spends."""
+        settings, reason = self.settings, self.settings.no_guarantee_reason
+        if reason is not None:
+            return NoGuarantee(reason)
+        match self.sampler:
+            case PoissonSampler(sampling_rate=rate):
+                return poisson_release(settings.z, sampling_rate=rate)
+            case FixedSizeSampler(cohort_size=size):
+                return fixed_size_release(settings.z, cohort_size=size, population_size=settings.population_size)
+
+    @property
+    def guarantee(self) -> str:
+        """The promise in one line, without its ε (which grows with the steps), or why there is none."""
+        if isinstance(self.event, NoGuarantee):
+            return f"no guarantee: {self.event.reason}"
+        relation = "adding or removing one" if self.event.neighbouring == "add_remove" else "replacing one"
+        simulated = " (simulated)" if self.settings.mode is Mode.SEEDED else ""
+        return (
+            f"δ={self.settings.delta:g} for each {self.settings.privacy_unit} against {relation}: "
+            f"{self.event.sampling} q={self.sampling_rate:g}, z={self.settings.z:g}{simulated}"
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed but should be read."""
+        limit = 1 / self.settings.population_size
+        if self.settings.delta >= limit:
+            return (
+                f"delta={self.settings.delta:g} is not below 1/population_size={limit:.3g}: it allows one user's leak",
+            )
+        return ()
+
+    # What is done.
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = S/K."""
+        return self.settings.cohort_size / self.settings.population_size
+
+    @property
+    def cohort_size(self) -> int:
+        """S: the public, expected cohort size; never the realised one."""
+        return self.settings.cohort_size
+
+    @property
+    def denominator(self) -> float:
+        """What a noised sum is divided by; public."""
+        return self.settings.denominator or float(self.settings.cohort_size)
+
+    @property
+    def clip_bound(self) -> float:
+        """C of this round."""
+        return self.settings.clip_bound if self.adapted_clip_bound is None else self.adapted_clip_bound
+
+    @cached_property
+    def update_noise_multiplier(self) -> float:
+        """z, or the larger z_Δ that makes up for what adaptive clipping's count spends."""
+        settings = self.settings
+        if settings.adaptive is None or settings.z == 0:
+            return settings.z
+        return update_noise_multiplier(settings.z, count_noise_std=settings.adaptive.count_noise(settings.cohort_size))
+
+    @property
+    def noise_std_sum(self) -> float:
+        """z·C: the standard deviation of the noise on the sum."""
+        return self.update_noise_multiplier * self.clip_bound if self.settings.z > 0 else 0.0
+
+    @property
+    def noise_std_mean(self) -> float:
+        """C·σ_DP: the same after division by the denominator."""
+        return self.noise_std_sum / self.denominator
+
+    @property
+    def sigma_dp(self) -> float:
+        """σ_DP = z/S, the paper's unit."""
+        return sigma_dp_of(self.update_noise_multiplier, cohort_size=self.settings.cohort_size)
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        if self.settings.sampling is Sampling.POISSON:
+            return PoissonSampler(sampling_rate=self.sampling_rate)
+        return FixedSizeSampler(cohort_size=self.settings.cohort_size)
+
+    @cached_property
+    def clipper(self) -> Clipper:
+        groups = self.settings.layer_groups
+        return Clipper(
+            layers=group_layers(self.layout, groups) if groups else tensor_layers(self.layout),
+            clip_bound=self.clip_bound,
+            share=self.settings.share,
+            normalise=self.settings.normalise,
+            alpha=tuple(self.settings.alpha.items()),
+            grid=self._grid,
+        )
+
+    @cached_property
+    def _grid(self) -> float | None:
+        """The grid that keeps sums of a secure run exact (see `noise`)."""
+        if self.settings.mode is Mode.SEEDED:
+            return None
+        most = self.settings.population_size if self.settings.sampling is Sampling.POISSON else self.cohort_size
+        return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.noise_std_sum)
+
+    def sample(self, step: int) -> Indices:
+        """The cohort of `step`: indices of users, ascending. Private."""
+        words: Words = SecureRandom().words if self.settings.root_seed is None else self._seeded_words(step)
+        return self.sampler.sample(self.settings.population_size, words=words)
+
+    def _seeded_words(self, step: int) -> Words:
+        assert self.settings.root_seed is not None
+        raw = stream(self.settings.root_seed, "cohort", step).bit_generator.random_raw
+        return lambda count: raw(count)
+
+    def new_total(self, *, device: torch.device | str = "cpu") -> Tensor:
+        """A zero sum [P]: float32, or float64 on the grid of a secure run."""
+        dtype = torch.float32 if self._grid is None else torch.float64
+        return self.layout.zeros(device=device, dtype=dtype)
+
+    def weight(self, amount: float) -> float:
+        """ω of a user with `amount` of data (utterances or seconds, as the weighting says)."""
+        if self.settings.weighting is Weighting.UNIFORM:
+            return 1.0
+        cap = self.settings.weight_cap
+        assert cap is not None, f"weighting={self.settings.weighting} without a weight_cap is no business of the plan"
+        return bounded_weight(amount, cap=cap)
+
+    def clip(self, update: Tensor, *, weight: Tensor | float = 1.0) -> Tensor:
+        """ω·clip(update), [P] or [N, P], as a new tensor; `accumulate` is the fast way to sum them."""
+        self._check_weight(weight)
+        return self.clipper.clip(update, weight=weight)[0]
+
+    def accumulate(self, total: Tensor, update: Tensor, *, weight: Tensor | float = 1.0) -> ClipStats:
+        """total += ω·clip(update), summed over stacked users. A user's ω is their own `weight`, nobody else's data."""
+        self._check_weight(weight)
+        return self.clipper.accumulate(total, update, weight=weight)
+
+    def _check_weight(self, weight: Tensor | float) -> None:
+        uniform = isinstance(weight, float | int) and weight == 1
+        weighted = self.settings.weighting is not Weighting.UNIFORM
+        assert uniform or weighted, "weights in a plan with weighting=uniform"
+
+    def charge(self, ledger: Ledger, *, step: int, parameters: str, cohort: str) -> Charge:
+        """Pays for `step`: on the disk when this returns. BudgetSpent if the budget does not allow it.
+
+        `parameters` is a digest of the model before the step, `cohort` the commitment to who takes part.
+        """
+        return ledger.intend(self.event, step=step, clip_bound=self.clip_bound, parameters=parameters, cohort=cohort)
+
+    def _release(self, charge: Charge, what: Literal["sum", "count"]) -> int:
+        paid, due = (charge.event, charge.clip_bound), (self.event, self.clip_bound)
+        assert paid == due, f"step {charge.step} was charged as {paid}: this plan releases {due}"
+        return charge.release(what)
+
+    def add_noise(self, total: Tensor, charge: Charge) -> Tensor:
+        """total += N(0, (z·C)²), in place; returns the noised sum in float32. Once per charge."""
+        settings, step = self.settings, self._release(charge, "sum")
+        if settings.root_seed is None:
+            assert self._grid is not None
+            add_secure_gaussian(
+                total, std=self.noise_std_sum, grid=self._grid, random=SecureRandom(), layout=self.layout
+            )
+            return total.float()
+        factors = settings.noise_scope.parameter_factors(self.layout) if settings.noise_scope else None
+        generator = torch.Generator(device=total.device).manual_seed(self._noise_seed(step))
+        add_gaussian(total, std=self.noise_std_sum, generator=generator, layout=self.layout, factors=factors)
+        return total.float()
+
+    def _noise_seed(self, step: int) -> int:
+        """Counted up: torch's CPU generator keeps 32 bits of a seed, where hashed ones of two steps may meet."""
+        assert self.settings.root_seed is not None
+        return (derive(self.settings.root_seed, "noise") + step) % 2**63
+
+    def adapt(self, centred_count: float, charge: Charge) -> "Plan":
+        """The plan of the next step, its clip bound moved by the noised count (see `adaptive.centred_count`).
+
+        Guarantee: together with `add_noise` for the same charge one `event`; the count's noise is in it.
+        """
+        adaptive, step = self.settings.adaptive, self._release(charge, "count")
+        assert adaptive is not None, "only a plan with adaptive clipping adapts"
+        std = adaptive.count_noise(self.cohort_size)
+        if self.settings.root_seed is None:
+            # Half counts and this grid are exact, so the argument of `noise` holds here too.
+            grid = grid_spacing(clip_bound=1.0, most_users=self.settings.population_size, std=std)
+            noise = float(grid_gaussian(1, std=std, grid=grid, random=SecureRandom()))
+        else:
+            noise = float(stream(self.settings.root_seed, "clip count noise", step).normal(0.0, std))
+        bound = next_clip_bound(self.clip_bound, centred_count + noise, cohort_size=self.cohort_size, settings=adaptive)
+        return self.with_clip_bound(bound)
+
+    def with_clip_bound(self, clip_bound: float) -> "Plan":
+        """The same plan further on in an adaptive run, for resuming."""
+        return dataclasses.replace(self, adapted_clip_bound=clip_bound)
+
+    def cohort_nonce(self, step: int) -> bytes:
+        """What hides the cohort in the ledger's commitment; keep it to open the commitment later."""
+        if self.settings.root_seed is None:
+            return os.urandom(32)
+        return derive(self.settings.root_seed, "cohort nonce", step).to_bytes(8, "little")
+
+    def describe(self) -> dict[str, object]:
+        """All settings that decide what is released, as JSON takes them; the layout by its shapes."""
+        settings = dataclasses.asdict(self.settings)
+        described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}
+        layout = {name: list(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
+        return {**described, "layout": layout}
+
+    def ledger_header(self, *, run: str, inputs: str = "") -> Header:
+        """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by seeded runs only."""
+        seeded = self.settings.mode is Mode.SEEDED
+        return Header(
+            run=run,
+            mode="seeded" if seeded else "secure",
+            plan=self.describe(),
+            event=self.event,
+            delta=self.settings.delta,
+            epsilon_budget=self.settings.epsilon_budget,
+            inputs=inputs if seeded else "",
+        )
+
+
+def _plain(value: object) -> object:
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case StrEnum():
+            return str(value)
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value

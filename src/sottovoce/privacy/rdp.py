@@ -1,0 +1,224 @@
+"""Rényi accounting on dp-accounting: the paper's ε, and the one that is cheap enough to follow step by step.
+
+An event's RDP curve (one value per order) is computed once and cached; after that a step costs one addition of
+200 numbers. Orders below 1.01 are left out: the conversion to ε loses all its digits there.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import final
+
+import dp_accounting
+import numpy as np
+from dp_accounting import rdp as dp_rdp
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.events import Event, GaussianRelease, Neighbouring, NoGuarantee, parts_of, to_dp_event
+
+Curve = NDArray[np.float64]
+
+# Low orders decide at little noise (z < 0.5), half steps up to 64 at ordinary noise, the sparse tail at small ε.
+_LOW_FRACTIONS = (1.011, 1.015, 1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5)
+ORDERS: Curve = np.concatenate(
+    [
+        _LOW_FRACTIONS,
+        np.arange(2.0, 64.5, 0.5),
+        np.arange(66.0, 130.0, 2.0),
+        np.arange(136.0, 264.0, 8.0),
+        np.arange(288.0, 544.0, 32.0),
+        [768.0, 1024.0, 2048.0, 4096.0, 10240.0],
+    ]
+)
+ORDERS.flags.writeable = False
+
+# log A_α is a sum of up to 10⁴ terms near 1: its rounding must never read as "no privacy spent".
+_ROUNDING_OF_LOG_A = 1e-14
+_LARGEST_QUADRATURE = 100_000  # points; below z ≈ 0.015 the series is exact anyway
+
+_RELATIONS = {
+    "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
+}
+# What dp-accounting bounds; the rest is refused by name.
+_BOUNDED = {("poisson", "add_remove"), ("fixed_size", "replace_one"), ("none", "add_remove"), ("none", "replace_one")}
+
+
+def neighbouring_of(event: Event) -> Neighbouring | None:
+    """The one neighbouring relation of all releases in `event` (None if there are none); refuses what has no bound."""
+    first: GaussianRelease | None = None
+    for part, _ in parts_of(event):
+        if isinstance(part, NoGuarantee):
+            continue
+        if (part.sampling, part.neighbouring) not in _BOUNDED:
+            raise InputError(
+                f"sampling={part.sampling} with neighbouring={part.neighbouring}: no bound is known for this pair; "
+                "expected poisson with add_remove, or fixed_size with replace_one"
+            )
+        first = first or part
+        if part.neighbouring != first.neighbouring:
+            raise InputError(
+                f"cannot compose sampling={first.sampling} (neighbouring={first.neighbouring}) with "
+                f"sampling={part.sampling} (neighbouring={part.neighbouring}): expected one neighbouring relation"
+            )
+    return first.neighbouring if first else None
+
+
+@dataclass(frozen=True)
+class RdpCurve:
+    """RDP of one release at each of `ORDERS`, and the orders at which dp-accounting's series did not converge.
+
+    Those are integrated numerically where possible, and infinite otherwise.
+    """
+
+    values: Curve
+    unconverged: tuple[float, ...]
+
+
+@lru_cache(maxsize=512)
+def release_curve(release: GaussianRelease) -> RdpCurve:
+    """The RDP curve of one release (about 0.2 s the first time)."""
+    neighbouring_of(release)
+    accountant = dp_rdp.RdpAccountant(ORDERS, _RELATIONS[release.neighbouring])
+    with _quiet_absl():
+        accountant.compose(to_dp_event(release))
+    values = np.asarray(accountant.rdp, dtype=np.float64)
+    unconverged = tuple(float(order) for order in ORDERS[np.isinf(values)])
+    if release.sampling == "poisson" and release.sampling_rate != 1.0:
+        # dp-accounting sums a series with its signs dropped: an upper bound, loose below 2 and divergent at times.
+        low = [_log_a_by_quadrature(release, order) / (order - 1) for order in _LOW_FRACTIONS]
+        values[: len(low)] = np.minimum(values[: len(low)], low)
+    # Sampling never costs privacy (Rényi divergence is jointly quasi-convex), whatever an amplification bound says.
+    values = np.minimum(values, ORDERS / (2 * release.effective_multiplier**2))
+    values = np.maximum(values, 0.0) + _ROUNDING_OF_LOG_A / (ORDERS - 1)
+    values.flags.writeable = False
+    return RdpCurve(values, unconverged)
+
+
+def event_curve(event: Event) -> RdpCurve:
+    """The RDP curve of a composition: curves add up. Infinite where something has no guarantee."""
+    neighbouring_of(event)
+    total = np.zeros_like(ORDERS)
+    unconverged: set[float] = set()
+    for part, count in parts_of(event):
+        if count == 0:
+            continue
+        if isinstance(part, NoGuarantee):
+            return RdpCurve(np.full_like(ORDERS, np.inf), ())
+        curve = release_curve(part)
+        total += count * curve.values
+        unconverged.update(curve.unconverged)
+    return RdpCurve(total, tuple(sorted(unconverged)))
+
+
+def epsilon_of_curve(values: Curve, *, delta: float) -> tuple[float, float | None]:
+    """The smallest ε over all orders, and its order (Canonne, Kamath, Steinke 2020, Proposition 12)."""
+    if not values.any():
+        return 0.0, None
+    if not np.isfinite(values).any():
+        return math.inf, None
+    epsilons = values + np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
+    # KL bounds the total variation: δ ≥ √(1 − exp(−KL)) already holds with ε = 0.
+    epsilons = np.where(delta**2 + np.expm1(-values) > 0, 0.0, np.maximum(epsilons, 0.0))
+    best = int(np.argmin(epsilons))
+    return float(epsilons[best]), float(ORDERS[best])
+
+
+def delta_of_curve(values: Curve, *, epsilon: float) -> tuple[float, float | None]:
+    """The smallest δ over all orders for a given ε, and its order."""
+    if not values.any():
+        return 0.0, None
+    if not np.isfinite(values).any():
+        return 1.0, None
+    by_order = (ORDERS - 1) * (values - epsilon + np.log1p(-1 / ORDERS)) - np.log(ORDERS)
+    by_total_variation = 0.5 * np.log(-np.expm1(-values))
+    log_deltas = np.minimum(by_order, by_total_variation)
+    best = int(np.argmin(log_deltas))
+    return min(1.0, math.exp(float(log_deltas[best]))), float(ORDERS[best])
+
+
+@final
+class RunningEpsilon:
+    """Cumulative RDP ε, release by release, in microseconds each.
+
+    >>> from sottovoce.privacy.events import poisson_release
+    >>> step = poisson_release(1.0, sampling_rate=0.01)
+    >>> spent = RunningEpsilon(delta=1e-6)
+    >>> after_one = spent.add(step)
+    >>> spent.peek(step) > after_one == spent.epsilon
+    True
+    """
+
+    def __init__(self, *, delta: float) -> None:
+        check_delta(delta)
+        self._delta = delta
+        self._values = np.zeros_like(ORDERS)
+        self._first: GaussianRelease | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """ε of everything added so far."""
+        return epsilon_of_curve(self._values, delta=self._delta)[0]
+
+    def peek(self, event: Event, count: int = 1) -> float:
+        """ε if `event` happened `count` more times; nothing is charged."""
+        return epsilon_of_curve(self._after(event, count), delta=self._delta)[0]
+
+    def add(self, event: Event, count: int = 1) -> float:
+        """Charges `event` `count` times and returns ε so far."""
+        self._values = self._after(event, count)
+        releases = [part for part, _ in parts_of(event) if isinstance(part, GaussianRelease)]
+        self._first = self._first or next(iter(releases), None)
+        return self.epsilon
+
+    def _after(self, event: Event, count: int) -> Curve:
+        if self._first is not None:
+            for part, _ in parts_of(event):
+                if isinstance(part, GaussianRelease) and part.neighbouring != self._first.neighbouring:
+                    raise InputError(
+                        f"cannot compose sampling={self._first.sampling} (neighbouring={self._first.neighbouring}) "
+                        f"with sampling={part.sampling} (neighbouring={part.neighbouring}): "
+                        "expected one neighbouring relation"
+                    )
+        if count == 0:
+            return self._values
+        return self._values + count * event_curve(event).values
+
+
+def check_delta(delta: float) -> None:
+    """δ is a probability, and neither 0 nor 1."""
+    if not 0 < delta < 1:
+        raise InputError(f"delta={delta}: expected a probability in (0, 1), well below one over the population")
+
+
+def _log_a_by_quadrature(release: GaussianRelease, order: float) -> float:
+    """log A_α = log E_{x∼N(0,z²)} (1 − q + q·exp((2x−1)/2z²))^α by the trapezoidal rule, rounded upwards.
+
+    The integrand is analytic up to ±iπz² from the real line, so steps of z²/8 leave an error near exp(−16π²).
+    """
+    assert release.sampling_rate is not None
+    q, z = release.sampling_rate, release.effective_multiplier
+    step = min(z, z * z) / 8
+    if (order + 24 * z) / step > _LARGEST_QUADRATURE:
+        return math.inf
+    x = np.arange(-12 * z, order + 12 * z, step)
+    log_ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * z * z))
+    log_a = logsumexp(order * log_ratio - x * x / (2 * z * z)) + math.log(step / (z * math.sqrt(2 * math.pi)))
+    return max(float(log_a), 0.0) + 1e-12
+
+
+@contextmanager
+def _quiet_absl() -> Iterator[None]:
+    """Orders that do not converge are reported in `RdpCurve.unconverged`, not on the terminal."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

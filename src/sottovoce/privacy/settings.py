@@ -1,0 +1,141 @@
+"""Everything a plan is made of, and every setting that is refused because it would break a promise."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.clipping import Normalise, Share
+from sottovoce.privacy.events import check_sizes
+from sottovoce.privacy.layout import Groups
+from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
+
+
+class Sampling(StrEnum):
+    POISSON = "poisson"
+    FIXED_SIZE = "fixed_size"
+
+
+class Mode(StrEnum):
+    SEEDED = "seeded"  # a simulation: cohort and noise repeat with the root seed
+    SECURE = "secure"  # a release: cohort and noise from the operating system's entropy, never repeated
+
+
+class Weighting(StrEnum):
+    """What a user's weight depends on. By loss or WER: only without differential privacy."""
+
+    UNIFORM = "uniform"
+    UTTERANCES = "utterances"
+    SECONDS = "seconds"
+    LOSS = "loss"
+    WER = "wer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """Everything a plan is made of. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
+
+    `privacy_unit` is who is protected, in the population's words ("speaker", "device of two speakers"), or None with
+    `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the seed
+    model, which is trained without privacy, has seen. `denominator` is what sums are divided by: public, and
+    `cohort_size` unless weights by data make another one sensible.
+    """
+
+    population_size: int
+    privacy_unit: str | None
+    no_unit_reason: str = "clients of this population are not people"
+    users_also_in_seed: int = 0
+    cohort_size: int
+    sampling: Sampling = Sampling.POISSON
+    clip_bound: float
+    share: Share = Share.GLOBAL
+    normalise: Normalise = Normalise.NEVER
+    layer_groups: Groups = field(default_factory=dict)
+    alpha: Mapping[str, float] = field(default_factory=dict)
+    adaptive: AdaptiveClipping | None = None
+    noise_multiplier: float | None = None
+    sigma_dp: float | None = None
+    noise_scope: NoiseScope | None = None
+    weighting: Weighting = Weighting.UNIFORM
+    weight_cap: float | None = None
+    denominator: float | None = None
+    delta: float
+    epsilon_budget: float | None = None
+    mode: Mode = Mode.SEEDED
+    root_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes(self.population_size, cohort_size=self.cohort_size)
+        _check_noise(self)
+        _check_weights(self)
+        if not 0 < self.delta < 1:
+            raise InputError(f"delta={self.delta}: expected a probability in (0, 1), well below 1/population_size")
+        if (self.mode is Mode.SEEDED) != (self.root_seed is not None):
+            raise InputError(
+                f"mode={self.mode} with root_seed={self.root_seed}: a seeded run has one, a secure run none"
+            )
+        reason = self.no_guarantee_reason
+        if reason is not None and self.epsilon_budget is not None:
+            raise InputError(f"epsilon_budget={self.epsilon_budget} cannot be kept: {reason}")
+        if reason is not None and self.mode is Mode.SECURE:
+            raise InputError(f"mode=secure is for releases with a guarantee, and this one has none: {reason}")
+
+    @property
+    def z(self) -> float:
+        """The noise multiplier of the whole step, however it was given."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.sigma_dp is not None
+        return noise_multiplier_of(self.sigma_dp, cohort_size=self.cohort_size)
+
+    @property
+    def no_guarantee_reason(self) -> str | None:
+        """Why nothing is promised to the users, or None if something is."""
+        if self.z == 0:
+            return "no noise is added (noise_multiplier=0)"
+        if self.privacy_unit is None:
+            return self.no_unit_reason
+        if self.noise_scope is not None:
+            return "noise is left out or changed on some parameters, for analysis"
+        return None
+
+
+def _check_noise(settings: PrivacySettings) -> None:
+    if (settings.noise_multiplier is None) == (settings.sigma_dp is None):
+        raise InputError(
+            f"noise_multiplier={settings.noise_multiplier}, sigma_dp={settings.sigma_dp}: expected exactly one"
+        )
+    z = settings.z
+    if not (math.isfinite(z) and z >= 0):
+        raise InputError(f"noise_multiplier={z}: expected a finite number, at least 0")
+    budget = settings.epsilon_budget
+    if budget is not None and not 0 < budget < math.inf:
+        raise InputError(f"epsilon_budget={budget}: expected a positive number, or none for no budget")
+    if budget is not None and z == 0:
+        raise InputError(f"epsilon_budget={budget} with noise_multiplier=0: no noise keeps no budget; expected z > 0")
+    if z > 0 and math.isinf(settings.clip_bound):
+        raise InputError(f"clip_bound=inf with noise_multiplier={z}: noise is in units of the clip bound; set one")
+    if z > 0 and settings.privacy_unit is not None and settings.users_also_in_seed > 0:
+        raise InputError(
+            f"users_also_in_seed={settings.users_also_in_seed}: the seed model has already seen their speech without "
+            "privacy; expected disjoint seed and federation parts"
+        )
+
+
+def _check_weights(settings: PrivacySettings) -> None:
+    weighting, private = settings.weighting, settings.z > 0
+    if private and weighting in (Weighting.LOSS, Weighting.WER):
+        raise InputError(
+            f"weighting={weighting} with noise_multiplier={settings.z}: such weights leak and one user can move "
+            "everybody's; expected uniform, or utterances or seconds with a weight_cap"
+        )
+    if private and weighting is not Weighting.UNIFORM and settings.weight_cap is None:
+        raise InputError(f"weighting={weighting} with privacy: expected a public weight_cap")
+    if weighting is Weighting.UNIFORM and settings.weight_cap is not None:
+        raise InputError(f"weight_cap={settings.weight_cap} with weighting=uniform: expected utterances or seconds")
+    if settings.weight_cap is not None and not (math.isfinite(settings.weight_cap) and settings.weight_cap > 0):
+        raise InputError(f"weight_cap={settings.weight_cap}: expected a positive public number")
+    if settings.denominator is not None and not (math.isfinite(settings.denominator) and settings.denominator > 0):
+        raise InputError(f"denominator={settings.denominator}: expected a positive public number")
