@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# Test processes run side by side, one per core: threads of torch on top of that only get in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Makes the golden values anew; needs optax, which nothing else here does.
 collect_ignore = ["golden/make_optimisers.py"]
 

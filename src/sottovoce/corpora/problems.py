@@ -34,8 +34,13 @@ class Kind(StrEnum):
 
     @property
     def is_conversion(self) -> bool:
-        """Whether the recording was kept: a conversion is reported but does not stop a strict run."""
+        """Whether the recording was only converted: reported, but no reason for a strict run to stop."""
         return self in _CONVERSIONS
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what was found stays in the corpus all the same."""
+        return self.is_conversion or self is Kind.SPLIT_OVERLAP
 
 
 _CONVERSIONS = {Kind.MIXED_DOWN, Kind.LOW_RESOLUTION, Kind.RESAMPLED}
@@ -77,7 +82,7 @@ class ProblemLog:
         return {
             str(kind): {
                 "count": self.counts[kind],
-                "kept": kind.is_conversion,
+                "kept": kind.is_kept,
                 "examples": [f"{p.where} ({p.detail})" if p.detail else p.where for p in self.examples[kind]],
             }
             for kind in Kind

@@ -1,0 +1,57 @@
+"""The command line: parse, call, print. Everything it can do is a function elsewhere."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from sottovoce import __version__
+from sottovoce.cli import evaluate, ledger, plan, prepare, run, stats, tokens, transcribe
+from sottovoce.cli.console import stderr
+from sottovoce.errors import InputError
+
+ABOUT = "Train speech recognisers on speech that never leaves its speaker, and prove how little they tell about anyone."
+
+app = typer.Typer(
+    name="sottovoce",
+    help=ABOUT,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(prepare.app, name="prepare")
+app.command(name="stats")(stats.stats)
+app.command(name="tokens")(tokens.tokens)
+app.command(name="run")(run.run)
+app.command(name="recipes")(run.recipes)
+app.command(name="plan")(plan.plan)
+app.command(name="ledger")(ledger.ledger)
+app.command(name="evaluate")(evaluate.evaluate)
+app.command(name="transcribe")(transcribe.transcribe)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sottovoce {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=ABOUT)
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line and exit code 2, a traceback means a bug of ours."""
+    try:
+        app()
+    except InputError as error:
+        stderr.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        stderr.print("interrupted; nothing was changed")
+        sys.exit(130)

@@ -1,0 +1,38 @@
+"""What every command shares: where it prints, how it shows progress, how it ends."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+stdout = Console()
+stderr = Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines instead of tables.")]
+
+
+def print_json(content: Any) -> None:
+    """One JSON document on standard output, and nothing else there."""
+    json.dump(content, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator[Progress]:
+    """A progress bar on standard error; silent when that is not a terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
+        progress.add_task(description, total=None, note="")
+        yield progress

@@ -1,0 +1,172 @@
+"""`sottovoce prepare`: a corpus as it lies on disk becomes a store, packed by user."""
+
+import time
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, progress_bar, stderr, stdout
+from sottovoce.corpora.corpus import Corpus
+from sottovoce.errors import InputError
+from sottovoce.store import Progress, Store, pack
+
+app = typer.Typer(help="Turn a corpus into a store, packed by user.", no_args_is_help=True)
+
+Source = Annotated[Path, typer.Argument(help="The folder of the corpus.")]
+Out = Annotated[Path, typer.Option("--out", help="The store to write; an old one there is replaced at the end.")]
+Language = Annotated[str, typer.Option(help="Language code; decides how text is normalised.")]
+Splits = Annotated[list[str] | None, typer.Option("--split", help="Take only this split; may be given again.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first unusable recording or row.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes that decode; all cores by default.")]
+
+S = TypeVar("S")
+
+
+@app.command()
+def librispeech(
+    source: Source,
+    out: Out,
+    language: Language = "en",
+    split: Splits = None,
+    strict: Strict = False,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """LibriSpeech: SPLIT/SPEAKER/CHAPTER folders with *.trans.txt; genders from SPEAKERS.TXT.
+
+    Example: sottovoce prepare librispeech LibriSpeech --out stores/ls-100 --split train-clean-100
+    """
+    from sottovoce.corpora import librispeech
+
+    _pack(librispeech.read(source, splits=split, language=language, strict=strict), out, workers, json)
+
+
+@app.command()
+def userlibri(
+    source: Source,
+    out: Out,
+    language: Language = "en",
+    split: Splits = None,
+    strict: Strict = False,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """UserLibri: audio_data/SPLIT/speaker-S-book-B folders; a user is one speaker reading one book.
+
+    Example: sottovoce prepare userlibri UserLibri --out stores/userlibri
+    """
+    from sottovoce.corpora import userlibri
+
+    _pack(userlibri.read(source, splits=split, language=language, strict=strict), out, workers, json)
+
+
+@app.command()
+def commonvoice(
+    source: Source,
+    out: Out,
+    language: Annotated[str | None, typer.Option(help="Language code; the folder's own by default.")] = None,
+    split: Splits = None,
+    strict: Strict = False,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Common Voice, release 6.1 or later: SPLIT.tsv beside clips/; a user is one client_id.
+
+    Example: sottovoce prepare commonvoice cv-corpus-13.0/en --out stores/cv-en
+    """
+    from sottovoce.corpora import commonvoice
+
+    _pack(commonvoice.read(source, splits=split, language=language, strict=strict), out, workers, json)
+
+
+@app.command()
+def tsv(
+    manifest: Annotated[list[Path], typer.Argument(help="One or more .tsv, .csv or .jsonl files, one row per clip.")],
+    out: Out,
+    language: Language = "en",
+    split: Annotated[str | None, typer.Option(help="Split of every row; by default the manifest's own name.")] = None,
+    user_column: Annotated[str, typer.Option(help="Column that names the user.")] = "client_id",
+    path_column: Annotated[
+        str, typer.Option(help="Column with the audio file, beside the manifest or in clips/.")
+    ] = "path",
+    text_column: Annotated[
+        str, typer.Option(help="Column with the transcript; without it clips are unlabelled.")
+    ] = "sentence",
+    split_column: Annotated[str | None, typer.Option(help="Column that names each row's split.")] = None,
+    hold_out: Annotated[
+        str | None, typer.Option(help="Speakers to set aside, as in dev=4,test=8: chosen by --seed, moved whole.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides who is held out.")] = 1,
+    strict: Strict = False,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Any corpus with a table: a TSV, CSV or JSONL manifest with at least a user and an audio path.
+
+    Example: sottovoce prepare tsv audiomnist/train.tsv --out stores/audiomnist --hold-out dev=4,test=8
+    """
+    from sottovoce.corpora import tsv as manifests
+    from sottovoce.corpora.holdout import hold_out as set_aside
+
+    columns = manifests.Columns(user=user_column, path=path_column, text=text_column, split=split_column)
+    corpus = manifests.read(manifest, columns=columns, language=language, split=split, strict=strict)
+    if hold_out is not None:
+        corpus = set_aside(corpus, _counts(hold_out), seed=seed)
+    _pack(corpus, out, workers, json)
+
+
+@app.command()
+def synthetic(
+    task: Annotated[str, typer.Argument(help="What is spoken and how: crowd, studio, digits or digits-studio.")],
+    out: Out,
+    users: Annotated[int, typer.Option(min=3, help="How many speakers, dev and test included.")] = 200,
+    hours: Annotated[
+        float | None, typer.Option(help="Hours of speech in all; the task's own amount by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same crowd.")] = 1,
+    language: Language = "en",
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """A synthetic crowd that speaks through espeak-ng (extra `demo`): no download, any size, one seed.
+
+    Example: sottovoce prepare synthetic crowd --out stores/crowd --users 2000 --hours 30
+    """
+    from sottovoce.corpora import synthetic
+
+    _pack(synthetic.read(task, users=users, hours=hours, seed=seed, language=language), out, workers, json)
+
+
+def _counts(text: str) -> dict[str, int]:
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(split and number.isdigit() for split, _, number in parts):
+        raise InputError(f"hold-out={text!r}: expected SPLIT=NUMBER pairs, such as dev=4,test=8")
+    return {split: int(number) for split, _, number in parts}
+
+
+def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None:
+    started = time.monotonic()
+    with progress_bar(f"preparing {corpus.name}") as bar:
+        (task,) = bar.task_ids
+
+        def show(progress: Progress) -> None:
+            note = f"speakers, {progress.audio_seconds / 3600:.1f} h"
+            bar.update(task, completed=progress.tasks_done, total=progress.tasks, note=note)
+
+        pack(corpus, out, workers=workers, on_progress=show)
+    elapsed = time.monotonic() - started
+    store = Store(out)
+    if json:
+        print_json({key: value for key, value in store.header.items() if key != "sizes"} | {"seconds": store.seconds})
+        return
+    stdout.print(
+        f"{out}: {store.user_count:,} users, {store.utterance_count:,} utterances, {store.seconds / 3600:.2f} h "
+        f"({store.seconds / elapsed:,.0f} s of audio per second)",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for kind, found in store.header["problems"].items():
+        stderr.print(f"{found['count']:,} × {kind} ({'kept' if found['kept'] else 'left out'})", highlight=False)
+        for example in found["examples"]:
+            stderr.print(f"      {example}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,16 @@
+"""What `evaluate` and `transcribe` share: which model, on which device, and how it decodes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[Path, typer.Argument(help="A model folder, or a run folder that holds one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")]
+BeamWidth = Annotated[
+    int | None, typer.Option(min=1, help="Beam search of this width (extra `lm`); greedy by default.")
+]
+LanguageModel = Annotated[Path | None, typer.Option("--lm", help="KenLM file (ARPA or binary) for the beam search.")]
+LmWeight = Annotated[float | None, typer.Option(help="Weight of the language model; 1 by default.")]
+Words = Annotated[Path | None, typer.Option(help="Word list or ARPA file: nothing but these words comes out.")]
+WordScore = Annotated[float | None, typer.Option(help="Added to a hypothesis for each word; needs --words.")]

@@ -1,0 +1,34 @@
+"""`sottovoce stats`: how much speech there is and how it is spread over people."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, stderr, stdout
+
+
+def stats(
+    store: Annotated[Path, typer.Argument(help="A store made by `sottovoce prepare`.")],
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw minutes and utterances per speaker: FILE.png, .svg or .html.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Hours, speakers and minutes per speaker of a store, per split and in all.
+
+    Example: sottovoce stats stores/crowd --plot crowd.html
+    """
+    from sottovoce.store import Store
+    from sottovoce.users.figure import draw
+    from sottovoce.users.statistics import statistics, table
+
+    opened = Store(store)
+    figures = statistics(opened)
+    if json:
+        print_json(figures)
+    else:
+        stdout.print(table(figures, title=f"{opened.name} ({opened.language})"))
+    if plot is not None:
+        draw(opened, plot)
+        stderr.print(f"wrote {plot}", highlight=False)

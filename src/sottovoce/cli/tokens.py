@@ -1,0 +1,38 @@
+"""`sottovoce tokens`: train sentence pieces on a store's texts."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, stdout
+from sottovoce.errors import InputError
+
+
+def tokens(
+    store: Annotated[str, typer.Argument(help="STORE or STORE:split, made by `sottovoce prepare`.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write; a recipe takes it as tokens.file.")],
+    size: Annotated[int, typer.Option(min=2, help="How many sentence pieces.")] = 2500,
+    json: Json = False,
+) -> None:
+    """Train sentence pieces on the texts of a store.
+
+    Example: sottovoce tokens stores/cv-en:train --out stores/cv-en-2500.json
+    """
+    from sottovoce.store import Store
+    from sottovoce.text.tokens import save_tokens, train_sentence_pieces
+
+    path, _, split = store.rpartition(":") if ":" in store else (store, "", "")
+    opened = Store(path)
+    if split and split not in opened.splits:
+        raise InputError(f"no split={split!r} in store {path}, expected one of {', '.join(opened.splits)}")
+    users = opened.splits[split] if split else range(opened.user_count)
+    rows = range(int(opened.user_utterances[users.start]), int(opened.user_utterances[users.stop]))
+    pieces = train_sentence_pieces((text for row in rows if (text := opened.utterance(row).text)), size=size)
+    if not out.parent.is_dir():
+        raise InputError(f"out={out}: the folder {out.parent} does not exist")
+    save_tokens(pieces, out)
+    if json:
+        print_json({"size": pieces.size, "digest": pieces.digest, "file": str(out)})
+    else:
+        stdout.print(f"wrote {out}: {pieces.size:,} sentence pieces", highlight=False)

@@ -1,0 +1,136 @@
+"""`sottovoce transcribe`: what is said in audio files, as text, JSON or subtitles."""
+
+import json as serial
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, progress_bar, stderr
+from sottovoce.cli.recognition import BeamWidth, Device, LanguageModel, LmWeight, Model, Words, WordScore
+from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    from sottovoce.evaluation.transcribe import Transcript
+
+
+class Format(StrEnum):
+    """What a transcript is written as."""
+
+    text = "text"
+    json = "json"
+    srt = "srt"
+
+
+ENDINGS = {Format.text: ".txt", Format.json: ".json", Format.srt: ".srt"}
+
+
+def transcribe(
+    model: Model,
+    places: Annotated[
+        list[Path], typer.Argument(metavar="FILE…|DIR", help="Audio files of any rate and length, or folders of them.")
+    ],
+    format: Annotated[Format, typer.Option(help="Plain text, words with their times, or subtitles.")] = Format.text,
+    out: Annotated[Path | None, typer.Option(help="Write one file for each recording into this folder.")] = None,
+    device: Device = None,
+    beam_width: BeamWidth = None,
+    lm: LanguageModel = None,
+    lm_weight: LmWeight = None,
+    words: Words = None,
+    word_score: WordScore = None,
+    window: Annotated[
+        float, typer.Option(help="Recognise longer files in overlapping windows of so many seconds.")
+    ] = 30.0,
+    json: Json = False,
+) -> None:
+    """What is said in audio files. A file that cannot be read is named on stderr; the others are still transcribed.
+
+    Exit code 0: all were transcribed; 1: some could not be read; 2: none could be.
+
+    Example: sottovoce transcribe runs/demo interview.flac --format srt --out subtitles
+    """
+    from sottovoce.evaluation.decoder import choose_decoder
+    from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.evaluation.transcribe import Failure, Transcript, find_files
+    from sottovoce.evaluation.transcribe import transcribe as transcripts_of
+    from sottovoce.models.saved import load
+
+    files = find_files(places)
+    if format is Format.srt and out is None and len(files) > 1 and not json:
+        raise InputError(f"{len(files)} files do not make one .srt: name a folder with --out")
+    one_document = json or (format is Format.json and out is None)
+    targets = {} if out is None else _targets(files, out, places=places, ending=ENDINGS[format])
+    recogniser = load(model)
+    decode = choose_decoder(
+        recogniser.tokens.pieces(),
+        beam_width=beam_width,
+        language_model=lm,
+        lm_weight=lm_weight,
+        words=words,
+        word_score=word_score,
+    )
+    found: list[Transcript] = []
+    failed: list[Failure] = []
+    with progress_bar("transcribing") as bar:
+        (task,) = bar.task_ids
+        bar.update(task, total=len(files), note="files")
+        for result in transcripts_of(
+            recogniser, files, device=choose_device(device), decode=decode, window_seconds=window
+        ):
+            bar.advance(task)
+            if isinstance(result, Failure):
+                failed.append(result)
+                stderr.print(f"{result.path}: {result.reason}", highlight=False, soft_wrap=True, markup=False)
+                continue
+            found.append(result)
+            if out is not None:
+                _write(targets[result.path], _formatted(result, format))
+            elif not one_document:
+                # Plain print: rich would wrap lines and read brackets as markup.
+                print(f"{result.path}: " * (len(files) > 1) + _formatted(result, format), end="", flush=True)
+    if one_document:
+        print_json({"transcripts": [r.as_json() for r in found], "failed": [r.as_json() for r in failed]})
+    if out is not None:
+        stderr.print(f"wrote {len(found):,} {ENDINGS[format]} files to {out}", highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1 if found else 2)
+
+
+def _targets(files: Sequence[Path], out: Path, *, places: Sequence[Path], ending: str) -> dict[Path, Path]:
+    """Where each file's transcript goes: named after it, in the same subfolders as below the folder that was given."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"out={out}: it is a file, expected a folder")
+    folders = [place for place in places if place.is_dir()]
+    inside = {
+        file: next((file.relative_to(f) for f in folders if f in file.parents), Path(file.name)) for file in files
+    }
+    short = Counter(path.with_suffix(ending) for path in inside.values())
+    targets: dict[Path, Path] = {}
+    for file, path in inside.items():
+        # talk.wav and talk.flac would both be talk.txt: they keep their endings.
+        name = path.with_suffix(ending) if short[path.with_suffix(ending)] == 1 else path.with_name(path.name + ending)
+        if out / name in targets.values():
+            raise InputError(f"{file}: another file's transcript is called {name} as well; give them one by one")
+        targets[file] = out / name
+    return targets
+
+
+def _formatted(transcript: "Transcript", format: Format) -> str:
+    from sottovoce.evaluation.subtitles import srt
+
+    if format is Format.srt:
+        return srt(transcript.words)
+    if format is Format.json:
+        return serial.dumps(transcript.as_json(), indent=2, ensure_ascii=False) + "\n"
+    return transcript.text + "\n"
+
+
+def _write(path: Path, content: str) -> None:
+    from sottovoce.files import written_atomically
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_atomically(path) as file:
+        file.write(content.encode())
