@@ -1,0 +1,1 @@
+"""The long loops: central training now, federation and pre-training later."""

@@ -1,0 +1,115 @@
+"""Checkpoints: folders that appear whole or not at all, and are checked before they are believed.
+
+checkpoints/step-000750/{model.safetensors, config.json, tokens.json, optimiser.safetensors, state.json}
+checkpoints/latest -> step-000750        model -> checkpoints/step-000500      (the best one)
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.files import sync_folder, write_json
+from sottovoce.models import saved
+from sottovoce.models.saved import Recogniser
+
+OPTIMISER, STATE, LATEST = "optimiser.safetensors", "state.json", "latest"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on as if it had never stopped."""
+
+    step: int
+    recogniser: Recogniser
+    optimiser: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write `checkpoint` under `folder` and make it the latest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / f"step-{checkpoint.step:06d}"
+    temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
+    try:
+        os.chmod(temporary, 0o755)
+        saved.save(checkpoint.recogniser, temporary)
+        save_file({n: t.detach().cpu().contiguous() for n, t in checkpoint.optimiser.items()}, temporary / OPTIMISER)
+        state = {"step": checkpoint.step, "files": _digests(temporary), **checkpoint.state}
+        write_json(temporary / STATE, state)
+        for path in temporary.iterdir():
+            _sync_file(path)
+        sync_folder(temporary)
+        if place.exists():  # a step repeated after a resume: the same bits
+            shutil.rmtree(place)
+        temporary.rename(place)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    point(folder / LATEST, place)
+    return place
+
+
+def point(link: Path, target: Path) -> None:
+    """Make the symbolic link `link` lead to `target`, atomically."""
+    temporary = link.with_name(f".{link.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(os.path.relpath(target, link.parent))
+    os.replace(temporary, link)
+    sync_folder(link.parent)
+
+
+def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and a line for each newer one that is not."""
+    complaints: list[str] = []
+    for place in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            return load(place), complaints
+        except InputError as error:
+            complaints.append(str(error))
+    return None, complaints
+
+
+def load(place: Path) -> Checkpoint:
+    """The checkpoint in `place`; `InputError` if any of its files is missing or not as it was written."""
+    try:
+        state = json.loads((place / STATE).read_text())
+        written = state.pop("files")
+        found = _digests(place)
+        found.pop(STATE, None)
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
+        raise InputError(f"checkpoint {place} is damaged ({error})") from None
+    if damaged := sorted(name for name in written if found.get(name) != written[name]):
+        raise InputError(f"checkpoint {place} is damaged: {', '.join(damaged)} not as written")
+    return Checkpoint(state.pop("step"), saved.load(place), load_file(place / OPTIMISER), state)
+
+
+def prune(folder: Path, *, keep: set[str], newest: int = 2) -> None:
+    """Remove all checkpoints but the `newest` and those named in `keep`."""
+    for place in sorted(folder.glob("step-*"), reverse=True)[newest:]:
+        if place.name not in keep:
+            shutil.rmtree(place, ignore_errors=True)
+    for left in folder.glob(".writing-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            found[path.name] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return found
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,117 @@
+"""A run's folder: everything a run knows, and nothing elsewhere.
+
+runs/<name>/config.yaml  environment.json  metrics.jsonl  results.json  tensorboard/  checkpoints/  model -> best
+"""
+
+import difflib
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sottovoce import __version__
+from sottovoce.errors import InputError
+from sottovoce.files import write_json, written_atomically
+
+CONFIG, ENVIRONMENT, METRICS, LOCK = "config.yaml", "environment.json", "metrics.jsonl", ".lock"
+
+
+class RunFolder:
+    """An open run folder, held against other processes. Made by `open_run`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.best = path / "model"
+
+    def add_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append one line; the next checkpoint makes it durable."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def cut_metrics(self, *, after_step: int) -> None:
+        """Forget what was measured after `after_step`: those steps will be made again."""
+        file = self.path / METRICS
+        if not file.exists():
+            return
+        kept = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                break  # torn by a crash
+            if record["step"] > after_step:
+                break
+            kept.append(line + "\n")
+        with written_atomically(file) as rewritten:
+            rewritten.write("".join(kept).encode())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        file = self.path / METRICS
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def open_run(path: Path, *, config: str, resume: bool) -> Iterator[RunFolder]:
+    """Open `path` for a run with `config` (YAML): a new folder, or with `resume` the folder of the same run.
+
+    A folder that holds another run, or is in use, is refused.
+    """
+    known = path / CONFIG
+    if path.exists() and not path.is_dir():
+        raise InputError(f"run folder {path} is a file")
+    if known.exists():
+        _check_same(known, config)
+        if not resume:
+            raise InputError(f"run folder {path} holds this run already: --resume goes on with it, --out names another")
+    elif path.exists() and any(path.iterdir()):
+        raise InputError(f"run folder {path} holds other things: --out names another")
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"run folder {path} is in use by another process") from None
+        if not known.exists():
+            with written_atomically(known) as file:
+                file.write(config.encode())
+        write_json(path / ENVIRONMENT, environment())
+        yield RunFolder(path)
+
+
+def _check_same(known: Path, config: str) -> None:
+    old = known.read_text(encoding="utf-8")
+    if old == config:
+        return
+    changes = [
+        line
+        for line in difflib.unified_diff(old.splitlines(), config.splitlines(), n=0, lineterm="")
+        if line[:1] in "+-" and line[:3] not in ("+++", "---")
+    ]
+    shown = "; ".join(" ".join(line.split()) for line in changes[:6])
+    raise InputError(f"run folder {known.parent} belongs to another recipe (- there, + now): {shown}")
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what a run was made."""
+    commit = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {
+        "sottovoce": __version__,
+        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }

@@ -1,0 +1,94 @@
+"""Utterances to train on: which rows of a store, their tokens, and batches of them in a repeatable order."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sottovoce.audio.batches import Batch, plan_epoch, share
+from sottovoce.audio.features import frame_count
+from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.errors import InputError
+from sottovoce.models.ctc import required_frames
+from sottovoce.models.ctc_transformer import STRIDE
+from sottovoce.models.recogniser import SpeechBatch, make_batch
+from sottovoce.store import Store
+from sottovoce.text.tokens import Tokens
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Speech:
+    """Utterances of a store that can be trained on, and how many cannot, by reason."""
+
+    store: Store
+    rows: Rows
+    lengths: Rows
+    tokens: Sequence[NDArray[np.int32]]
+    left_out: dict[str, int]
+
+    @property
+    def hours(self) -> float:
+        return float(self.lengths.sum()) / SAMPLE_RATE / 3600
+
+
+def load_speech(store: Store, rows: Rows, tokens: Tokens, *, longest_seconds: float) -> Speech:
+    """Encode the texts of `rows` and leave out, counted, what no loss can be computed for."""
+    left_out = {"without text": 0, "too long": 0, "text outside the token set": 0, "text too long for its audio": 0}
+    kept, encoded = [], []
+    lengths = np.asarray(store.audio_offsets[rows + 1] - store.audio_offsets[rows])
+    for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+        if length > longest_seconds * SAMPLE_RATE:
+            left_out["too long"] += 1
+            continue
+        text = store.utterance(row).text
+        if not text:
+            left_out["without text"] += 1
+            continue
+        try:
+            ids = tokens.encode(text)
+        except InputError:
+            left_out["text outside the token set"] += 1
+            continue
+        if required_frames(ids) > frame_count(length) // STRIDE:
+            left_out["text too long for its audio"] += 1
+            continue
+        kept.append((row, length))
+        encoded.append(np.array(ids, dtype=np.int32))
+    if not kept:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
+        raise InputError(f"store {store.path}: no utterance to train on ({reasons or 'none there'})")
+    table = np.array(kept, dtype=np.int64)
+    return Speech(store, table[:, 0], table[:, 1], encoded, left_out)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where training stands in its data: the next batch of an epoch."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+def endless_batches(
+    speech: Speech, *, start: Place, max_seconds: float, seed: int, device: torch.device, rank: int = 0, world: int = 1
+) -> Iterator[tuple[Place, SpeechBatch]]:
+    """Batches epoch after epoch from `start` on, each with the place that follows it; the same for the same seed."""
+    epoch, first = start.epoch, start.batch
+    while True:
+        plan = plan_epoch(speech.lengths, max_seconds=max_seconds, seed=seed, epoch=epoch, fixed_shapes=True)
+        own = share(plan.batches, rank=rank, world=world)
+        for number in range(first, len(own)):
+            following = Place(epoch, number + 1) if number + 1 < len(own) else Place(epoch + 1, 0)
+            yield following, load_batch(speech, own[number], device=device)
+        epoch, first = epoch + 1, 0
+
+
+def load_batch(speech: Speech, batch: Batch, *, device: torch.device) -> SpeechBatch:
+    """Read one batch's samples from the store and send them to `device`."""
+    samples = [speech.store.samples(int(speech.rows[i])) for i in batch.rows]
+    texts = [speech.tokens[i].tolist() for i in batch.rows]
+    return make_batch(samples, texts, padded_samples=batch.padded_samples, device=device)

@@ -1,0 +1,59 @@
+"""Recipes: all that come with the package load, and mistakes in others are one clear line."""
+
+from pathlib import Path
+
+import pytest
+
+from sottovoce.config import as_yaml, load_recipe, recipe_names
+from sottovoce.errors import InputError
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_valid_and_survives_its_own_yaml(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    path = tmp_path / "again.yaml"
+    path.write_text(as_yaml(recipe), encoding="utf-8")
+    assert load_recipe(str(path)) == recipe
+
+
+def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "about: base\ndata: {store: s, train: [a, b]}\nmodel: {size: tiny, dropout: 0.2}\n"
+        "central: {steps: 5, batch_seconds: 9, optimiser: {name: lars, momentum: 0.5}, "
+        "schedule: {name: constant, lr: 1e-6}}\n"
+    )
+    (tmp_path / "top.yaml").write_text(
+        f"extends: {tmp_path}/base.yaml\nabout: top\nmodel: {{size: small}}\ncentral: {{optimiser: {{name: adam}}}}\n"
+    )
+    recipe = load_recipe(str(tmp_path / "top.yaml"), ["seed=3", "data.test=[x]"])
+    assert (recipe.about, recipe.seed, recipe.data.test) == ("top", 3, ("x",))
+    assert (recipe.model.size, recipe.model.dropout) == ("small", 0.2)
+    assert recipe.central.optimiser == {"name": "adam"}
+    assert recipe.central.schedule["lr"] == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("synthetic/centrall", [], "no recipe 'synthetic/centrall', did you mean 'synthetic/central'?"),
+        (
+            "synthetic/central",
+            ["central.steps=0"],
+            "central.steps: Input should be greater than or equal to 1, found 0",
+        ),
+        ("synthetic/central", ["data.prepare.task=[1]"], "data.prepare"),
+        ("synthetic/central", ["model.size=huge"], "size='huge', expected one of tiny, small, base"),
+        ("synthetic/central", ["central.schedule.lr=abc"], "expected a finite number"),
+        ("synthetic/central", ["data.part=seed"], "part='seed' and seed_part belong together"),
+        (
+            "synthetic/central",
+            ["central.augment.spec_augment.masks=3"],
+            "unknown key 'central.augment.spec_augment.masks'",
+        ),
+    ],
+)
+def test_mistakes(name: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_recipe(name, overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
