@@ -23,8 +23,11 @@ $(STAMP): constraints.txt pyproject.toml
 	@touch $@
 
 demo: $(STAMP)  ## run the main job on the embedded corpus
-	$(BIN)/sottovoce prepare synthetic digits --out runs/demo/crowd --users 120 --seed 1
-	$(BIN)/sottovoce stats runs/demo/crowd --plot runs/demo/crowd.png
+	@mkdir -p runs
+	test -e stores/synthetic-digits/store.json || \
+	  $(BIN)/sottovoce prepare synthetic digits --out stores/synthetic-digits --users 800 --hours 7 --seed 1
+	$(BIN)/sottovoce stats stores/synthetic-digits --plot runs/demo-crowd.html
+	$(BIN)/sottovoce run synthetic/central --out runs/demo --resume
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto
@@ -41,9 +44,11 @@ format: $(STAMP)  ## rewrite the code in the house style
 
 bench: $(STAMP)  ## side-by-side measurements (minutes)
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/encoder_cpu.py
+	$(BIN)/python benchmarks/privacy.py
 
 lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean:  ## remove .venv and everything the demo made
-	rm -rf $(VENV) runs/demo
+	rm -rf $(VENV) runs/demo runs/demo-crowd.html stores/synthetic-digits

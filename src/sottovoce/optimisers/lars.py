@@ -21,8 +21,8 @@ class LARS(Optimiser):
 
     What a learning rate means: one gradient moves a tensor by lr·trust_coefficient of its own norm, and a steady one
     by 1/(1-momentum) times that. "LARS lr 0.5" of Pelikan et al. is optax's lr beside trust_coefficient 0.001 and
-    momentum 0.9, so 0.05 % and 0.5 %. Their released code passes eps=1e-6 (its default for all optimisers, although
-    a comment there says 0 for LARS); it matters only to tensors with a gradient norm near 1e-6.
+    momentum 0.9, so 0.05 % and 0.5 %. Their released code passes an eps of 1e-8;
+    it matters only to tensors with a gradient norm near that.
     """
 
     momentum: float = 0.9
