@@ -65,6 +65,7 @@ def train(
     weights = Weights(start.parameters, central.built_optimiser(), device=device, dtype=dtype)
     schedule, settings = central.built_schedule(), start.settings
     step, place, best_wer = 0, Place(), math.inf
+    log = _Log(weights.norm_names)
 
     found, complaints = load_latest(run.checkpoints)
     for complaint in complaints:
@@ -74,6 +75,7 @@ def train(
         best_wer = found.state["best_wer"] if found.state["best_wer"] is not None else math.inf
         weights.load(found.recogniser.parameters)
         weights.restore_optimiser(found.optimiser)
+        log.restore(found.state["log"])
     if processes.first:
         run.cut_metrics(after_step=step)
         prune(run.checkpoints, keep=_best_name(run))
@@ -90,7 +92,6 @@ def train(
             world=processes.world,
         )
     )
-    log = _Log(weights.norm_names)
     with _interruptible() as interrupted:
         while step < central.steps and not interrupted():
             place, batch = next(batches)
@@ -127,6 +128,7 @@ def train(
                 best_wer = min(best_wer, record.get("dev_wer", math.inf))
                 about = {"recipe": recipe.about, "step": step, "dev_wer": record.get("dev_wer")}
                 state = {"place": asdict(place), "best_wer": best_wer if math.isfinite(best_wer) else None}
+                state["log"] = log.state()
                 model = replace(start, parameters=weights.masters, about=about)
                 saved = save(run.checkpoints, Checkpoint(step, model, weights.optimiser_tensors(), state))
                 if improved or not run.best.exists():
@@ -193,9 +195,21 @@ class _Log:
         self._norms = norms
         self._audio_seconds += audio_seconds
 
+    def state(self) -> dict[str, list[float]]:
+        """What a checkpoint keeps, so that the next record after a resume covers the same steps."""
+        return {
+            "losses": [float(loss) for loss in self._losses],
+            "gradients": [float(norm) for norm in self._gradients],
+        }
+
+    def restore(self, state: Mapping[str, list[float]]) -> None:
+        self._losses = [torch.tensor(loss) for loss in state["losses"]]
+        self._gradients = [torch.tensor(norm) for norm in state["gradients"]]
+
     def summary(self, step: int, *, lr: float, epoch: int) -> dict[str, Any]:
-        loss = float(torch.stack(self._losses).mean())
-        norm = float(torch.stack(self._gradients).mean())
+        # On the host, where restored values lie too.
+        loss = float(torch.tensor([float(loss) for loss in self._losses]).mean())
+        norm = float(torch.tensor([float(norm) for norm in self._gradients]).mean())
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise InputError(
                 f"training diverged before step {step}: loss={loss}, gradient_norm={norm}; "
