@@ -89,8 +89,8 @@ def test_help_has_an_example(command: list[str]) -> None:
 
 def test_tokens_are_trained_by_one_command(corpus: Path) -> None:
     sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it")
-    done = sottovoce("tokens", f"{corpus / 'store'}:train", "--out", corpus / "tokens.json", "--size", 7)
+    done = sottovoce("tokens", f"{corpus / 'store'}:train", "--out", corpus / "tokens.json", "--size", 8)
     assert done.returncode == 0, done.stderr
-    assert json.loads((corpus / "tokens.json").read_text())["size"] == 7
+    assert json.loads((corpus / "tokens.json").read_text())["size"] == 8
     done = sottovoce("tokens", f"{corpus / 'store'}:tests", "--out", corpus / "tokens.json")
     assert (done.returncode, "expected one of train" in done.stderr) == (2, True)
