@@ -44,6 +44,12 @@ def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> Non
         ("synthetic/central", ["data.prepare.task=[1]"], "data.prepare"),
         ("synthetic/central", ["model.size=huge"], "size='huge', expected one of tiny, small, base"),
         ("synthetic/central", ["central.schedule.lr=abc"], "expected a finite number"),
+        ("synthetic/central", ["central.batch_seconds=.inf"], "central.batch_seconds: Input should be a finite number"),
+        ("synthetic/central", ["central.augment.spec_augment.time_masks=-1"], "time_masks=-1, expected at least 0"),
+        ("synthetic/central", ["central.augment.noise={colour: blue}"], "central.augment.noise"),
+        ("synthetic/central", ["central.augment.speeds=[0.9, -1]"], "speeds has -1.0, expected numbers from 0.5"),
+        ("synthetic/central", ["central.steps={"], "'{' is not readable as YAML"),
+        ("/.yaml", [], "no recipe '/.yaml'"),
         ("synthetic/central", ["data.part=seed"], "part='seed' and seed_part belong together"),
         (
             "synthetic/central",

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sottovoce.audio.augment import NoiseSettings, SpecAugmentSettings
+from sottovoce.audio.augment import FASTEST, SLOWEST, NoiseSettings, SpecAugmentSettings
 from sottovoce.errors import InputError
 from sottovoce.models.ctc_transformer import SIZES, Settings, named_settings
 from sottovoce.models.positions import Cape
@@ -57,7 +57,7 @@ class Data(_Section):
     part: Literal["seed", "federation", "all"] = "all"
     dev: str = "dev"
     test: tuple[str, ...] = ("test",)
-    longest_seconds: float = Field(default=36.0, gt=0)
+    longest_seconds: float = Field(default=36.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
@@ -99,12 +99,18 @@ class Augmentation(_Section):
     speeds: tuple[float, ...] = ()
     noise: NoiseSettings | None = None
 
+    @model_validator(mode="after")
+    def _check(self) -> "Augmentation":
+        if wrong := [speed for speed in self.speeds if not SLOWEST <= speed <= FASTEST]:
+            raise ValueError(f"speeds has {wrong[0]}, expected numbers from {SLOWEST} to {FASTEST}")
+        return self
+
 
 class Central(_Section):
     """Training on one pile of data, `batch_seconds` a step and process."""
 
     steps: int = Field(ge=1)
-    batch_seconds: float = Field(gt=0)
+    batch_seconds: float = Field(gt=0, allow_inf_nan=False)
     optimiser: Mapping[str, Any]
     schedule: Mapping[str, Any]
     clip_gradients: float = Field(default=1.0, gt=0)
@@ -195,11 +201,15 @@ def _read(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
         near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.5)
         hint = f", did you mean {near[0]!r}?" if near else ""
         raise InputError(f"no recipe {name!r}{hint} (`sottovoce recipes` lists them; or give a .yaml file)") from None
+    except OSError as error:
+        raise InputError(f"recipe {name}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {name}: not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise InputError(f"recipe {name}: expected keys and values at the top level")
     base = content.pop("extends", None)
+    if not (base is None or isinstance(base, str)):
+        raise InputError(f"recipe {name}: extends={base!r}, expected the name of one recipe")
     return _merged(_read(base, (*seen, name)), content) if base else content
 
 
@@ -222,7 +232,10 @@ def _override(content: dict[str, Any], override: str) -> None:
         content = content.setdefault(part, {})
         if not isinstance(content, dict):
             raise InputError(f"override {override!r}: {part!r} is a value, not a section")
-    content[last] = yaml.load(text, Loader=_Loader)
+    try:
+        content[last] = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise InputError(f"override {override!r}: {text!r} is not readable as YAML") from None
 
 
 class _Loader(yaml.SafeLoader):

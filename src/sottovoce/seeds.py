@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Name = str | int
 
+# Of torch's CPU generator: seed, counters and position come before, the cache of normal draws behind.
+_TWISTER_WORDS = slice(3, 3 + 624)
+
 
 def derive(root: int, *names: Name) -> int:
     """A 63-bit seed for the stream `names` under `root`.
@@ -28,6 +31,8 @@ def derive(root: int, *names: Name) -> int:
     """
     digest = hashlib.blake2b(digest_size=8, person=b"sottovoce")
     for name in (root, *names):
+        # NumPy's integers would print the same and yet name another stream.
+        assert type(name) in (str, int), f"name={name!r} of a stream: expected a str or an int, not {type(name)}"
         # The type is part of the name ("7" is not 7), the length keeps ("ab", "c") apart from ("a", "bc").
         part = f"{type(name).__name__}:{name}".encode()
         digest.update(len(part).to_bytes(4, "little") + part)
@@ -43,7 +48,26 @@ def torch_stream(root: int, *names: Name, device: "torch.device | str" = "cpu") 
     """A torch generator on `device` for the stream `names` under `root`."""
     import torch  # late: listing a corpus or reading its statistics should not wait for torch to load
 
-    return torch.Generator(device=device).manual_seed(derive(root, *names))
+    seed = derive(root, *names)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    if generator.device.type == "cpu":
+        generator.set_state(_with_whole_seed(generator.get_state(), seed))
+    return generator
+
+
+def _with_whole_seed(state: "torch.Tensor", seed: int) -> "torch.Tensor":
+    """The state of torch's CPU generator with all of `seed` in it.
+
+    Its own seeding keeps 32 bits, so that two of 77,000 streams would coincide as likely as not. It is a Mersenne
+    twister, like NumPy's, which spreads a seed of any length over the 624 words.
+    """
+    import torch
+
+    words = state.view(torch.int64)[_TWISTER_WORDS]
+    # A twister's first word is its seed: if torch ever lays its state out differently, this is where we learn of it.
+    assert int(words[0]) == seed % 2**32, "torch's CPU generator has another layout than this release knows"
+    words.copy_(torch.from_numpy(np.random.MT19937(seed).state["state"]["key"].astype(np.int64)))
+    return state
 
 
 def name_key(name: str) -> int:

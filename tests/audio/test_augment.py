@@ -1,5 +1,7 @@
 """Masks keep within their bounds and their utterance; speed and noise do what their names say."""
 
+import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +23,7 @@ from sottovoce.audio.augment import (
     perturb_speed,
     spec_augment,
 )
+from sottovoce.errors import InputError
 from sottovoce.seeds import torch_stream
 
 PAPER = SpecAugmentSettings()
@@ -195,3 +198,17 @@ def test_noise_clips_are_used_round_and_round() -> None:
     added_BN = noisy_BN - speech_BN
     torch.testing.assert_close(added_BN[:, :9], added_BN[:, 3:], atol=1e-5, rtol=0)
     assert (added_BN.abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: SpecAugmentSettings(time_masks=-1), "SpecAugment: time_masks=-1, expected at least 0"),
+        (lambda: SpecAugmentSettings(time_ratio=1.5), "time_ratio=1.5, expected a share"),
+        (lambda: NoiseSettings(lowest_snr_db=20, highest_snr_db=10), "expected finite numbers in this order"),
+        (lambda: NoiseSettings(highest_snr_db=math.inf), "expected finite numbers in this order"),
+    ],
+)
+def test_impossible_settings_are_refused(made: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        made()

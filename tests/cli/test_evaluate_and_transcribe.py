@@ -1,16 +1,14 @@
 """The command line from a model to error rates and transcripts, as a user types it."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 
-from sottovoce.cli import main
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.models.ctc_transformer import Settings
@@ -19,28 +17,7 @@ from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import pack
 from sottovoce.text.tokens import CharacterTokens
 
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Ended]
-
-
-@pytest.fixture
-def sottovoce(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command line in this process: loading torch anew for each case would take seconds."""
-
-    def run(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["sottovoce", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Ended(ended.value.code or 0, *capsys.readouterr())  # type: ignore[call-arg]
-
-    return run
+Command = Callable[..., Any]
 
 
 def sound(*names: str | int, seconds: float) -> np.ndarray:

@@ -5,40 +5,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
-from sottovoce.cli import main
 from sottovoce.privacy.accounting import poisson_epsilon
 from sottovoce.privacy.events import NoGuarantee, poisson_release
 from sottovoce.privacy.ledger import Header, Ledger
 
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Ended]
+Command = Callable[..., Any]
 
 RUN = ("--population", 69_506_000, "--cohort", 204_800, "--steps", 2034, "--delta", 1e-9)
 SMALL = ("--population", 10_000, "--cohort", 100, "--steps", 50, "--delta", 1e-6)
-
-
-@pytest.fixture
-def sottovoce(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command line in this process: loading the accountants anew for each case would take seconds."""
-
-    def run(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["sottovoce", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Ended(ended.value.code or 0, *capsys.readouterr())  # type: ignore[call-arg]
-
-    return run
 
 
 def test_a_plan_for_machines(sottovoce: Command) -> None:

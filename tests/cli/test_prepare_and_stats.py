@@ -1,18 +1,17 @@
 """The command line from speech on disk to statistics, as a user types it."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 
+from sottovoce.cli import prepare
 
-def sottovoce(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sottovoce", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+Command = Callable[..., Any]
 
 
 @pytest.fixture
@@ -29,16 +28,16 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_prepare_then_stats(corpus: Path) -> None:
+def test_prepare_then_stats(sottovoce: Command, corpus: Path) -> None:
     done = sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it")
-    assert done.returncode == 0, done.stderr
-    assert "2 users, 3 utterances" in done.stdout
-    assert "1 × text with no audio file (left out)" in done.stderr
-    assert "1 × several channels, mixed down (kept)" in done.stderr
-    assert "1 × speaker with no usable utterance (left out)" in done.stderr
+    assert done.code == 0, done.err
+    assert "2 users, 3 utterances" in done.out
+    assert "1 × text with no audio file (left out)" in done.err
+    assert "1 × several channels, mixed down (kept)" in done.err
+    assert "1 × speaker with no usable utterance (left out)" in done.err
 
     done = sottovoce("stats", corpus / "store", "--json", "--plot", corpus / "figure.html")
-    figures = json.loads(done.stdout)
+    figures = json.loads(done.out)
     assert figures["hours"] == pytest.approx(2.5 / 3600)
     assert (figures["speakers"], figures["utterances"]) == (2, 3)
     assert figures["minutes_per_speaker"] == pytest.approx(
@@ -48,17 +47,17 @@ def test_prepare_then_stats(corpus: Path) -> None:
     assert "<svg" in (corpus / "figure.html").read_text()
 
 
-def test_json_report_has_the_problems(corpus: Path) -> None:
+def test_json_report_has_the_problems(sottovoce: Command, corpus: Path) -> None:
     done = sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it", "--json")
-    report = json.loads(done.stdout)
+    report = json.loads(done.out)
     assert report["problems"]["text with no audio file"]["count"] == 1
     assert report["splits"] == {"train": [0, 2]}
 
 
-def test_strict_stops_and_leaves_nothing(corpus: Path) -> None:
+def test_strict_stops_and_leaves_nothing(sottovoce: Command, corpus: Path) -> None:
     done = sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it", "--strict")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: text with no audio file: ")
+    assert done.code == 2
+    assert done.err.startswith("error: text with no audio file: ")
     assert not (corpus / "store").exists()
 
 
@@ -66,31 +65,60 @@ def test_strict_stops_and_leaves_nothing(corpus: Path) -> None:
     ("arguments", "message"),
     [
         (["stats", "nowhere"], "error: no store at nowhere"),
+        (["stats", "nowhere", "--plot", "x.pdf"], "error: plot=x.pdf: expected a file name that ends in .png"),
+        (["prepare", "tsv", ".", "--out", "x"], "error: .: it is a folder; expected a table of clips"),
+        (["prepare", "tsv", "x.tsv", "--out", "x"], "error: x.tsv: no such file"),
         (["prepare", "librispeech", "nowhere", "--out", "x"], "error: nowhere"),
         (["prepare", "synthetic", "opera", "--out", "x"], "error: "),
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sottovoce: Command, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = sottovoce(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.code == 2
+    assert done.err.startswith(message)
+    assert done.err.count("\n") == 1, done.err
 
 
-@pytest.mark.parametrize("command", [[], ["prepare"], ["prepare", "tsv"], ["stats"]])
-def test_help_has_an_example(command: list[str]) -> None:
-    done = sottovoce(*command, "--help")
-    assert done.returncode == 0
-    assert len(command) < 2 or "Example: sottovoce" in done.stdout
+@pytest.mark.parametrize("pairs", ["dev", "dev=", "=2", "dev=-1", "dev=1,dev=1", "dev=²", "dev=1,", "dev=0", "dev=3"])
+def test_hold_out_that_cannot_be_is_refused(sottovoce: Command, corpus: Path, pairs: str) -> None:
+    done = sottovoce(
+        "prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it", "--hold-out", pairs
+    )
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "expected" in done.err
+    assert not (corpus / "store").exists()
 
 
-def test_tokens_are_trained_by_one_command(corpus: Path) -> None:
+def test_names_that_look_like_markup_are_printed_as_they_are(sottovoce: Command, corpus: Path) -> None:
+    store, figure = corpus / "a [bold] :on: store", corpus / "a [bold] :on: figure.svg"
+    assert f"{store}: 2 users" in sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", store).out
+    assert f"wrote {figure}\n" in sottovoce("stats", store, "--plot", figure).err
+
+
+def test_an_interrupt_says_so_in_one_line(sottovoce: Command, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "pack", interrupted)
+    done = sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store")
+    assert (done.code, done.out) == (130, "")
+    assert done.err == f"interrupted: nothing half-written is left in {corpus / 'store'}\n"
+
+
+@pytest.mark.parametrize("command", ["prepare tsv", "prepare synthetic", "stats", "tokens"])
+def test_help_has_an_example(sottovoce: Command, command: str) -> None:
+    done = sottovoce(*command.split(), "--help")
+    assert done.code == 0
+    assert f"Example: sottovoce {command}" in done.out
+
+
+def test_tokens_are_trained_by_one_command(sottovoce: Command, corpus: Path) -> None:
     sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it")
     done = sottovoce("tokens", f"{corpus / 'store'}:train", "--out", corpus / "tokens.json", "--size", 8)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert json.loads((corpus / "tokens.json").read_text())["size"] == 8
     done = sottovoce("tokens", f"{corpus / 'store'}:tests", "--out", corpus / "tokens.json")
-    assert (done.returncode, "expected one of train" in done.stderr) == (2, True)
+    assert (done.code, "expected one of train" in done.err) == (2, True)

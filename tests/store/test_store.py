@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.errors import InputError
-from sottovoce.store import Store, pack, packing
+from sottovoce.store import Store, pack, packing, reading
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 samples = st.lists(st.integers(-(2**15), 2**15 - 1), min_size=1, max_size=40).map(lambda x: np.array(x, dtype=np.int16))
@@ -137,6 +139,50 @@ def test_replaces_the_old_store_and_sweeps_what_is_left(tmp_path: Path) -> None:
     assert len(list(out.glob("data-*"))) == 1
 
 
+def test_opening_survives_a_prepare_that_ends_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "s"
+    pack(corpus_of([speaker("old", 3)]), out, workers=1)
+    read_header, reads = reading._read_header, []
+
+    def read_then_replaced(path: Path) -> dict:
+        reads.append(read_header(path))
+        if len(reads) == 1:
+            pack(corpus_of([speaker("new", 4)]), out, workers=1)
+        return reads[-1]
+
+    monkeypatch.setattr(reading, "_read_header", read_then_replaced)
+    store = Store(out)
+    assert (store.user(0).name, store.samples(0).tolist(), len(reads)) == ("new", [1] * 4, 2)
+    assert store.header["generation"] == reads[1]["generation"]
+
+
+def test_a_process_that_opens_a_replaced_store_is_told(tmp_path: Path) -> None:
+    pack(corpus_of([speaker("old", 3)]), tmp_path / "s", workers=1)
+    sent = pickle.dumps(Store(tmp_path / "s"))
+    pack(corpus_of([speaker("new", 4)]), tmp_path / "s", workers=1)
+    with pytest.raises(InputError, match="prepared anew while it was in use"):
+        pickle.loads(sent)
+
+
+@pytest.mark.parametrize("after", ["write_json", "_sweep"])
+def test_an_interrupt_right_after_the_commit_keeps_the_new_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    out = tmp_path / "s"
+    pack(corpus_of([speaker("old", 3)]), out, workers=1)
+    original = getattr(packing, after)
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        original(*arguments, **options)
+        if Store(out).user(0).name == "new":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(packing, after, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pack(corpus_of([speaker("new", 4)]), out, workers=1)
+    assert Store(out).user(0).name == "new"
+
+
 @pytest.mark.parametrize("old", [True, False])
 def test_failure_leaves_the_old_store_or_nothing(tmp_path: Path, old: bool) -> None:
     out = tmp_path / "s"
@@ -152,18 +198,38 @@ def test_failure_leaves_the_old_store_or_nothing(tmp_path: Path, old: bool) -> N
         assert not out.exists()
 
 
-def test_full_disk_is_one_clear_line(tmp_path: Path) -> None:
-    out = tmp_path / "s"
+@contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """Within, writing behind `size` bytes fails as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that write() fails as on a full disk
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
-        with pytest.raises(InputError, match=r"no space left .* nothing was changed"):
-            pack(corpus_of([speaker("a", 200_000)]), out, workers=1)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, old_handler)
-    assert not out.exists()
+
+
+def test_full_disk_is_one_clear_line(tmp_path: Path) -> None:
+    with no_file_above(100_000), pytest.raises(InputError, match=r"no space left .* nothing was changed"):
+        pack(corpus_of([speaker("a", 200_000)]), tmp_path / "s", workers=1)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_disk_that_fills_up_at_the_tables_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = packing._Writer.finish
+
+    def finish_on_a_full_disk(writer: packing._Writer, *names: str) -> dict:
+        for file in (writer._audio, writer._utterances, writer._users):
+            file.flush()
+        with no_file_above(8_000):
+            return finish(writer, *names)
+
+    monkeypatch.setattr(packing._Writer, "finish", finish_on_a_full_disk)
+    with pytest.raises(InputError, match=r"no space left .* nothing was changed"):
+        pack(corpus_of([speaker(f"{i:04}", 1) for i in range(2_000)]), tmp_path / "s", workers=1)
+    assert not (tmp_path / "s").exists()
 
 
 KILLED = """
@@ -192,6 +258,15 @@ def test_killed_prepare_leaves_the_old_store(tmp_path: Path, sent: signal.Signal
     pack(corpus_of([speaker("newer", 3)]), out, workers=1)  # the dead process's lock is gone with it
     assert Store(out).user(0).name == "newer"
     assert len(list(out.glob("data-*"))) == 1
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    out = tmp_path / "s"
+    (out / "data-left-by-a-killed-process").mkdir(parents=True)
+    (out / ".lock").touch()
+    with pytest.raises(InputError, match="no usable utterance"):
+        pack(corpus_of([speaker("silent")]), out, workers=1)
+    assert not out.exists()
 
 
 def test_two_prepares_do_not_mix(tmp_path: Path) -> None:

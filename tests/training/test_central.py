@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sottovoce.cli import main
 from sottovoce.models.saved import load
 from sottovoce.training import checkpoint
 
@@ -96,7 +97,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(recipe_file: Path, stor
     newest.write_bytes(content[: len(content) // 2])
     code, _, err = finish(start(recipe_file, stores, out, "--resume"))
     assert code == 0, err
-    assert "step-000012 is damaged: model.safetensors not as written; going back to the one before" in " ".join(
+    assert "step-000012 is damaged: model.safetensors not as written going on from the one before" in " ".join(
         err.split()
     )
     assert newest.read_bytes() == content, "the steps since were made again, with the same bits"
@@ -113,6 +114,45 @@ def test_two_processes_learn_as_one_team(recipe_file: Path, stores: Path, tmp_pa
     assert found is not None
     assert found.step == 12
     assert done.stdout.count("On unseen speakers") == 1
+
+
+def test_an_interrupt_of_one_process_stops_all_at_the_same_step(
+    recipe_file: Path, stores: Path, tmp_path: Path
+) -> None:
+    out, where = tmp_path / "run", ["127.0.0.1", "29512"]
+    processes = []
+    for rank in ("0", "1"):
+        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": where[0], "MASTER_PORT": where[1]}
+        command = [sys.executable, "-m", "sottovoce", "run", str(recipe_file), "--stores", str(stores)]
+        command += ["--out", str(out), "central.steps=100000"]
+        processes.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | told)
+        )
+    while not (out / "checkpoints/latest").exists():
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.02)
+    processes[1].send_signal(signal.SIGINT)
+    (first_code, _, first_err), (second_code, _, second_err) = map(finish, processes)
+    assert (first_code, second_code) == (0, 0), first_err + second_err
+    assert "--resume" in first_err
+    assert "--resume" not in second_err
+    found, _ = checkpoint.load_latest(out / "checkpoints")
+    assert found is not None
+    assert f"stopped after step {found.step:,}" in first_err
+
+
+def test_a_kill_between_a_checkpoint_and_its_link_loses_no_best_model(
+    recipe_file: Path, stores: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    code, _, err = finish(start(recipe_file, stores, out))
+    assert code == 0, err
+    best = (out / "model").readlink()
+    wrong = next(path for path in (out / "checkpoints").glob("step-*") if path.name != best.name)
+    checkpoint.point(out / "model", wrong)
+    code, _, err = finish(start(recipe_file, stores, out, "--resume"))
+    assert code == 0, err
+    assert (out / "model").readlink() == best
 
 
 def test_starts_from_another_run_and_renews_the_output_for_other_tokens(
@@ -140,13 +180,27 @@ def test_starts_from_another_run_and_renews_the_output_for_other_tokens(
         (["data.store=none"], "no store at"),
         (["central.start_from=nowhere"], "no model at nowhere"),
         (["central.steps"], "expected key=value"),
+        (["central.steps=["], "not readable as YAML"),
+        (["central.augment.speeds=[0]"], "speeds has 0.0, expected numbers from 0.5 to 2.0"),
+        (["central.batch_seconds=0.1"], "no utterance to train on (36 too long)"),
+        (["central.optimiser.name=sgd", "central.schedule.lr=1e30"], "training diverged before step"),
     ],
 )
-def test_mistakes_are_one_line(more: list[str], message: str, recipe_file: Path, stores: Path, tmp_path: Path) -> None:
-    code, _, err = finish(start(recipe_file, stores, tmp_path / "run", *more))
-    assert code == 2, err
-    line = err.strip().splitlines()[-1]
-    assert message in line
+def test_mistakes_are_one_line(
+    more: list[str],
+    message: str,
+    recipe_file: Path,
+    stores: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["sottovoce", "run", str(recipe_file), *more, "--stores", str(stores), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_a_run_folder_of_another_recipe_is_refused(recipe_file: Path, stores: Path, tmp_path: Path) -> None:

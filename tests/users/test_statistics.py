@@ -163,12 +163,17 @@ def test_bins_hold_every_value_and_no_bin_of_whole_numbers_is_empty_by_construct
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("a.jpeg", r"expected a file name that ends in \.png, \.svg, \.html"), ("no/where.png", "does not exist")],
+    [
+        ("a.jpeg", r"expected a file name that ends in \.png, \.svg, \.html"),
+        ("no/where.png", "does not exist"),
+        ("folder.svg", "it is a folder"),
+    ],
 )
 def test_a_wrong_file_name_says_what_was_expected(index, tmp_path, name, message):
+    (tmp_path / "folder.svg").mkdir()
     with pytest.raises(InputError, match=message):
         draw(index(CROWD), tmp_path / name)
-    assert not [*tmp_path.iterdir()]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.svg"]
 
 
 def test_a_failed_drawing_leaves_the_old_one(index, tmp_path, monkeypatch):
@@ -178,6 +183,6 @@ def test_a_failed_drawing_leaves_the_old_one(index, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "sync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(InputError, match=r"cannot be written \(No space"):
         draw(index(CROWD), tmp_path / "a.png")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]

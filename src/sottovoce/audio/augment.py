@@ -9,15 +9,18 @@ utterances' lengths, so the same generator gives the same masks however a batch 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from sottovoce.audio.features import INT16_SCALE, frame_mask
+from sottovoce.errors import InputError
 
 Colour = Literal["white", "pink"]
 SPEEDS = (0.9, 1.0, 1.1)
+# Beyond these it is no longer speech; and 0 would be endless.
+SLOWEST, FASTEST = 0.5, 2.0
 # Zero crossings of the resampling filter on each side, and its cut-off as a share of the lower Nyquist frequency.
 SINC_ZEROS = 12
 SINC_CUTOFF = 0.95
@@ -32,6 +35,13 @@ class SpecAugmentSettings:
     time_masks: int = 10
     time_width: int = 50
     time_ratio: float = 0.1  # a time mask is also at most this share of its own utterance
+
+    def __post_init__(self) -> None:
+        for name in ("frequency_masks", "frequency_width", "time_masks", "time_width"):
+            if getattr(self, name) < 0:
+                raise InputError(f"SpecAugment: {name}={getattr(self, name)}, expected at least 0")
+        if not 0 <= self.time_ratio <= 1:
+            raise InputError(f"SpecAugment: time_ratio={self.time_ratio}, expected a share from 0 to 1")
 
 
 def spec_augment(
@@ -136,6 +146,15 @@ class NoiseSettings:
     lowest_snr_db: float = 5.0
     highest_snr_db: float = 30.0
     colour: Colour = "pink"
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.lowest_snr_db <= self.highest_snr_db < math.inf:
+            raise InputError(
+                f"noise: lowest_snr_db={self.lowest_snr_db} and highest_snr_db={self.highest_snr_db}, "
+                "expected finite numbers in this order"
+            )
+        if self.colour not in get_args(Colour):
+            raise InputError(f"noise: colour={self.colour!r}, expected one of {', '.join(get_args(Colour))}")
 
 
 def add_noise(

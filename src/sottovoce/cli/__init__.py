@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Everything it can do is a function elsewhere."""
 
+import errno
 import sys
 from typing import Annotated
 
@@ -31,6 +32,9 @@ app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="transcribe")(transcribe.transcribe)
 
 
+_MENDABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"sottovoce {__version__}")
@@ -52,6 +56,9 @@ def main() -> None:
     except InputError as error:
         stderr.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        stderr.print("interrupted; nothing was changed")
-        sys.exit(130)
+    except OSError as error:
+        # A full disk or a missing permission is the user's to mend; anything else keeps its traceback.
+        if error.errno not in _MENDABLE:
+            raise
+        stderr.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)

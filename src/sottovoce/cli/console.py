@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-stdout = Console()
-stderr = Console(stderr=True)
+# No emoji: ":on:" in somebody's path or text is just that.
+stdout = Console(emoji=False)
+stderr = Console(stderr=True, emoji=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines instead of tables.")]
 
@@ -20,6 +21,11 @@ def print_json(content: Any) -> None:
     """One JSON document on standard output, and nothing else there."""
     json.dump(content, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def say(line: str, *, to: Console = stderr) -> None:
+    """One line just as it is: paths are neither broken at the edge of the screen nor read as markup."""
+    to.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

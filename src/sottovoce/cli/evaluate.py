@@ -34,9 +34,10 @@ def evaluate(
 
     Example: sottovoce evaluate runs/demo --on stores/crowd:test --plot wer.html
     """
+    from sottovoce.drawing import check_plot
     from sottovoce.evaluation.decoder import choose_decoder
     from sottovoce.evaluation.evaluate import check_language, score, select
-    from sottovoce.evaluation.figure import check_plot, draw
+    from sottovoce.evaluation.figure import draw
     from sottovoce.evaluation.recognise import choose_device, recognise
     from sottovoce.evaluation.table import table
     from sottovoce.models.saved import load

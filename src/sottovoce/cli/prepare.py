@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, progress_bar, stderr, stdout
+from sottovoce.cli.console import Json, print_json, progress_bar, say, stdout
 from sottovoce.corpora.corpus import Corpus
 from sottovoce.errors import InputError
 from sottovoce.store import Progress, Store, pack
@@ -139,10 +139,11 @@ def synthetic(
 
 
 def _counts(text: str) -> dict[str, int]:
-    parts = [part.partition("=") for part in text.split(",")]
-    if not all(split and number.isdigit() for split, _, number in parts):
-        raise InputError(f"hold-out={text!r}: expected SPLIT=NUMBER pairs, such as dev=4,test=8")
-    return {split: int(number) for split, _, number in parts}
+    parts = [part.strip().partition("=") for part in text.split(",")]
+    counts = {split: int(number) for split, _, number in parts if split and number.isdecimal()}
+    if len(counts) != len(parts):
+        raise InputError(f"hold-out={text!r}: expected SPLIT=NUMBER pairs, such as dev=4,test=8, and no split twice")
+    return counts
 
 
 def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None:
@@ -154,19 +155,19 @@ def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None
             note = f"speakers, {progress.audio_seconds / 3600:.1f} h"
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note=note)
 
-        pack(corpus, out, workers=workers, on_progress=show)
+        try:
+            pack(corpus, out, workers=workers, on_progress=show)
+        except KeyboardInterrupt:
+            say(f"interrupted: nothing half-written is left in {out}")
+            raise typer.Exit(130) from None
     elapsed = time.monotonic() - started
     store = Store(out)
     if json:
         print_json({key: value for key, value in store.header.items() if key != "sizes"} | {"seconds": store.seconds})
         return
-    stdout.print(
-        f"{out}: {store.user_count:,} users, {store.utterance_count:,} utterances, {store.seconds / 3600:.2f} h "
-        f"({store.seconds / elapsed:,.0f} s of audio per second)",
-        highlight=False,
-        soft_wrap=True,
-    )
+    amounts = f"{store.user_count:,} users, {store.utterance_count:,} utterances, {store.seconds / 3600:.2f} h"
+    say(f"{out}: {amounts} ({store.seconds / elapsed:,.0f} s of audio per second)", to=stdout)
     for kind, found in store.header["problems"].items():
-        stderr.print(f"{found['count']:,} × {kind} ({'kept' if found['kept'] else 'left out'})", highlight=False)
+        say(f"{found['count']:,} × {kind} ({'kept' if found['kept'] else 'left out'})")
         for example in found["examples"]:
-            stderr.print(f"      {example}", highlight=False, soft_wrap=True, markup=False)
+            say(f"      {example}")

@@ -47,7 +47,7 @@ def run(
             if report.dev_wer is not None:
                 bar.console.print(f"step {report.step:,}: {note}", highlight=False)
 
-        results = run_recipe(
+        outcome = run_recipe(
             chosen,
             out=folder,
             stores=stores,
@@ -57,12 +57,15 @@ def run(
             on_report=show,
             say=lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
         )
-    if results is None:
-        stderr.print(f"stopped and saved; go on with: sottovoce run {recipe} --out {folder} --resume", highlight=False)
+    if outcome.stopped_at is not None:
+        stopped = f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on"
+        stderr.print(stopped, highlight=False)
+    elif outcome.results is None:  # another process than the first
+        return
     elif json:
-        print_json(results)
+        print_json(outcome.results)
     else:
-        stdout.print(_results_table(results))
+        stdout.print(_results_table(outcome.results))
         stdout.print(f"model: {folder / 'model'}", highlight=False)
 
 

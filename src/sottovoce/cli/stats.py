@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, stderr, stdout
+from sottovoce.cli.console import Json, print_json, say, stdout
 
 
 def stats(
@@ -20,9 +20,12 @@ def stats(
     Example: sottovoce stats stores/crowd --plot crowd.html
     """
     from sottovoce.store import Store
-    from sottovoce.users.figure import draw
     from sottovoce.users.statistics import statistics, table
 
+    if plot is not None:
+        from sottovoce.drawing import check_plot  # only here: matplotlib takes its time to load
+
+        check_plot(plot)
     opened = Store(store)
     figures = statistics(opened)
     if json:
@@ -30,5 +33,7 @@ def stats(
     else:
         stdout.print(table(figures, title=f"{opened.name} ({opened.language})"))
     if plot is not None:
+        from sottovoce.users.figure import draw
+
         draw(opened, plot)
-        stderr.print(f"wrote {plot}", highlight=False)
+        say(f"wrote {plot}")

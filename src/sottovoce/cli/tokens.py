@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, stdout
+from sottovoce.cli.console import Json, print_json, say, stdout
 from sottovoce.errors import InputError
 
 
@@ -22,17 +22,21 @@ def tokens(
     from sottovoce.store import Store
     from sottovoce.text.tokens import save_tokens, train_sentence_pieces
 
-    path, _, split = store.rpartition(":") if ":" in store else (store, "", "")
+    if not out.parent.is_dir():
+        raise InputError(f"out={out}: the folder {out.parent} does not exist")
+    # A folder whose own name has a colon is just that.
+    path, _, split = store.rpartition(":") if ":" in store and not Path(store).exists() else (store, "", "")
     opened = Store(path)
     if split and split not in opened.splits:
         raise InputError(f"no split={split!r} in store {path}, expected one of {', '.join(opened.splits)}")
     users = opened.splits[split] if split else range(opened.user_count)
     rows = range(int(opened.user_utterances[users.start]), int(opened.user_utterances[users.stop]))
     pieces = train_sentence_pieces((text for row in rows if (text := opened.utterance(row).text)), size=size)
-    if not out.parent.is_dir():
-        raise InputError(f"out={out}: the folder {out.parent} does not exist")
-    save_tokens(pieces, out)
+    try:
+        save_tokens(pieces, out)
+    except OSError as error:
+        raise InputError(f"out={out}: cannot be written ({error.strerror})") from None
     if json:
         print_json({"size": pieces.size, "digest": pieces.digest, "file": str(out)})
     else:
-        stdout.print(f"wrote {out}: {pieces.size:,} sentence pieces", highlight=False)
+        say(f"wrote {out}: {pieces.size:,} sentence pieces", to=stdout)

@@ -22,14 +22,16 @@ def open_table(path: Path, log: ProblemLog) -> tuple[Sequence[str], NumberedCell
     `.tsv` knows no quoting, as Common Voice writes it; `.csv` is RFC 4180; `.jsonl` has one object a line, and its
     columns are all the keys that occur.
     """
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"{path}: cannot tell its format; expected a name ending in {', '.join(SUFFIXES)}")
     if not path.is_file():
-        raise InputError(f"{path}: {'it is a folder' if path.is_dir() else 'no such file'}; expected a table of clips")
-    if path.suffix == ".jsonl":
+        found = "it is a folder" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: {found}; expected a table of clips, {', '.join(SUFFIXES)}")
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(f"{path}: cannot tell its format; expected a name ending in {', '.join(SUFFIXES)}")
+    if suffix == ".jsonl":
         header = _jsonl_keys(path)
         return header, _jsonl_rows(path, header, log)
-    lines = _tsv_lines(path) if path.suffix == ".tsv" else _csv_lines(path)
+    lines = _tsv_lines(path) if suffix == ".tsv" else _csv_lines(path)
     _, first = next(lines, (0, []))
     header = [name.strip() for name in first]
     if not any(header):

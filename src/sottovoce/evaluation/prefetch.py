@@ -1,17 +1,17 @@
 """Work done ahead of time: reading the next batches while the present one is computed."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def ahead(items: Iterable[T], *, depth: int = 2) -> Iterator[T]:
+def ahead(items: Iterable[T], *, depth: int = 2) -> Generator[T, None, None]:
     """The same items in the same order, made in a thread of their own, up to `depth` before they are asked for.
 
-    What goes wrong there is raised here. `items` is only ever touched by that one thread.
+    What goes wrong there is raised here; closing it ends the thread. `items` is only ever touched by that one thread.
 
     >>> list(ahead(n * n for n in range(4)))
     [0, 1, 4, 9]

@@ -109,8 +109,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
         architecture = config["architecture"]
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        absent = {"language", "settings", "tokens", "about"} - config.keys()
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"no model at {folder}: expected a readable {CONFIG} ({error})") from None
     if architecture != ARCHITECTURE:
         raise InputError(f"{folder}: architecture={architecture!r}, expected {ARCHITECTURE!r}")
+    if absent:
+        raise InputError(f"{folder}: {CONFIG} has no {', '.join(sorted(absent))}")
     return config

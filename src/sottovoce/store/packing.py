@@ -8,13 +8,15 @@ the next one.
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import multiprocessing
 import os
 import shutil
+import signal
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
@@ -64,6 +66,7 @@ def pack(
     out = Path(out)
     tasks = list(_tasks(corpus))
     with _exclusive(out), _new_generation(out) as folder:
+        _sweep(out, keep={folder.name, _current(out)})  # what a killed process left may be what fills the disk
         with _Writer(folder) as writer:
             for done, rendered in enumerate(_rendered(corpus, tasks, workers=workers or _cpu_count()), start=1):
                 corpus.problems.extend(rendered.problems)
@@ -77,7 +80,7 @@ def pack(
         header |= {"generation": folder.name, "problems": corpus.problems.as_json()}
         sync_folder(folder)
         write_json(out / layout.HEADER, header)  # the commit
-        _sweep(out, keep=folder.name)
+        _sweep(out, keep={folder.name})
 
 
 def _tasks(corpus: Corpus[S]) -> Iterator[S]:
@@ -95,7 +98,8 @@ def _rendered(corpus: Corpus[S], tasks: list[S], *, workers: int) -> Iterator[Re
     if workers == 1:
         yield from map(corpus.render, tasks)
         return
-    with ProcessPoolExecutor(min(workers, max(len(tasks), 1)), mp_context=_process_context()) as pool:
+    count = min(workers, max(len(tasks), 1))
+    with ProcessPoolExecutor(count, mp_context=_process_context(), initializer=_end_on_interrupt) as pool:
         waiting: deque[Future[RenderedSpeaker]] = deque()
         try:
             for task in tasks:
@@ -108,6 +112,11 @@ def _rendered(corpus: Corpus[S], tasks: list[S], *, workers: int) -> Iterator[Re
             raise InputError("a worker process was killed (out of memory?): try fewer --workers") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _end_on_interrupt() -> None:
+    # Ctrl-C reaches the workers too: they should go without a traceback each, this process has the last word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _process_context() -> Any:
@@ -213,8 +222,11 @@ class _Writer:
         for file in (self._audio, self._utterances, self._users):
             sync(file)
         for column, values in columns.items():
+            content = io.BytesIO()
+            np.save(content, values)
+            # By way of memory, because on a full disk NumPy's own writing raises an error that does not say so.
             with (self._folder / column).open("wb") as file:
-                np.save(file, values)
+                file.write(content.getbuffer())
                 sync(file)
         self._digest.update(json.dumps([layout.VERSION, language, self._splits, SAMPLE_RATE]).encode())
         self._digest.update(self._audio_offsets.tobytes() + self._user_utterances.tobytes())
@@ -269,22 +281,32 @@ def _exclusive(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _new_generation(out: Path) -> Iterator[Path]:
-    """A folder for the new files, removed on any failure."""
+    """A folder for the new files, removed on any failure before the commit."""
     folder = out / f"{layout.GENERATION_PREFIX}{uuid4().hex[:12]}"
     try:
         folder.mkdir()
         yield folder
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        # An interrupt may also come right after the commit, and then these files are the store.
+        if _current(out) != folder.name:
+            shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise InputError(f"no space left for the store out={out} ({error.strerror}); nothing was changed") from None
         raise
 
 
-def _sweep(out: Path, *, keep: str) -> None:
-    """Remove generations that no header names. Readers that still map one keep it until they let go."""
+def _current(out: Path) -> str | None:
+    """The generation that the header names, where there is a header."""
+    try:
+        return str(json.loads((out / layout.HEADER).read_text())["generation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _sweep(out: Path, *, keep: Set[str | None]) -> None:
+    """Remove all other generations. Readers that still map one keep it until they let go."""
     for folder in out.glob(f"{layout.GENERATION_PREFIX}*"):
-        if folder.name != keep:
+        if folder.name not in keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 

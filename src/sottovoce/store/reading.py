@@ -3,7 +3,7 @@
 import json
 import mmap
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,16 @@ class Store:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         header = _read_header(self.path)
+        while True:
+            try:
+                return self._open(header)
+            except (InputError, FileNotFoundError):
+                # A `prepare` that ended just now has put a new generation in place and swept away the one we read of.
+                header, stale = _read_header(self.path), header
+                if header["generation"] == stale["generation"]:
+                    raise
+
+    def _open(self, header: dict[str, Any]) -> None:
         self.header: Mapping[str, Any] = header
         self.name: str = header["name"]
         self.language: str = header["language"]
@@ -79,8 +89,8 @@ class Store:
         self._utterances = _mapped(folder / layout.UTTERANCES)
         self._users = _mapped(folder / layout.USERS)
 
-    def __reduce__(self) -> tuple[type["Store"], tuple[Path]]:
-        return (Store, (self.path,))  # another process maps the same files anew and shares their pages
+    def __reduce__(self) -> tuple[Callable[[Path, str], "Store"], tuple[Path, str]]:
+        return (_reopened, (self.path, self.digest))  # another process maps the same files anew and shares their pages
 
     @property
     def seconds(self) -> float:
@@ -134,6 +144,13 @@ class Store:
         raise InputError(f"no user name={name!r}" + (f" in split={split!r}" if split else "") + f" in {self.path}")
 
 
+def _reopened(path: Path, digest: str) -> Store:
+    store = Store(path)
+    if store.digest != digest:
+        raise InputError(f"store {path} was prepared anew while it was in use: digest={store.digest}, was {digest}")
+    return store
+
+
 def _read_header(path: Path) -> dict[str, Any]:
     file = path / layout.HEADER
     try:
@@ -141,7 +158,11 @@ def _read_header(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         found = "nothing is there" if not path.exists() else f"{path} has no {layout.HEADER}"
         raise InputError(f"no store at {path}: {found}; `sottovoce prepare … --out {path}` makes one") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, NotADirectoryError) as error:
+    except NotADirectoryError:
+        raise InputError(
+            f"no store at {path}: it is a file, expected the folder that `sottovoce prepare` made"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"no store at {path}: {file} is not readable ({error})") from None
     if not isinstance(header, dict) or header.get("format") != layout.FORMAT:
         raise InputError(f"no store at {path}: {file} was not written by `sottovoce prepare`")

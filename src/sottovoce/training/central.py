@@ -4,11 +4,8 @@ A run killed at any instant goes on from its last checkpoint with the same bits:
 is a function of (seed, step), and the place in the data is part of the checkpoint.
 """
 
-import math
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,20 +13,25 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.augment import add_noise, perturb_speed
-from sottovoce.config import Augmentation, Recipe
+from sottovoce.config import Augmentation, Central, Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.models.ctc_transformer import layer_index, parameter_kind
+from sottovoce.models.ctc_transformer import Settings
 from sottovoce.models.recogniser import PLAIN, Compute, SpeechBatch, batch_loss, compiled, draw_step
-from sottovoce.models.saved import Recogniser, adapt, fresh
+from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
 from sottovoce.models.saved import load as load_recogniser
+from sottovoce.optimisers import Schedule
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
-from sottovoce.training.checkpoint import Checkpoint, load_latest, point, prune, save
+from sottovoce.text.tokens import Tokens
+from sottovoce.training import checkpoint
+from sottovoce.training.checkpoint import Checkpoint
+from sottovoce.training.interrupts import interruptible
 from sottovoce.training.processes import ALONE, Processes
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.speech import Place, Speech, endless_batches
+from sottovoce.training.step_log import Recorder, StepLog, recorder
 from sottovoce.training.weights import Weights
 
 
@@ -42,6 +44,16 @@ class Report:
     loss: float
     dev_wer: float | None
     audio_seconds_per_second: float
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """Where a run stands between two steps. `best` names the checkpoint that `run.best` leads to."""
+
+    step: int
+    place: Place
+    best: str | None
+    best_wer: float | None
 
 
 def train(
@@ -60,31 +72,14 @@ def train(
 
     After each evaluation `run.best` leads to the checkpoint with the lowest WER on `dev`.
     """
-    central = recipe.central
-    dtype, compute = _precision(recipe, device), _compute(recipe, device)
-    weights = Weights(start.parameters, central.built_optimiser(), device=device, dtype=dtype)
-    schedule, settings = central.built_schedule(), start.settings
-    step, place, best_wer = 0, Place(), math.inf
-    log = _Log(weights.norm_names)
-
-    found, complaints = load_latest(run.checkpoints)
-    for complaint in complaints:
-        say(f"{complaint}; going back to the one before")
-    if found is not None:
-        step, place = found.step, Place(**found.state["place"])
-        best_wer = found.state["best_wer"] if found.state["best_wer"] is not None else math.inf
-        weights.load(found.recogniser.parameters)
-        weights.restore_optimiser(found.optimiser)
-        log.restore(found.state["log"])
-    if processes.first:
-        run.cut_metrics(after_step=step)
-        prune(run.checkpoints, keep=_best_name(run))
-    writer = _tensorboard(run, step) if processes.first else None
-
+    central, schedule, compute = recipe.central, recipe.central.built_schedule(), _compute(recipe, device)
+    weights = Weights(start.parameters, central.built_optimiser(), device=device, dtype=_precision(recipe, device))
+    log = StepLog(weights.norm_names)
+    standing = _resumed(run, weights, log, start=start, processes=processes, say=say)
     batches = ahead(
         endless_batches(
             speech,
-            start=place,
+            start=standing.place,
             max_seconds=central.batch_seconds,
             seed=recipe.seed,
             device=device,
@@ -92,55 +87,161 @@ def train(
             world=processes.world,
         )
     )
-    with _interruptible() as interrupted:
-        while step < central.steps and not interrupted():
+    # The first process alone evaluates and writes.
+    writing: AbstractContextManager[Recorder | None] = nullcontext()
+    if processes.first:
+        writing = recorder(run, after_step=standing.step)
+    with interruptible() as interrupted, closing(batches), writing as records:
+        stops = False
+        while standing.step < central.steps and not stops:
             place, batch = next(batches)
-            generator = torch_stream(recipe.seed, "step", step, processes.rank)
-            batch = _augmented(batch, central.augment, generator)
-            spec_augment = central.augment.spec_augment
-            draws = draw_step(batch, settings=settings, spec_augment=spec_augment, generator=generator)
-            loss = batch_loss(
-                weights.working, batch, settings=settings, spec_augment=spec_augment, draws=draws, compute=compute
+            loss, norm, norms = _step(
+                weights,
+                batch,
+                recipe,
+                step=standing.step,
+                settings=start.settings,
+                schedule=schedule,
+                compute=compute,
+                processes=processes,
             )
-            weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
-            processes.average(weights.gradients)
-            norm, norms = weights.clip(central.clip_gradients)
-            weights.step(lr=schedule(step))
-            step += 1
             log.add(loss, norm, norms, audio_seconds=batch.audio_seconds * processes.world)
-
+            standing = replace(standing, step=standing.step + 1, place=place)
+            # Once a step and together: a process that stopped alone would leave the others waiting for its gradients.
+            stops = processes.any(interrupted())
+            due = _due(central, step=standing.step, stops=stops)
+            if due.record or due.save:
+                log.check(step=standing.step)
             record: dict[str, Any] = {}
-            last = step == central.steps or interrupted()
-            evaluates = step % central.evaluate_every == 0 or step == central.steps
-            if step % central.log_every == 0 or evaluates or last:
-                record |= log.summary(step, lr=schedule(step - 1), epoch=place.epoch)
-            if evaluates and processes.first:
-                model = replace(start, parameters=weights.masters)
-                result = evaluate(model, dev[0], split=dev[1], device=device, compute=compute)
-                record |= {"dev_wer": result.wer, "dev_cer": result.cer, "gradient_norms": log.by_layer()}
-            if processes.first and record:
-                record = {"step": step, **record}
-                run.add_metrics(record)
-                _to_tensorboard(writer, record)
-                on_report(log.report(step, central.steps, record))
-            if processes.first and (evaluates or last or step % central.checkpoint_every == 0):
-                improved = record.get("dev_wer", math.inf) < best_wer
-                best_wer = min(best_wer, record.get("dev_wer", math.inf))
-                about = {"recipe": recipe.about, "step": step, "dev_wer": record.get("dev_wer")}
-                state = {"place": asdict(place), "best_wer": best_wer if math.isfinite(best_wer) else None}
-                state["log"] = log.state()
-                model = replace(start, parameters=weights.masters, about=about)
-                saved = save(run.checkpoints, Checkpoint(step, model, weights.optimiser_tensors(), state))
-                if improved or not run.best.exists():
-                    point(run.best, saved)
-                prune(run.checkpoints, keep=_best_name(run))
-    batches.close()  # type: ignore[attr-defined]  # a generator: its thread ends with it
-    if writer is not None:
-        writer.close()
-    return step
+            if due.record:
+                record = log.summary(lr=schedule(standing.step - 1), epoch=place.epoch)
+            if records is None:
+                continue
+            model = replace(start, parameters=weights.masters)
+            with log.paused():
+                if due.evaluate:
+                    result = evaluate(model, dev[0], split=dev[1], device=device, compute=compute)
+                    record |= {"dev_wer": result.wer, "dev_cer": result.cer, "gradient_norms": log.norms_by_layer()}
+                if record:
+                    records.write({"step": standing.step, **record})
+                    on_report(_report(standing.step, central.steps, record))
+                if due.save:
+                    standing = _saved(run, standing, model, weights, log, recipe=recipe, dev_wer=record.get("dev_wer"))
+    return standing.step
 
 
-def starting_point(recipe: Recipe, tokens: Any, *, language: str) -> Recogniser:
+@dataclass(frozen=True)
+class _Due:
+    """What there is to do after a step."""
+
+    record: bool
+    evaluate: bool
+    save: bool
+
+
+def _due(central: Central, *, step: int, stops: bool) -> _Due:
+    last = step == central.steps or stops
+    evaluates = step % central.evaluate_every == 0 or step == central.steps
+    return _Due(
+        record=evaluates or last or step % central.log_every == 0,
+        evaluate=evaluates,
+        save=evaluates or last or step % central.checkpoint_every == 0,
+    )
+
+
+def _step(
+    weights: Weights,
+    batch: SpeechBatch,
+    recipe: Recipe,
+    *,
+    step: int,
+    settings: Settings,
+    schedule: Schedule,
+    compute: Compute,
+    processes: Processes,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of `weights` on `batch`: the loss, the gradients' norm before clipping, and the norms by tensor."""
+    central, spec_augment = recipe.central, recipe.central.augment.spec_augment
+    generator = torch_stream(recipe.seed, "step", step, processes.rank)
+    batch = _augmented(batch, central.augment, generator)
+    draws = draw_step(batch, settings=settings, spec_augment=spec_augment, generator=generator)
+    loss = batch_loss(
+        weights.working, batch, settings=settings, spec_augment=spec_augment, draws=draws, compute=compute
+    )
+    weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
+    processes.average(weights.gradients)
+    norm, norms = weights.clip(central.clip_gradients)
+    weights.step(lr=schedule(step))
+    return loss, norm, norms
+
+
+def _resumed(
+    run: RunFolder,
+    weights: Weights,
+    log: StepLog,
+    *,
+    start: Recogniser,
+    processes: Processes,
+    say: Callable[[str], None],
+) -> _Standing:
+    """Take over the run's newest whole checkpoint, if there is one, and put the folder's links in order."""
+    found, complaints = checkpoint.load_latest(run.checkpoints)
+    processes.wait()  # all have read before the first one changes anything
+    if processes.first:
+        for complaint in complaints:
+            say(complaint)
+        if complaints:
+            say("going on from the one before" if found is not None else "no checkpoint is whole: starting anew")
+    if found is None:
+        return _Standing(step=0, place=Place(), best=None, best_wer=None)
+    _check_same_model(found, start, where=str(run.checkpoints / checkpoint.name(found.step)))
+    weights.load(found.recogniser.parameters)
+    weights.restore_optimiser(found.optimiser)
+    log.restore(found.state["log"])
+    if processes.first:
+        # A kill may have come between a checkpoint and the links to it.
+        checkpoint.point(run.checkpoints / checkpoint.LATEST, run.checkpoints / checkpoint.name(found.step))
+        checkpoint.point(run.best, run.checkpoints / found.best)
+        checkpoint.prune(run.checkpoints, up_to=found.step)
+    place = Place(**found.state["place"])
+    return _Standing(found.step, place, best=found.best, best_wer=found.state["best_wer"])
+
+
+def _check_same_model(found: Checkpoint, start: Recogniser, *, where: str) -> None:
+    if found.recogniser.tokens.digest != start.tokens.digest:
+        raise InputError(f"{where}: a checkpoint of another token set")
+    check_parameters(found.recogniser.parameters, start.settings, where=where)
+
+
+def _saved(
+    run: RunFolder,
+    standing: _Standing,
+    model: Recogniser,
+    weights: Weights,
+    log: StepLog,
+    *,
+    recipe: Recipe,
+    dev_wer: float | None,
+) -> _Standing:
+    """Write a checkpoint, lead `run.best` to it if it is the best so far, and clear away what nobody needs."""
+    best, best_wer = standing.best or checkpoint.name(standing.step), standing.best_wer
+    if dev_wer is not None and (best_wer is None or dev_wer < best_wer):
+        best, best_wer = checkpoint.name(standing.step), dev_wer
+    model = replace(model, about={"recipe": recipe.about, "step": standing.step, "dev_wer": dev_wer})
+    state = {"place": asdict(standing.place), "best_wer": best_wer, "log": log.state()}
+    checkpoint.save(
+        run.checkpoints, Checkpoint(standing.step, model, weights.optimiser_tensors(), best=best, state=state)
+    )
+    checkpoint.point(run.best, run.checkpoints / best)
+    checkpoint.prune(run.checkpoints, up_to=standing.step)
+    return replace(standing, best=best, best_wer=best_wer)
+
+
+def _report(step: int, steps: int, record: Mapping[str, Any]) -> Report:
+    return Report(step, steps, record["loss"], record.get("dev_wer"), record["audio_seconds_per_second"])
+
+
+def starting_point(recipe: Recipe, tokens: Tokens, *, language: str) -> Recogniser:
     """Fresh parameters, or those of another run's model; under another token set the output layer is new."""
     settings = recipe.model.settings(tokens=tokens.size + 1)
     generator = torch_stream(recipe.seed, "init")
@@ -172,101 +273,3 @@ def _augmented(batch: SpeechBatch, augment: Augmentation, generator: torch.Gener
         noisy_BN = add_noise(batch.waveforms_BN, lengths_B, settings=augment.noise, generator=generator)
         batch = replace(batch, waveforms_BN=noisy_BN)
     return batch
-
-
-class _Log:
-    """What happened since the last record; tensors stay on the device until a record is made."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
-        self._norms: Tensor | None = None
-        self._reset()
-
-    def _reset(self) -> None:
-        self._losses: list[Tensor] = []
-        self._gradients: list[Tensor] = []
-        self._audio_seconds = 0.0
-        self._since = time.monotonic()
-        self._rate = 0.0
-
-    def add(self, loss: Tensor, norm: Tensor, norms: Tensor, *, audio_seconds: float) -> None:
-        self._losses.append(loss.detach())
-        self._gradients.append(norm)
-        self._norms = norms
-        self._audio_seconds += audio_seconds
-
-    def state(self) -> dict[str, list[float]]:
-        """What a checkpoint keeps, so that the next record after a resume covers the same steps."""
-        return {
-            "losses": [float(loss) for loss in self._losses],
-            "gradients": [float(norm) for norm in self._gradients],
-        }
-
-    def restore(self, state: Mapping[str, list[float]]) -> None:
-        self._losses = [torch.tensor(loss) for loss in state["losses"]]
-        self._gradients = [torch.tensor(norm) for norm in state["gradients"]]
-
-    def summary(self, step: int, *, lr: float, epoch: int) -> dict[str, Any]:
-        # On the host, where restored values lie too.
-        loss = float(torch.tensor([float(loss) for loss in self._losses]).mean())
-        norm = float(torch.tensor([float(norm) for norm in self._gradients]).mean())
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise InputError(
-                f"training diverged before step {step}: loss={loss}, gradient_norm={norm}; "
-                "the last checkpoint is untouched; try a lower learning rate"
-            )
-        rate = self._audio_seconds / max(time.monotonic() - self._since, 1e-9)
-        self._reset()
-        self._rate = rate
-        return {"loss": loss, "gradient_norm": norm, "lr": lr, "epoch": epoch, "audio_seconds_per_second": rate}
-
-    def by_layer(self) -> dict[str, Any]:
-        """The last step's gradient norms: per kind of parameter, a list over the layers where it has one."""
-        assert self._norms is not None
-        grouped: dict[str, dict[int | None, float]] = {}
-        for name, norm in zip(self._names, self._norms.tolist(), strict=True):
-            of_kind = grouped.setdefault(parameter_kind(name), {})
-            layer = layer_index(name)
-            of_kind[layer] = math.hypot(of_kind.get(layer, 0.0), norm)
-        return {
-            kind: [norms[layer] for layer in sorted(k for k in norms if k is not None)] or norms[None]
-            for kind, norms in grouped.items()
-        }
-
-    def report(self, step: int, steps: int, record: Mapping[str, Any]) -> Report:
-        return Report(step, steps, record.get("loss", math.nan), record.get("dev_wer"), self._rate)
-
-
-def _best_name(run: RunFolder) -> set[str]:
-    return {run.best.resolve().name} if run.best.exists() else set()
-
-
-def _tensorboard(run: RunFolder, step: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
-
-
-def _to_tensorboard(writer: Any, record: Mapping[str, Any]) -> None:
-    for name, value in record.items():
-        if name == "gradient_norms":
-            for kind, norms in value.items():
-                for layer, norm in enumerate(norms if isinstance(norms, list) else [norms]):
-                    writer.add_scalar(f"gradient_norms/{kind}/{layer:02d}", norm, record["step"])
-        elif name != "step":
-            writer.add_scalar(name, value, record["step"])
-    writer.flush()
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Within this scope SIGINT and SIGTERM only ask to stop: the step is finished and saved first."""
-    asked = []
-    old = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        old[number] = signal.signal(number, lambda *_: asked.append(True))
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -27,24 +28,39 @@ OPTIMISER, STATE, LATEST = "optimiser.safetensors", "state.json", "latest"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on as if it had never stopped."""
+    """All that a run needs to go on as if it had never stopped. `best` names the best checkpoint so far."""
 
     step: int
     recogniser: Recogniser
     optimiser: Mapping[str, Tensor]
+    best: str
     state: Mapping[str, Any]
 
 
+def name(step: int) -> str:
+    """What the folder of the checkpoint at `step` is called."""
+    return f"step-{step:06d}"
+
+
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write `checkpoint` under `folder` and make it the latest."""
+    """Write `checkpoint` under `folder` and make it the latest. Where that fails, those before it stay as they are."""
+    try:
+        return _save(folder, checkpoint)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"checkpoint {folder / name(checkpoint.step)} cannot be written ({error}); the one before is untouched"
+        ) from None
+
+
+def _save(folder: Path, checkpoint: Checkpoint) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / f"step-{checkpoint.step:06d}"
+    place = folder / name(checkpoint.step)
     temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
     try:
         os.chmod(temporary, 0o755)
         saved.save(checkpoint.recogniser, temporary)
         save_file({n: t.detach().cpu().contiguous() for n, t in checkpoint.optimiser.items()}, temporary / OPTIMISER)
-        state = {"step": checkpoint.step, "files": _digests(temporary), **checkpoint.state}
+        state = {"step": checkpoint.step, "best": checkpoint.best, "files": _digests(temporary), **checkpoint.state}
         write_json(temporary / STATE, state)
         for path in temporary.iterdir():
             _sync_file(path)
@@ -71,7 +87,7 @@ def point(link: Path, target: Path) -> None:
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and a line for each newer one that is not."""
     complaints: list[str] = []
-    for place in sorted(folder.glob("step-*"), reverse=True):
+    for place in _newest_first(folder):
         try:
             return load(place), complaints
         except InputError as error:
@@ -88,18 +104,43 @@ def load(place: Path) -> Checkpoint:
         found.pop(STATE, None)
     except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
         raise InputError(f"checkpoint {place} is damaged ({error})") from None
-    if damaged := sorted(name for name in written if found.get(name) != written[name]):
+    if damaged := sorted(file for file in written if found.get(file) != written[file]):
         raise InputError(f"checkpoint {place} is damaged: {', '.join(damaged)} not as written")
-    return Checkpoint(state.pop("step"), saved.load(place), load_file(place / OPTIMISER), state)
+    step, best = state.pop("step"), state.pop("best")
+    return Checkpoint(step, saved.load(place), load_file(place / OPTIMISER), best, state)
 
 
-def prune(folder: Path, *, keep: set[str], newest: int = 2) -> None:
-    """Remove all checkpoints but the `newest` and those named in `keep`."""
-    for place in sorted(folder.glob("step-*"), reverse=True)[newest:]:
-        if place.name not in keep:
+def prune(folder: Path, *, up_to: int, newest: int = 2) -> None:
+    """Of the checkpoints up to step `up_to`, remove all but the `newest` and those that they call the best.
+
+    Later ones are damaged (or a run would have gone on from them): they count for nothing, and stay until their step is
+    made again.
+    """
+    places = [place for place in _newest_first(folder) if _step(place) <= up_to]
+    kept = {place.name for place in places[:newest]}
+    kept |= {best for place in places[:newest] if (best := _best_named_by(place)) is not None}
+    for place in places:
+        if place.name not in kept:
             shutil.rmtree(place, ignore_errors=True)
     for left in folder.glob(".writing-*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _best_named_by(place: Path) -> str | None:
+    try:
+        best: str = json.loads((place / STATE).read_text())["best"]
+        return best
+    except (OSError, ValueError, KeyError):
+        return None  # damaged: no run will go on from it
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    # By number: step-1000000 is newer than step-999999.
+    return sorted((place for place in folder.glob("step-*") if place.name[5:].isdecimal()), key=_step, reverse=True)
+
+
+def _step(place: Path) -> int:
+    return int(place.name.removeprefix("step-"))
 
 
 def _digests(folder: Path) -> dict[str, str]:

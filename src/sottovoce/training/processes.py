@@ -30,9 +30,17 @@ class Processes:
             dist.all_reduce(tensor)
         torch._foreach_div_(list(tensors), float(self.world))
 
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true in any process: then all of them go the same way."""
+        if self.world == 1:
+            return flag
+        votes = torch.tensor(int(flag))  # on the host: no process waits for its GPU
+        dist.all_reduce(votes)
+        return bool(votes)
+
     def wait(self) -> None:
-        if self.world > 1:
-            dist.barrier()
+        """Go on when all have come here."""
+        self.any(False)
 
 
 ALONE = Processes()
@@ -49,12 +57,13 @@ def own_device(device: torch.device) -> torch.device:
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Processes]:
-    """The processes that torchrun started, gloo on the CPU and NCCL on GPUs; `ALONE` without torchrun."""
+    """The processes that torchrun started: gloo on the host and NCCL between GPUs. `ALONE` without torchrun."""
     if "RANK" not in os.environ:
         yield ALONE
         return
     # The first process evaluates while the others wait for its next gradients: give it time.
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=2))
     try:
         yield Processes(rank=dist.get_rank(), world=dist.get_world_size())
     finally:

@@ -1,6 +1,7 @@
 """A run's folder: everything a run knows, and nothing elsewhere.
 
-runs/<name>/config.yaml  environment.json  metrics.jsonl  results.json  tensorboard/  checkpoints/  model -> best
+runs/<name>/config.yaml  inputs.json  environment.json  metrics.jsonl  results.json
+            tensorboard/  checkpoints/  model -> best
 """
 
 import difflib
@@ -21,7 +22,13 @@ from sottovoce import __version__
 from sottovoce.errors import InputError
 from sottovoce.files import write_json, written_atomically
 
-CONFIG, ENVIRONMENT, METRICS, LOCK = "config.yaml", "environment.json", "metrics.jsonl", ".lock"
+CONFIG, INPUTS, ENVIRONMENT, METRICS, LOCK = (
+    "config.yaml",
+    "inputs.json",
+    "environment.json",
+    "metrics.jsonl",
+    ".lock",
+)
 
 
 class RunFolder:
@@ -34,8 +41,11 @@ class RunFolder:
 
     def add_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one line; the next checkpoint makes it durable."""
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with (self.path / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise InputError(f"{self.path / METRICS} cannot be written ({error.strerror})") from None
 
     def cut_metrics(self, *, after_step: int) -> None:
         """Forget what was measured after `after_step`: those steps will be made again."""
@@ -61,10 +71,11 @@ class RunFolder:
 
 
 @contextmanager
-def open_run(path: Path, *, config: str, resume: bool) -> Iterator[RunFolder]:
+def open_run(path: Path, *, config: str, inputs: Mapping[str, Any], resume: bool) -> Iterator[RunFolder]:
     """Open `path` for a run with `config` (YAML): a new folder, or with `resume` the folder of the same run.
 
-    A folder that holds another run, or is in use, is refused.
+    `inputs` is what the run depends on besides: a store may have been made anew since. A folder that holds another
+    run, or is in use, is refused.
     """
     known = path / CONFIG
     if path.exists() and not path.is_dir():
@@ -73,7 +84,7 @@ def open_run(path: Path, *, config: str, resume: bool) -> Iterator[RunFolder]:
         _check_same(known, config)
         if not resume:
             raise InputError(f"run folder {path} holds this run already: --resume goes on with it, --out names another")
-    elif path.exists() and any(path.iterdir()):
+    elif path.exists() and any(not inside.name.startswith(".") for inside in path.iterdir()):  # a lock, a torn config
         raise InputError(f"run folder {path} holds other things: --out names another")
     path.mkdir(parents=True, exist_ok=True)
     with (path / LOCK).open("w") as lock:
@@ -84,6 +95,10 @@ def open_run(path: Path, *, config: str, resume: bool) -> Iterator[RunFolder]:
         if not known.exists():
             with written_atomically(known) as file:
                 file.write(config.encode())
+        if (path / INPUTS).exists():
+            _check_inputs(path / INPUTS, inputs)
+        else:
+            write_json(path / INPUTS, inputs)
         write_json(path / ENVIRONMENT, environment())
         yield RunFolder(path)
 
@@ -99,6 +114,16 @@ def _check_same(known: Path, config: str) -> None:
     ]
     shown = "; ".join(" ".join(line.split()) for line in changes[:6])
     raise InputError(f"run folder {known.parent} belongs to another recipe (- there, + now): {shown}")
+
+
+def _check_inputs(known: Path, inputs: Mapping[str, Any]) -> None:
+    old = json.loads(known.read_text(encoding="utf-8"))
+    for name in sorted(old.keys() | inputs.keys()):
+        if old.get(name) != inputs.get(name):
+            raise InputError(
+                f"run folder {known.parent}: {name} was {old.get(name)} when the run began and is {inputs.get(name)} "
+                "now: restore it, or begin another run with --out"
+            )
 
 
 def environment() -> dict[str, Any]:

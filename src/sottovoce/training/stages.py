@@ -1,7 +1,8 @@
 """From a recipe to a result: prepare what is missing, train, test."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from sottovoce.config import ManifestCorpus, Recipe, SyntheticCorpus, as_yaml
 from sottovoce.corpora import synthetic, tsv
 from sottovoce.corpora.holdout import hold_out
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import evaluate
+from sottovoce.evaluation.evaluate import check_language, evaluate, select
 from sottovoce.files import write_json
+from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.seeds import derive
 from sottovoce.store import Progress, Store, pack
@@ -28,6 +30,17 @@ from sottovoce.users import PopulationSettings, build_population
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended in this process: with `results`, or interrupted after the step `stopped_at` (`resume` goes on).
+
+    Processes other than the first have neither.
+    """
+
+    results: dict[str, Any] | None = None
+    stopped_at: int | None = None
+
+
 def run_recipe(
     recipe: Recipe,
     *,
@@ -38,8 +51,8 @@ def run_recipe(
     on_prepare: Callable[[Progress], None],
     on_report: Callable[[Report], None],
     say: Say,
-) -> dict[str, Any] | None:
-    """Run `recipe` in the folder `out`; its results, or None where it was interrupted (then `resume` goes on)."""
+) -> Outcome:
+    """Run `recipe` in the folder `out`."""
     device = own_device(device)
     with joined(device) as processes:
         if processes.first:
@@ -57,8 +70,9 @@ def run_recipe(
             left_out = f" (left out: {', '.join(counts)})" if counts else ""
             say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
         start = starting_point(recipe, tokens, language=store.language)
+        check_scored([dev, *tests.values()], start)
 
-        def go(run: RunFolder) -> dict[str, Any] | None:
+        def go(run: RunFolder) -> Outcome:
             step = train(
                 recipe,
                 run,
@@ -70,14 +84,26 @@ def run_recipe(
                 on_report=on_report,
                 say=say,
             )
-            if step < recipe.central.steps or not processes.first:
-                return None
-            return test(run, tests, device=device)
+            if not processes.first:
+                return Outcome()
+            if step < recipe.central.steps:
+                return Outcome(stopped_at=step)
+            return Outcome(results=test(run, tests, device=device))
 
         if not processes.first:
             return go(RunFolder(out))
-        with open_run(out, config=as_yaml(recipe), resume=resume) as run:
+        stores_used = {"data.store": store, "data.dev": dev[0]} | {f"data.test {n}": s for n, (s, _) in tests.items()}
+        inputs: dict[str, Any] = {f"{what} digest": used.digest for what, used in stores_used.items()}
+        inputs |= {"tokens digest": tokens.digest, "number of processes": processes.world}
+        with open_run(out, config=as_yaml(recipe), inputs=inputs, resume=resume) as run:
             return go(run)
+
+
+def check_scored(places: Iterable[tuple[Store, str]], recogniser: Recogniser) -> None:
+    """Find out before training, not at the first evaluation, that a set cannot be scored."""
+    for store, split in places:
+        check_language(recogniser, store)
+        select(store, split=split)
 
 
 def test(run: RunFolder, tests: dict[str, tuple[Store, str]], *, device: torch.device) -> dict[str, Any]:
@@ -146,4 +172,7 @@ def training_rows(recipe: Recipe, store: Store) -> Rows:
         split=data.train, seed_part=data.seed_part, part="seed" if data.part == "seed" else "federation"
     )
     population = build_population(store, settings, seed=derive(recipe.seed, "seed part"))
-    return np.sort(np.concatenate([client.utterances for client in population]))
+    utterances = [client.utterances for client in population]
+    if not utterances:
+        raise InputError(f"store {store.path}: nobody to train on in data.train={', '.join(data.train)}")
+    return np.sort(np.concatenate(utterances))

@@ -1,14 +1,12 @@
 """The flagship paper's Figure 1 for any store: how unevenly speech is spread over speakers.
 
 Above, minutes per speaker; below, utterances per speaker; one line per split, on logarithmic axes, because most people
-give very little and a few very much. Drawn without pyplot, so nothing global is touched.
+give very little and a few very much.
 """
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,31 +14,17 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
-from sottovoce.users.page import statistics_page
+from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
 from sottovoce.users.splits import UserIndex, select_speakers
-from sottovoce.users.statistics import minutes_per_speaker, statistics, utterances_per_speaker
+from sottovoce.users.statistics import minutes_per_speaker, statistics, table_rows, utterances_per_speaker
 
-SUFFIXES = (".png", ".svg", ".html")
 BINS = 32
 BINS_PER_DECADE = (8, 24)
-
-# Okabe and Ito's colours, told apart by nearly every eye; beyond six splits the line style changes as well.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# Beyond six splits the line style changes as well as the colour.
 LINE_STYLES = ("-", "--", ":", "-.")
-INK, FAINT, PAPER = "#1f2430", "#8a90a0", "#ffffff"
-# What a page in dark colours shows in their place.
-IN_THE_DARK = {
-    INK: "#e6e8ee",
-    FAINT: "#7d8596",
-    "#0072b2": "#4aa8e0",
-    "#d55e00": "#ff8a4c",
-    "#009e73": "#2ec79b",
-    "#cc79a7": "#e39bc4",
-    "#e69f00": "#f2b93b",
-    "#56b4e9": "#9adcff",
-}
+
+HEADINGS = ("subset", "hours", "speakers", "utterances", "mean", "std", "min", "max")
+NOTE = "std is the population's (divided by the number of speakers). A speaker in two splits counts once in the total."
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,25 +42,19 @@ def draw(store: UserIndex, path: Path | str) -> None:
 
     An existing file is replaced only once the new one is complete.
     """
-    path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InputError(f"plot={path}: expected a file name that ends in {', '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise InputError(f"plot={path}: the folder {path.parent} does not exist")
-    content = _content(store, suffix)
-    with written_atomically(path) as file:
-        file.write(content)
+    write_drawing(path, lambda: _figure(store), lambda: _page(store))
 
 
-def _content(store: UserIndex, suffix: str) -> bytes:
-    # A fixed salt: the same store gives the same bytes. No mathematics: a dollar sign in a split's name is just that.
-    with mpl.rc_context({"svg.hashsalt": "sottovoce", "text.parse_math": False}):
-        figure = _figure(store)
-        if suffix != ".html":
-            return _rendered(figure, suffix[1:], background=PAPER)
-        svg = _rendered(figure, "svg", background="none").decode()
-    return statistics_page(store.name, figures=statistics(store), svg=svg, in_the_dark=IN_THE_DARK).encode()
+def _page(store: UserIndex) -> Page:
+    return Page(
+        title=f"Speakers of {store.name}",
+        description="Speakers by minutes of speech and by number of utterances",
+        spans=(("", 4), ("minutes per speaker", 4)),
+        headings=HEADINGS,
+        rows=table_rows(statistics(store)),
+        total=-1,
+        notes=(NOTE,),
+    )
 
 
 def _figure(store: UserIndex) -> Figure:
@@ -174,10 +152,3 @@ def _room(low: float, high: float) -> tuple[float, float]:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 10 else f"{value:.2g}"
-
-
-def _rendered(figure: Figure, kind: str, *, background: str) -> bytes:
-    buffer = io.BytesIO()
-    metadata = dict.fromkeys(("Date", "Creator")) if kind == "svg" else None
-    figure.savefig(buffer, format=kind, dpi=160, facecolor=background, metadata=metadata)
-    return buffer.getvalue()

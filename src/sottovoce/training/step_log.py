@@ -1,0 +1,127 @@
+"""What the last steps of a run were like, gathered without waiting for the device, and written down now and then."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.models.ctc_transformer import layer_index, parameter_kind
+from sottovoce.training.run_folder import RunFolder
+
+
+class StepLog:
+    """Loss and gradient norm of every step since the last record; tensors stay on the device until they are asked for.
+
+    `norm_names` are the names that the norms given to `add` go by.
+    """
+
+    def __init__(self, norm_names: list[str]) -> None:
+        self._names = norm_names
+        self._norms: Tensor | None = None
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._losses: list[float] = []
+        self._gradients: list[float] = []
+        self._audio_seconds = 0.0
+        self._since = time.monotonic()
+
+    def add(self, loss: Tensor, norm: Tensor, norms: Tensor, *, audio_seconds: float) -> None:
+        self._pending.append((loss.detach(), norm))
+        self._norms = norms
+        self._audio_seconds += audio_seconds
+
+    def check(self, *, step: int) -> None:
+        """Stop a run that has diverged. Nothing is saved before this was asked."""
+        if self._pending:
+            losses, norms = zip(*self._pending, strict=True)
+            # One transfer for all steps.
+            values = torch.stack([*losses, *norms]).tolist()
+            self._losses += values[: len(losses)]
+            self._gradients += values[len(losses) :]
+            self._pending.clear()
+        for loss, norm in zip(self._losses, self._gradients, strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise InputError(
+                    f"training diverged before step {step}: loss={loss}, gradient_norm={norm}; "
+                    "the last checkpoint is untouched; try a lower learning rate"
+                )
+
+    def state(self) -> dict[str, list[float]]:
+        """What a checkpoint keeps after `check`, so that the next record after a resume covers the same steps."""
+        assert not self._pending
+        return {"losses": self._losses, "gradients": self._gradients}
+
+    def restore(self, state: Mapping[str, list[float]]) -> None:
+        self._losses, self._gradients = [*state["losses"]], [*state["gradients"]]
+
+    def summary(self, *, lr: float, epoch: int) -> dict[str, Any]:
+        """The means since the last summary; after `check`."""
+        assert not self._pending
+        record = {
+            "loss": float(torch.tensor(self._losses).mean()),
+            "gradient_norm": float(torch.tensor(self._gradients).mean()),
+            "lr": lr,
+            "epoch": epoch,
+            "audio_seconds_per_second": self._audio_seconds / max(time.monotonic() - self._since, 1e-9),
+        }
+        self._reset()
+        return record
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in here (evaluating, saving) does not count as training."""
+        begin = time.monotonic()
+        yield
+        self._since += time.monotonic() - begin
+
+    def norms_by_layer(self) -> dict[str, Any]:
+        """The last step's gradient norms: per kind of parameter, a list over the layers where it has one."""
+        assert self._norms is not None
+        grouped: dict[str, dict[int | None, float]] = {}
+        for name, norm in zip(self._names, self._norms.tolist(), strict=True):
+            of_kind = grouped.setdefault(parameter_kind(name), {})
+            layer = layer_index(name)
+            of_kind[layer] = math.hypot(of_kind.get(layer, 0.0), norm)
+        return {
+            kind: [norms[layer] for layer in sorted(k for k in norms if k is not None)] or norms[None]
+            for kind, norms in grouped.items()
+        }
+
+
+@contextmanager
+def recorder(run: RunFolder, *, after_step: int) -> Iterator["Recorder"]:
+    """Writes on from `after_step`: what was measured later is forgotten, since those steps will be made again."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    run.cut_metrics(after_step=after_step)
+    writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=after_step + 1)
+    try:
+        yield Recorder(run, writer)
+    finally:
+        writer.close()
+
+
+class Recorder:
+    """Where records go: `metrics.jsonl` and TensorBoard."""
+
+    def __init__(self, run: RunFolder, writer: Any) -> None:
+        self._run, self._writer = run, writer
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """One record; it has a `step`."""
+        self._run.add_metrics(record)
+        for name, value in record.items():
+            if name == "gradient_norms":
+                for kind, norms in value.items():
+                    for layer, norm in enumerate(norms if isinstance(norms, list) else [norms]):
+                        self._writer.add_scalar(f"gradient_norms/{kind}/{layer:02d}", norm, record["step"])
+            elif name != "step":
+                self._writer.add_scalar(name, value, record["step"])
+        self._writer.flush()

@@ -1,0 +1,91 @@
+"""A model folder gives back what was put in, and a damaged or foreign one is refused in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sottovoce.errors import InputError
+from sottovoce.models.ctc_transformer import Settings
+from sottovoce.models.saved import CONFIG, PARAMETERS, TOKENS, Recogniser, adapt, fresh, load, save
+from sottovoce.seeds import torch_stream
+from sottovoce.text.tokens import CharacterTokens, save_tokens
+
+TOKEN_SET = CharacterTokens("abc ")
+SETTINGS = Settings(layers=2, width=16, tokens=TOKEN_SET.size + 1)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Recogniser:
+    recogniser = fresh(SETTINGS, TOKEN_SET, language="en", generator=torch_stream(1, "init"))
+    save(recogniser, tmp_path)
+    return recogniser
+
+
+def test_what_is_saved_is_loaded(model: Recogniser, tmp_path: Path) -> None:
+    found = load(tmp_path)
+    assert (found.settings, found.tokens.digest, found.language) == (SETTINGS, TOKEN_SET.digest, "en")
+    assert found.parameters.keys() == model.parameters.keys()
+    assert all(torch.equal(found.parameters[name], p) for name, p in model.parameters.items())
+
+
+def cut(folder: Path) -> None:
+    content = (folder / PARAMETERS).read_bytes()
+    (folder / PARAMETERS).write_bytes(content[: len(content) // 2])
+
+
+def change(key: str, value: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        content = json.loads((folder / CONFIG).read_text())
+        if key in content["settings"]:
+            content["settings"][key] = value
+        elif value is None:
+            del content[key]
+        else:
+            content[key] = value
+        (folder / CONFIG).write_text(json.dumps(content))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, "the model cannot be read .* it may be cut short"),
+        (lambda folder: (folder / PARAMETERS).unlink(), "the model cannot be read"),
+        (lambda folder: (folder / CONFIG).write_text("{"), "no model at"),
+        (change("architecture", "conformer"), "architecture='conformer', expected 'ctc_transformer'"),
+        (change("layers", 3), "parameter 'blocks.02.* is missing: a model of another architecture"),
+        (change("layers", 1), "unknown parameter 'blocks.01.*: a model of another architecture"),
+        (change("width", 32), "has shape .*, expected"),
+        (change("language", None), r"config\.json has no language"),
+        (
+            lambda folder: save_tokens(CharacterTokens("abd "), folder / TOKENS),
+            "tokens.json is not the token set this model was trained with",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("model")
+def test_a_damaged_or_foreign_model_is_refused(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    damage(tmp_path)
+    with pytest.raises(InputError, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_seed_of_another_architecture_is_refused(model: Recogniser) -> None:
+    other = Settings(layers=2, width=32, tokens=SETTINGS.tokens)
+    with pytest.raises(InputError, match=r"start_from: parameter .* has shape"):
+        adapt(model, other, TOKEN_SET, generator=torch_stream(2, "init"))
+
+
+def test_only_another_token_set_renews_the_output_layer(model: Recogniser) -> None:
+    same = adapt(model, SETTINGS, TOKEN_SET, generator=torch_stream(2, "init"))
+    assert all(torch.equal(same[name], p) for name, p in model.parameters.items())
+    # As many tokens, so only the digest can tell.
+    other = adapt(model, SETTINGS, CharacterTokens("abd "), generator=torch_stream(2, "init"))
+    changed = {name for name, p in model.parameters.items() if not torch.equal(other[name], p)}
+    assert changed == {"output.weight", "output.bias"}

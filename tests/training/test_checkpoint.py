@@ -1,0 +1,75 @@
+"""Checkpoints are whole or not there, and those that a run may need are never cleared away."""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sottovoce.errors import InputError
+from sottovoce.models.ctc_transformer import Settings
+from sottovoce.models.saved import fresh
+from sottovoce.seeds import torch_stream
+from sottovoce.text.tokens import CharacterTokens
+from sottovoce.training.checkpoint import Checkpoint, load, load_latest, name, prune, save
+
+TOKENS = CharacterTokens("ab ")
+MODEL = fresh(
+    Settings(layers=1, width=16, tokens=TOKENS.size + 1), TOKENS, language="en", generator=torch_stream(1, "init")
+)
+
+
+def made(step: int, *, best: int) -> Checkpoint:
+    return Checkpoint(step, MODEL, {"count": torch.tensor(step)}, best=name(best), state={"place": step})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_it_comes_back_and_latest_leads_to_it(tmp_path: Path) -> None:
+    save(tmp_path, made(5, best=3))
+    found, complaints = load_latest(tmp_path)
+    assert found is not None
+    assert (found.step, found.best, found.state, complaints) == (5, name(3), {"place": 5}, [])
+    assert found.optimiser["count"] == 5
+    assert (tmp_path / "latest").resolve() == (tmp_path / name(5)).resolve()
+
+
+def test_the_newest_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
+    for step in (999_999, 1_000_000):
+        save(tmp_path, made(step, best=step))
+    found, _ = load_latest(tmp_path)
+    assert found is not None
+    assert found.step == 1_000_000
+
+
+def test_pruning_keeps_the_newest_and_what_they_call_the_best(tmp_path: Path) -> None:
+    for step, best in ((1, 1), (2, 2), (3, 2), (4, 4), (5, 4)):
+        save(tmp_path, made(step, best=best))
+    prune(tmp_path, up_to=4)  # as if 5 were damaged: it neither counts nor goes
+    assert names(tmp_path) == ["latest", *map(name, (2, 3, 4, 5))]
+    prune(tmp_path, up_to=5)
+    assert names(tmp_path) == ["latest", *map(name, (4, 5))]
+
+
+@pytest.fixture
+def _small_disk() -> Iterator[None]:
+    """Files may not grow beyond some bytes: what a full disk looks like to whoever writes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    save(tmp_path, made(1, best=1))
+    request.getfixturevalue("_small_disk")
+    with pytest.raises(
+        InputError, match=r"step-000002 cannot be written \(.*\); the one before is untouched"
+    ) as caught:
+        save(tmp_path, made(2, best=2))
+    assert "\n" not in str(caught.value)
+    assert names(tmp_path) == ["latest", name(1)]
+    assert load(tmp_path / name(1)).step == 1

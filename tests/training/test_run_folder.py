@@ -1,0 +1,55 @@
+"""A run folder belongs to one run: the same recipe on the same data."""
+
+from pathlib import Path
+
+import pytest
+
+from sottovoce.errors import InputError
+from sottovoce.training.run_folder import open_run
+
+INPUTS = {"data.store digest": "1", "number of processes": 1}
+
+
+def test_a_store_made_anew_is_noticed(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False):
+        pass
+    with open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=True):
+        pass
+    changed = INPUTS | {"data.store digest": "2"}
+    with (
+        pytest.raises(InputError, match=r"data\.store digest was 1 when the run began and is 2 now"),
+        open_run(tmp_path / "run", config="a: 1\n", inputs=changed, resume=True),
+    ):
+        pass
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with (
+        open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False),
+        pytest.raises(InputError, match="in use by another process"),
+        open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=True),
+    ):
+        pass
+
+
+def test_a_folder_with_other_things_is_left_alone_but_a_torn_beginning_is_not_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn/.lock").touch()  # killed before its recipe was written
+    with open_run(tmp_path / "torn", config="a: 1\n", inputs=INPUTS, resume=True):
+        pass
+    (tmp_path / "letters.txt").touch()
+    with (
+        pytest.raises(InputError, match="holds other things"),
+        open_run(tmp_path, config="a: 1\n", inputs=INPUTS, resume=True),
+    ):
+        pass
+
+
+def test_what_was_measured_later_is_forgotten(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False) as run:
+        for step in (1, 2, 3):
+            run.add_metrics({"step": step})
+        with (run.path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 4, "lo')  # torn by a kill
+        run.cut_metrics(after_step=2)
+        assert run.read_metrics() == [{"step": 1}, {"step": 2}]
