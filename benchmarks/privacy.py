@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sottovoce.privacy import segments
+from sottovoce.flat import segments
+from sottovoce.flat.layout import ALIGNMENT, Layout, tensor_layers
 from sottovoce.privacy.clipping import Clipper, Normalise, Share, layer_scales
 from sottovoce.privacy.fingerprint import fingerprint
-from sottovoce.privacy.layout import ALIGNMENT, Layout, tensor_layers
 from sottovoce.privacy.noise import add_gaussian, add_secure_gaussian, grid_spacing
 from sottovoce.privacy.secure_random import SecureRandom
 from sottovoce.seeds import torch_stream
@@ -159,7 +159,7 @@ def compiled_variant(layout: Layout, device: torch.device) -> Variants:
 
 
 def sweep_variants(layout: Layout, device: torch.device) -> Variants:
-    from sottovoce.privacy import segments_triton as kernels
+    from sottovoce.flat import segments_triton as kernels
 
     update, total, layers = random_update(layout, device), layout.zeros(device=device), tensor_layers(layout)
     scales = torch.full((len(layers.names),), 0.5, dtype=torch.float64, device=device)

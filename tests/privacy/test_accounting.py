@@ -194,13 +194,13 @@ def test_delta_must_be_a_probability(bad: float) -> None:
 def test_epsilon_is_monotone(z: float, q: float, steps: int, more: float, target: float) -> None:
     def both(z: float, q: float, steps: int, delta: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         event = repeated(poisson_release(z, sampling_rate=q), steps)
-        by_pld = pld_epsilon(event, delta, cap=QUICK)
-        assert by_pld is not None
-        return np.array([rdp_epsilon(event, delta), by_pld])
+        by_rdp, by_pld = rdp_epsilon(event, delta), pld_epsilon(event, delta, cap=QUICK)
+        assert by_pld is not None or by_rdp > 600  # exp(-700) is not far from where float64 ends
+        return np.array([by_rdp, np.inf if by_pld is None else by_pld])
 
     slack = 1e-3  # grids differ between the compared runs
     base = both(z, q, steps, target)
-    assert base[1] <= base[0] + slack
+    assert base[1] <= base[0] + slack or np.isinf(base[1])
     assert (both(z * more, q, steps, target) <= base + slack).all()
     assert (both(z, min(1.0, q * more), steps, target) >= base - slack).all()
     assert (both(z, q, math.ceil(steps * more), target) >= base - slack).all()

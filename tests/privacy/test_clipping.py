@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.privacy import segments
+from sottovoce.flat import segments
+from sottovoce.flat.layout import Layers, Layout, group_layers, tensor_layers
 from sottovoce.privacy.adaptive import AdaptiveClipping, centred_count, next_clip_bound, update_noise_multiplier
 from sottovoce.privacy.clipping import Clipper, Normalise, Share, layer_bounds, summarise
-from sottovoce.privacy.layout import Layers, Layout, group_layers, tensor_layers
 
 GENERATOR = torch.Generator().manual_seed(4)
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 1.2e-38, 3.4e38]
@@ -154,7 +154,7 @@ def test_kernels_agree_with_the_loops(
     if not (torch.cuda.is_available() or interpreted):
         pytest.skip("no CUDA device")
     pytest.importorskip("triton")
-    from sottovoce.privacy import segments_triton as kernels
+    from sottovoce.flat import segments_triton as kernels
 
     device = "cpu" if interpreted else "cuda"
     clipper = Clipper(layers=case.layers, clip_bound=clip_bound, share=share, normalise=normalise, grid=grid)

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.layout import Layout
+from sottovoce.flat.layout import Layout
 from sottovoce.privacy.noise import (
     NoiseScope,
     add_gaussian,

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from sottovoce.errors import InputError
+from sottovoce.flat.layout import Layout
 from sottovoce.privacy.adaptive import AdaptiveClipping, centred_count
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee
-from sottovoce.privacy.layout import Layout
 from sottovoce.privacy.ledger import BudgetSpent, Charge, Ledger, verify
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.plan import Plan

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from sottovoce.errors import InputError
 from sottovoce.privacy.events import Event, Neighbouring, poisson_release, repeated
 from sottovoce.privacy.pld import CAREFUL, SMALLEST_DELTA, Pld, PldCap, compose_pld
@@ -88,6 +90,8 @@ def epsilon(event: Event, delta: float, *, cap: PldCap = CAREFUL) -> Epsilon:
     else:
         distribution = compose_pld(event, cap=cap)
         by_pld, interval, reason = _epsilon_by_pld(distribution, delta), distribution.interval, distribution.reason
+        if by_pld is None and reason is None:
+            reason = "its losses are so large that their exponentials leave float64"
         if by_pld is not None and by_pld > rdp:
             by_pld, reason = None, f"its grid of {interval:.3g}, the finest within the cap, is too coarse to beat RDP"
     return Epsilon(delta, neighbouring_of(event), rdp, order, curve.unconverged, by_pld, interval, reason)
@@ -135,5 +139,7 @@ def rdp_epsilon(event: Event, delta: float) -> float:
 def _epsilon_by_pld(composed: Pld, delta: float) -> float | None:
     if composed.distribution is None:
         return None
-    value = float(composed.distribution.get_epsilon_for_delta(delta))
+    # Losses near 700 and above: their exponentials leave float64, and there is no answer.
+    with np.errstate(over="ignore"):
+        value = float(composed.distribution.get_epsilon_for_delta(delta))
     return value if math.isfinite(value) else None

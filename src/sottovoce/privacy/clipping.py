@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.privacy import segments
-from sottovoce.privacy.layout import Layers
+from sottovoce.flat import segments
+from sottovoce.flat.layout import Layers
 
 # Rounding to float32 moves a product by at most u = 2^-24 of itself, and its factor by as much. We aim 8u below the
 # bound, so that no rounding carries a norm above it, and leave alone what lies more than 2u below: what was
@@ -111,7 +111,7 @@ class Clipper:
     one (NaN, infinity, a float64 norm beyond 1e150) counts as zero and is marked in the statistics. An infinite
     `clip_bound` changes nothing but that, and bounds nothing.
 
-    >>> from sottovoce.privacy.layout import Layout, tensor_layers
+    >>> from sottovoce.flat.layout import Layout, tensor_layers
     >>> layout = Layout.of({"w": torch.zeros(2), "b": torch.zeros(1)})
     >>> clipper = Clipper(layers=tensor_layers(layout), clip_bound=1.0)
     >>> update = layout.flatten({"w": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])})

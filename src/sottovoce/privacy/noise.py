@@ -25,7 +25,7 @@ import torch
 from torch import Generator, Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.layout import Groups, Layout, match_groups
+from sottovoce.flat.layout import Groups, Layout, match_groups
 from sottovoce.privacy.secure_random import SecureRandom
 
 # Elements drawn at once: few enough to stay in the cache, enough to fill the device.

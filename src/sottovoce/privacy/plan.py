@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import InputError
+from sottovoce.flat.layout import Layout, group_layers, tensor_layers
 from sottovoce.privacy.adaptive import next_clip_bound, update_noise_multiplier
 from sottovoce.privacy.clipping import Clipper, ClipStats
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, fixed_size_release, poisson_release
-from sottovoce.privacy.layout import Layout, group_layers, tensor_layers
 from sottovoce.privacy.ledger import Charge, Header, Ledger
 from sottovoce.privacy.noise import (
     add_gaussian,

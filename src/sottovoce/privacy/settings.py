@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sottovoce.errors import InputError
+from sottovoce.flat.layout import Groups
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import check_sizes
-from sottovoce.privacy.layout import Groups
 from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
 
 

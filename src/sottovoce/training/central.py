@@ -22,13 +22,13 @@ from sottovoce.models.recogniser import PLAIN, Compute, SpeechBatch, batch_loss,
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.optimisers import Schedule
+from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.training import checkpoint
 from sottovoce.training.checkpoint import Checkpoint
 from sottovoce.training.interrupts import interruptible
-from sottovoce.training.processes import ALONE, Processes
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.speech import Place, Speech, endless_batches
 from sottovoce.training.step_log import Recorder, StepLog, recorder

@@ -17,12 +17,12 @@ from sottovoce.evaluation.evaluate import check_language, evaluate, select
 from sottovoce.files import write_json
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
+from sottovoce.processes import joined, own_device
 from sottovoce.seeds import derive
 from sottovoce.store import Progress, Store, pack
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens, Tokens, load_tokens, train_sentence_pieces
 from sottovoce.training.central import Report, starting_point, train
-from sottovoce.training.processes import joined, own_device
 from sottovoce.training.run_folder import RunFolder, open_run
 from sottovoce.training.speech import Rows, load_speech
 from sottovoce.users import PopulationSettings, build_population

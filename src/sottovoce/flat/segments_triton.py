@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sottovoce.privacy.layout import ALIGNMENT, Layers
+from sottovoce.flat.layout import ALIGNMENT, Layers
 
 try:
     import triton

@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from sottovoce.privacy.layout import Layers
+from sottovoce.flat.layout import Layers
 
 # Within these, a scale and its products with ordinary float32 values are far from overflow and underflow.
 _SAFE_IN_FLOAT32 = (2.0**-60, 2.0**60)
@@ -101,6 +101,6 @@ def _kernels(update: Tensor) -> ModuleType | None:
 def _triton_kernels() -> ModuleType | None:
     if find_spec("triton") is None:
         return None
-    from sottovoce.privacy import segments_triton
+    from sottovoce.flat import segments_triton
 
     return segments_triton
