@@ -1,18 +1,20 @@
 """Central training and evaluation of the flagship's model on one GPU, in seconds of audio per second.
 
-    python benchmarks/central.py [--size base] [--seconds 120 960] [--steps 20]
+    python benchmarks/central.py [--size base] [--seconds 120 960] [--steps 20] [--rounds 5] [--profile]
 
 A step is everything: waveforms from pinned memory to the device, features, SpecAugment, forward, backward, gradient
 clipping, LARS, and the refresh of the bfloat16 copies. Waveforms are noise of the shapes that dynamic batches give
 (utterances of 3 to 10 s, as in Common Voice, padding under 10 %): arithmetic does not depend on what is said. Padding
-does not count as audio.
+does not count as audio. All rows take turns, so that whatever slows the machine slows them alike; medians of rounds.
+
+`--profile` says instead what the GPU is busy with during a step.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
@@ -21,6 +23,7 @@ from rich.table import Table
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.audio.batches import plan_epoch
 from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import Settings, init, named_settings
 from sottovoce.models.decoding import greedy
 from sottovoce.models.recogniser import (
@@ -28,18 +31,50 @@ from sottovoce.models.recogniser import (
     Compute,
     SpeechBatch,
     batch_loss,
-    compiled,
     draw_step,
+    inputs,
     log_probabilities,
     make_batch,
 )
 from sottovoce.optimisers import LARS
+from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import stream, torch_stream
-from sottovoce.training.weights import Weights
+from sottovoce.training.computing import one_model
 
 SEED = 1
 AUGMENT = SpecAugmentSettings()
 CHARACTERS_PER_SECOND = 14
+# Audio seconds per second that the flagship's model should reach, by (dropout = layer-drop, seconds a step).
+ASKED: Mapping[tuple[float, int], int] = {(0.0, 120): 4500, (0.0, 960): 6000, (0.3, 120): 6000, (0.3, 960): 8000}
+# What a kernel's name says of its work; the first match counts.
+WORK: Mapping[str, tuple[str, ...]] = {
+    "attention": ("flash", "fmha", "sdpa", "attention"),
+    "matrix products": ("gemm", "nvjet", "cutlass", "splitk", "xmma"),
+    "CTC": ("ctc", "_walk", "_occupancy"),
+    "optimiser": ("_sums", "_step"),
+    "layer norm": ("layer_norm", "gammabeta"),
+    "dropout": ("dropout",),
+    "copies": ("memcpy", "memset", "copy", "catarray"),
+    "features": ("triton_", "fft"),
+    "reductions": ("reduce",),
+    "element-wise": ("elementwise",),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing to measure: steps of `settings` on batches of at most `seconds`."""
+
+    name: str
+    settings: Settings
+    seconds: float
+    compute: Compute
+    batches: list[SpeechBatch]
+
+    @property
+    def asked(self) -> str:
+        wanted = ASKED.get((self.settings.dropout, int(self.seconds)))
+        return f"≥ {wanted:,}" if wanted is not None else ""
 
 
 def main() -> None:
@@ -47,27 +82,56 @@ def main() -> None:
     parser.add_argument("--size", default="base")
     parser.add_argument("--seconds", type=float, nargs="+", default=[120, 960])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)
+    weights, rows = training_rows(arguments.size, arguments.seconds, device)
+    if arguments.profile:
+        for row in rows:
+            print_profile(weights, row)
+        return
+    features_compiled = Compute(inputs=torch.compile(inputs))
     hardware = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    table = Table("what", "ms per step", "audio s/s", "asked for", title=f"benchmarks/central.py: {hardware}")
-    for drop, asked in ((0.0, {120: 4500, 960: 6000}), (0.3, {120: 6000, 960: 8000})):
-        settings = named_settings(arguments.size, tokens=30, dropout=drop, layer_drop=drop)
-        for name, compute in (("plain", PLAIN), ("features compiled", compiled())):
-            for seconds in arguments.seconds:
-                ms = training(settings, seconds, compute, device, steps=arguments.steps)
-                label = f"{arguments.size}, {seconds:.0f} s a step, dropout = layer-drop = {drop}, {name}"
-                wanted = f"≥ {asked[int(seconds)]:,}" if compute is not PLAIN and int(seconds) in asked else ""
-                table.add_row(label, f"{ms:.1f}", f"{seconds / ms * 1e3:,.0f}", wanted)
-                print(label, f"{ms:.1f} ms, {seconds / ms * 1e3:,.0f} audio s/s", flush=True)
+    table = Table("what", "ms per step", "spread", "audio s/s", "asked for", title=f"benchmarks/central.py: {hardware}")
+    for row, ms in zip(rows, measured(weights, rows, steps=arguments.steps, rounds=arguments.rounds), strict=True):
+        rate = row.seconds / statistics.median(ms) * 1e3
+        spread = f"{min(ms):.1f}–{max(ms):.1f}"
+        table.add_row(row.name, f"{statistics.median(ms):.1f}", spread, f"{rate:,.0f}", row.asked)
     for seconds in arguments.seconds:
-        table.add_row(*front_end_row(seconds, compiled(), device, steps=arguments.steps))
-    for name, compute in (("plain", PLAIN), ("features compiled", compiled())):
+        table.add_row(*front_end_row(seconds, features_compiled, device, steps=arguments.steps))
+    for name, compute in (("plain", PLAIN), ("features compiled", features_compiled)):
         table.add_row(*evaluation_row(10.0, name, compute, device))
     Console(width=140).print(table)
 
 
-def batches(max_seconds: float, device: torch.device, *, total_seconds: float) -> list[SpeechBatch]:
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def training_rows(size: str, seconds: list[float], device: torch.device) -> tuple[Weights, list[Row]]:
+    """Both drops and all batch sizes, plainly and as a long run computes, on one set of weights."""
+    whole = named_settings(size, tokens=30, dropout=0.0, layer_drop=0.0)
+    parameters = init(whole, generator=torch_stream(SEED, "init"))
+    weights = Weights(Layout.of(parameters), LARS(), device=device, dtype=torch.bfloat16)
+    weights.load(parameters)
+    fast = {s: one_model(weights.working, settings=whole, steps=10**6, batch_seconds=s, device=device) for s in seconds}
+    ready = {s: batches(s, total_seconds=8 * s + 200) for s in seconds}
+    rows = [
+        Row(
+            name=f"{size}, {s:.0f} s a step, dropout = layer-drop = {drop}, {name}",
+            settings=replace(whole, dropout=drop, layer_drop=drop),
+            seconds=s,
+            compute=compute,
+            batches=ready[s],
+        )
+        for s in seconds
+        for drop in (0.0, 0.3)
+        for name, compute in (("plain", PLAIN), ("as in long runs", fast[s]))
+    ]
+    return weights, rows
+
+
+def batches(max_seconds: float, *, total_seconds: float) -> list[SpeechBatch]:
     """Dynamic batches of noise, waveforms on the host, pinned."""
     rng = stream(SEED, "lengths")
     lengths = rng.integers(3 * SAMPLE_RATE, 10 * SAMPLE_RATE, size=int(total_seconds / 6.5))
@@ -84,33 +148,62 @@ def batches(max_seconds: float, device: torch.device, *, total_seconds: float) -
     return made
 
 
-def training(settings: Settings, seconds: float, compute: Compute, device: torch.device, *, steps: int) -> float:
-    """Milliseconds per step, scaled to exactly `seconds` of audio (padding does not count as audio)."""
-    weights = Weights(init(settings, generator=torch_stream(SEED, "init")), LARS(), device=device, dtype=torch.bfloat16)
-    ready = batches(seconds, device, total_seconds=8 * seconds + 200)
-    names = list(weights.working)
+def step(weights: Weights, row: Row, number: int) -> float:
+    """One whole step; returns the seconds of audio in it."""
+    batch = row.batches[number % len(row.batches)]
+    batch = replace(batch, waveforms_BN=batch.waveforms_BN.to(weights.master.device, non_blocking=True))
+    draws = draw_step(batch, settings=row.settings, spec_augment=AUGMENT, generator=torch_stream(SEED, "step", number))
+    loss = batch_loss(
+        weights.working, batch, settings=row.settings, spec_augment=AUGMENT, draws=draws, compute=row.compute
+    )
+    weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
+    weights.step(lr=0.0, max_norm=1.0)
+    return batch.audio_seconds
 
-    def step(number: int) -> float:
-        batch = ready[number % len(ready)]
-        batch = replace(batch, waveforms_BN=batch.waveforms_BN.to(device, non_blocking=True))
-        draws = draw_step(batch, settings=settings, spec_augment=AUGMENT, generator=torch_stream(SEED, "step", number))
-        loss = batch_loss(weights.working, batch, settings=settings, spec_augment=AUGMENT, draws=draws, compute=compute)
-        leaves = [weights.working[name] for name in names]
-        weights.set_gradients(torch.autograd.grad(loss, leaves, allow_unused=True))
-        weights.clip(1.0)
-        weights.step(lr=0.0)
-        return batch.audio_seconds
 
-    for number in range(2 * len(ready)):  # every shape, and every depth that layer-drop is likely to leave
-        step(number)
+def measured(weights: Weights, rows: list[Row], *, steps: int, rounds: int) -> list[list[float]]:
+    """Milliseconds per step of every row and round, scaled to exactly `row.seconds` of audio."""
+    for row in rows:
+        for number in range(2 * len(row.batches)):  # every shape
+            step(weights, row, number)
+    times: list[list[float]] = [[] for _ in rows]
+    for round_number in range(rounds):
+        for row, own in zip(rows, times, strict=True):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            audio = sum(step(weights, row, round_number * steps + number) for number in range(steps))
+            torch.cuda.synchronize()
+            own.append((time.perf_counter() - started) / audio * row.seconds * 1e3)
+    return times
+
+
+def print_profile(weights: Weights, row: Row, *, steps: int = 4) -> None:
+    """Milliseconds of GPU work in a step, by kind and by kernel, and how long the GPU had nothing to do."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for number in range(2 * len(row.batches)):
+        step(weights, row, number)
     torch.cuda.synchronize()
-    rates = []
-    for repeat in range(3):
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         started = time.perf_counter()
-        audio = sum(step(repeat * steps + number) for number in range(steps))
+        for number in range(steps):
+            step(weights, row, number)
         torch.cuda.synchronize()
-        rates.append((time.perf_counter() - started) / audio)
-    return statistics.median(rates) * seconds * 1e3
+        whole = (time.perf_counter() - started) / steps * 1e3
+    kernels = {e.key: e.self_device_time_total / steps / 1e3 for e in profiler.key_averages()}
+    counts = {e.key: e.count / steps for e in profiler.key_averages()}
+    kinds: dict[str, float] = {}
+    for name, ms in kernels.items():
+        kind = next((kind for kind, words in WORK.items() if any(w in name.lower() for w in words)), "other")
+        kinds[kind] = kinds.get(kind, 0.0) + ms
+    busy = sum(kernels.values())
+    print(f"\n{row.name}: {whole:.1f} ms a step under the profiler, GPU busy {busy:.1f} ms")
+    print("  " + ", ".join(f"{kind} {ms:.2f}" for kind, ms in sorted(kinds.items(), key=lambda item: -item[1])))
+    for name, ms in sorted(kernels.items(), key=lambda item: -item[1])[:12]:
+        print(f"  {ms:7.2f} ms {counts[name]:6.0f} × {name[:100]}")
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
 
 
 def timed(work: Callable[[], object], *, steps: int) -> float:
@@ -129,12 +222,13 @@ def timed(work: Callable[[], object], *, steps: int) -> float:
 
 def front_end_row(seconds: float, compute: Compute, device: torch.device, *, steps: int) -> tuple[str, ...]:
     settings = named_settings("tiny", tokens=30)
-    batch = batches(seconds, device, total_seconds=2 * seconds + 200)[0]
+    batch = batches(seconds, total_seconds=2 * seconds + 200)[0]
     draws = draw_step(batch, settings=settings, spec_augment=AUGMENT, generator=torch_stream(SEED, "step", 0))
     assert draws.masks is not None
     on_device = batch.waveforms_BN.to(device), batch.lengths_B.to(device), draws.masks.to(device)
     ms = timed(lambda: compute.inputs(*on_device, AUGMENT), steps=steps)
-    return (f"features and SpecAugment, {seconds:.0f} s", f"{ms:.2f}", f"{seconds / ms * 1e3:,.0f}", "≤ 3 % of a step")
+    label = f"features and SpecAugment, {seconds:.0f} s"
+    return (label, f"{ms:.2f}", "", f"{seconds / ms * 1e3:,.0f}", "≤ 3 % of a step")
 
 
 @torch.no_grad()
@@ -144,7 +238,7 @@ def evaluation_row(hours: float, name: str, compute: Compute, device: torch.devi
     parameters = {
         n: p.to(device, torch.bfloat16) for n, p in init(settings, generator=torch_stream(SEED, "init")).items()
     }
-    ready = batches(1600, device, total_seconds=8000)
+    ready = batches(1600, total_seconds=8000)
     passes = int(hours * 3600 / sum(batch.audio_seconds for batch in ready)) + 1
 
     def recognise(batch: SpeechBatch) -> None:
@@ -162,7 +256,7 @@ def evaluation_row(hours: float, name: str, compute: Compute, device: torch.devi
     torch.cuda.synchronize()
     elapsed = time.perf_counter() - started
     label = f"small, evaluation of {audio / 3600:.1f} h, {name}"
-    return (label, f"{elapsed * 1e3:.0f} in all", f"{audio / elapsed:,.0f}", "≥ 10,000")
+    return (label, f"{elapsed * 1e3:.0f} in all", "", f"{audio / elapsed:,.0f}", "≥ 10,000")
 
 
 if __name__ == "__main__":

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.config import as_yaml, load_recipe, recipe_names
+from sottovoce.config import as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.errors import InputError
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_is_valid_and_survives_its_own_yaml(name: str, tmp_path: Path) -> None:
-    recipe = load_recipe(name)
+    recipe = load_experiment(name)
     path = tmp_path / "again.yaml"
     path.write_text(as_yaml(recipe), encoding="utf-8")
-    assert load_recipe(str(path)) == recipe
+    assert load_experiment(str(path)) == recipe
 
 
 def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_ledger_is_verified_and_printed(sottovoce: Command, run: Path) -> None
         assert report["epsilon_rdp"] == pytest.approx(expected.rdp)
         assert report["epsilon_pld"] == pytest.approx(expected.pld)
     done = sottovoce("ledger", run)
-    for text in ("secure", "sampling_rate=0.02", "5 charged, last committed: 2", f"{expected.pld:.4g}", "ε ≤ 8 by RDP"):
+    for text in ("secure", "sampling_rate=0.02", "5 charged, 3 committed", f"{expected.pld:.4g}", "ε ≤ 8 by RDP"):
         assert text in done.out
 
 

@@ -78,7 +78,7 @@ def test_a_damaged_or_foreign_model_is_refused(damage: Callable[[Path], None], m
 
 def test_a_seed_of_another_architecture_is_refused(model: Recogniser) -> None:
     other = Settings(layers=2, width=32, tokens=SETTINGS.tokens)
-    with pytest.raises(InputError, match=r"start_from: parameter .* has shape"):
+    with pytest.raises(InputError, match=r"does not fit `model`: parameter .* has shape"):
         adapt(model, other, TOKEN_SET, generator=torch_stream(2, "init"))
 
 

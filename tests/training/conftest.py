@@ -1,43 +1,15 @@
-"""A store small enough to train on in a test: tones for letters."""
+"""A store small enough to train on in a test."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.seeds import stream
-from sottovoce.store import pack
-
-
-def say(text: str, *, pitch: float) -> np.ndarray:
-    """A fifth of a second per letter, each letter a tone of its own."""
-    seconds = np.arange(SAMPLE_RATE // 5) / SAMPLE_RATE
-    tones = [np.sin(2 * np.pi * (200 + 180 * (ord(letter) - 97)) * pitch * seconds) for letter in text]
-    return (np.concatenate(tones) * 8000).astype(np.int16)
-
-
-def speaker(number: int) -> RenderedSpeaker:
-    split = ("train", "train", "train", "dev", "test")[number % 5]
-    rng = stream(1, "speaker", number)
-    texts = ["".join(rng.choice(list("abcde"), size=rng.integers(3, 7))) for _ in range(4)]
-    spoken = [
-        RenderedUtterance(id=f"{number}-{i}", samples=say(text, pitch=1 + number / 100), text=text, raw_text=text)
-        for i, text in enumerate(texts)
-    ]
-    return RenderedSpeaker(name=f"s{number:02}", split=split, utterances=spoken, metadata={"gender": "female"})
-
-
-def identity(rendered: RenderedSpeaker) -> RenderedSpeaker:
-    return rendered
+from tests.tones import pack_tones
 
 
 @pytest.fixture(scope="session")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stores")
-    speakers = sorted(map(speaker, range(15)), key=lambda s: (s.split, s.name))
-    pack(Corpus("tones", "en", speakers, identity, ProblemLog()), folder / "tones", workers=1)
+    pack_tones(folder / "tones")
     return folder
 
 
@@ -58,6 +30,44 @@ central:
   evaluate_every: 5
   checkpoint_every: 3
   log_every: 2
+"""
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def short_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nine clients with two words each: a round takes a few hundredths of a second."""
+    folder = tmp_path_factory.mktemp("short-stores")
+    pack_tones(folder / "tones", letters=(2, 3), utterances=2)
+    return folder
+
+
+@pytest.fixture
+def federated_recipe(tmp_path: Path) -> Path:
+    """With everything on that a run must remember: moments, an average, a moving clip bound.
+
+    The noise is large because accounting for little noise takes seconds.
+    """
+    path = tmp_path / "federated.yaml"
+    path.write_text(
+        """
+about: tones, federated
+seed: 5
+data: {store: tones}
+model: {size: tiny, dropout: 0.1, layer_drop: 0.2}
+federation:
+  steps: 12
+  cohort_size: 2
+  local: {batch_seconds: 2, lr: 0.1, local_steps: 1}
+  server: {optimiser: {name: lamb}, schedule: {name: constant, lr: 0.01}, ema: 0.5}
+  privacy:
+    clip_bound: 0.01
+    noise_multiplier: 8.0
+    delta: 1e-3
+    adaptive: {target_quantile: 0.5, count_noise_std: 10.0}
+  evaluate_every: 6
+  checkpoint_every: 2
 """
     )
     return path

@@ -48,8 +48,8 @@ def test_a_folder_with_other_things_is_left_alone_but_a_torn_beginning_is_not_in
 def test_what_was_measured_later_is_forgotten(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False) as run:
         for step in (1, 2, 3):
-            run.add_metrics({"step": step})
+            run.metrics.add({"step": step})
         with (run.path / "metrics.jsonl").open("a") as file:
             file.write('{"step": 4, "lo')  # torn by a kill
-        run.cut_metrics(after_step=2)
-        assert run.read_metrics() == [{"step": 1}, {"step": 2}]
+        run.metrics.cut(after_step=2)
+        assert run.metrics.read() == [{"step": 1}, {"step": 2}]

@@ -1,83 +1,127 @@
 """`sottovoce run` and `sottovoce recipes`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from sottovoce.cli.console import Json, print_json, progress_bar, stderr, stdout
+
+if TYPE_CHECKING:
+    from sottovoce.training.stages import Outcome, SuiteOutcome, Surroundings
 
 
 def run(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (`sottovoce recipes`) or a YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as central.steps=100.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/RECIPE by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; RUNS/RECIPE by default.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs lie: seed models are looked for and made here.")] = Path(
+        "runs"
+    ),
     stores: Annotated[Path, typer.Option(help="Where stores lie and are made.")] = Path("stores"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in the run's folder.")
+    ] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="One step on a small synthetic stand-in: does the recipe fit together?")
     ] = False,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run a recipe: prepare what is missing, train, evaluate on unseen speakers.
+    """Run a recipe: prepare what is missing, train its seed model, train, test on unseen speakers, report.
 
-    Example: sottovoce run synthetic/central central.steps=600 --out runs/first
+    Example: sottovoce run demo
+
+    Stages whose result is there and current are not run again. A finished run prints its results.
     """
-    from sottovoce.config import load_recipe
+    from sottovoce.config import Suite, load_experiment
+    from sottovoce.reporting.summary import write_report
+    from sottovoce.training.seeding import folder_of
+    from sottovoce.training.smoking import run_smoke
+    from sottovoce.training.stages import run_recipe, run_suite
+
+    experiment = load_experiment(recipe, overrides or [])
+    if smoke:
+        with _surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+            run_smoke(recipe, experiment, out=out, around=around)
+        stdout.print(f"{recipe}: one step of it runs", highlight=False)
+        return
+    folder = out or folder_of(recipe, runs)
+    outcome: Outcome | SuiteOutcome
+    with _surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+        if isinstance(experiment, Suite):
+            outcome = run_suite(experiment, out=folder, around=around)
+            stopped = outcome.stopped
+            finished = {label: o.folder for label, o in outcome.outcomes.items() if o.results is not None}
+            results: Any = {label: o.results for label, o in outcome.outcomes.items()}
+        else:
+            outcome = run_recipe(experiment, out=folder, resume=resume, around=around)
+            stopped = outcome if outcome.stopped_at is not None else None
+            finished = {} if outcome.results is None else {recipe: outcome.folder}
+            results = outcome.results
+    if stopped is not None:
+        again = "the same command goes on" if stopped.folder != folder else "the same command with --resume goes on"
+        stderr.print(f"stopped after step {stopped.stopped_at:,} and saved: {again}", highlight=False)
+        return
+    if not finished:  # another process than the first
+        return
+    report = write_report(finished, folder, title=experiment.about)
+    if json:
+        print_json(results)
+        return
+    stdout.print(report.table)
+    for note in report.notes:
+        stdout.print(note, highlight=False, soft_wrap=True)
+    stdout.print(f"report: {report.path}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["Surroundings"]:
+    """Where the run works, with a progress bar that shows what it reports."""
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.store import Progress
     from sottovoce.training.central import Report
-    from sottovoce.training.stages import run_recipe
+    from sottovoce.training.federation import RoundReport
+    from sottovoce.training.stages import Surroundings
 
-    chosen = load_recipe(recipe, overrides or [])
-    folder = out or Path("runs") / Path(recipe).with_suffix("").as_posix().replace("/", "-")
-    with progress_bar(f"{recipe}") as bar:
+    with progress_bar(recipe) as bar:
         (task,) = bar.task_ids
+
+        def say(line: str) -> None:
+            bar.console.print(line, highlight=False, soft_wrap=True)
+
+        def show_stage(stage: str) -> None:
+            bar.update(task, completed=0, total=None, note=stage)
+            say(f"— {stage}")
 
         def show_prepare(progress: Progress) -> None:
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note="speakers prepared")
 
-        def show(report: Report) -> None:
+        def show(report: Report | RoundReport) -> None:
             wer = "" if report.dev_wer is None else f", dev WER {report.dev_wer:.1%}"
-            note = f"loss {report.loss:.3f}{wer}, {report.audio_seconds_per_second:,.0f} s/s"
+            if isinstance(report, Report):
+                note = f"loss {report.loss:.3f}{wer}, {report.audio_seconds_per_second:,.0f} s/s"
+                what = "step"
+            else:
+                epsilon = "" if report.epsilon is None else f", ε {report.epsilon:,.4g}"
+                note, what = f"{wer}{epsilon}".removeprefix(", "), "round"
             bar.update(task, completed=report.step, total=report.steps, note=note)
             if report.dev_wer is not None:
-                bar.console.print(f"step {report.step:,}: {note}", highlight=False)
+                say(f"{what} {report.step:,}: {note}")
 
-        outcome = run_recipe(
-            chosen,
-            out=folder,
+        yield Surroundings(
+            runs=runs,
             stores=stores,
-            resume=resume,
             device=choose_device(device),
             on_prepare=show_prepare,
             on_report=show,
-            say=lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
+            on_stage=show_stage,
+            say=say,
         )
-    if outcome.stopped_at is not None:
-        stopped = f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on"
-        stderr.print(stopped, highlight=False)
-    elif outcome.results is None:  # another process than the first
-        return
-    elif json:
-        print_json(outcome.results)
-    else:
-        stdout.print(_results_table(outcome.results))
-        stdout.print(f"model: {folder / 'model'}", highlight=False)
-
-
-def _results_table(results: dict[str, Any]) -> Table:
-    table = Table(
-        "test set", "WER", "95 % interval", "CER", "speakers", title="On unseen speakers", title_justify="left"
-    )
-    for name, result in results["test"].items():
-        interval = result["wer_interval"]
-        spread = "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
-        table.add_row(name, f"{result['wer']:.1%}", spread, f"{result['cer']:.1%}", f"{result['speakers']:,}")
-    return table
 
 
 def recipes(json: Json = False) -> None:
@@ -85,9 +129,9 @@ def recipes(json: Json = False) -> None:
 
     Example: sottovoce recipes --json
     """
-    from sottovoce.config import load_recipe, recipe_names
+    from sottovoce.config import load_experiment, recipe_names
 
-    found = [(name, load_recipe(name)) for name in recipe_names()]
+    found = [(name, load_experiment(name)) for name in recipe_names()]
     if json:
         print_json(
             [

@@ -8,7 +8,10 @@ An alignment gives each frame a token or the blank; merging repeats and then rem
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -43,7 +46,12 @@ def losses(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_le
 
     An utterance that has no alignment at all costs nothing and pulls at nothing: zero loss, zero gradient. Whoever
     builds the batches leaves such utterances out and counts them; here they are only kept from spoiling the others.
+
+    On a CUDA device with Triton the gradient is the same bits every time, and nothing waits for the device.
     """
+    kernels = _kernels(log_probs_BTV, tokens_BU)
+    if kernels is not None:
+        return kernels.losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)  # type: ignore[no-any-return]
     return F.ctc_loss(
         log_probs_BTV.transpose(0, 1),
         tokens_BU.to(log_probs_BTV.device, non_blocking=True),
@@ -61,10 +69,61 @@ def loss(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_leng
     The paper's normalisation: an utterance counts once, however long. With both lengths on the host nothing here
     waits for the device.
     """
-    device = log_probs_BTV.device
-    counted_B = fits(*(tensor.to(device, non_blocking=True) for tensor in (lengths_B, tokens_BU, token_lengths_B)))
-    losses_B = losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
+    counted_B, losses_B = _counted_losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
     return torch.where(counted_B, losses_B, 0).sum() / counted_B.sum().clamp(min=1)
+
+
+def loss_by_row(
+    log_probs_BTV: Tensor,
+    lengths_B: Tensor,
+    tokens_BU: Tensor,
+    token_lengths_B: Tensor,
+    *,
+    rows_U: Sequence[int],
+    rows: int,
+) -> Tensor:
+    """`loss` of each of N rows, [N], where utterance i belongs to row `rows_U[i]`. No row's loss touches another's."""
+    counted_B, losses_B = _counted_losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
+    places = _places(rows_U, rows)
+    widest = max(map(len, places))
+    index_NW = torch.tensor([[*own, *[-1] * (widest - len(own))] for own in places], dtype=torch.int64)
+    index_NW = index_NW.view(rows, widest).to(losses_B.device, non_blocking=True)
+    there_NW = (index_NW >= 0) & counted_B[index_NW.clamp(min=0)]
+    sums_N = torch.where(there_NW, losses_B[index_NW.clamp(min=0)], 0).sum(dim=1)
+    return sums_N / there_NW.sum(dim=1).clamp(min=1)
+
+
+def _places(rows_U: Sequence[int], rows: int) -> list[list[int]]:
+    """The utterances of each row."""
+    places: list[list[int]] = [[] for _ in range(rows)]
+    for utterance, row in enumerate(rows_U):
+        places[row].append(utterance)
+    return places
+
+
+def _counted_losses(
+    log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which utterances count, and the loss of each, both on the device."""
+    texts = (lengths_B, tokens_BU, token_lengths_B)
+    on_device = [tensor.to(log_probs_BTV.device, non_blocking=True) for tensor in texts]
+    # Torch's own loss wants the lengths where they are.
+    losses_B = losses(log_probs_BTV, *(on_device if _kernels(log_probs_BTV, tokens_BU) is not None else texts))
+    return fits(*on_device), losses_B
+
+
+def _kernels(log_probs_BTV: Tensor, tokens_BU: Tensor) -> ModuleType | None:
+    kernels = _triton_kernels() if log_probs_BTV.is_cuda else None
+    return kernels if kernels is not None and kernels.takes(log_probs_BTV, tokens_BU) else None
+
+
+@lru_cache(maxsize=1)
+def _triton_kernels() -> ModuleType | None:
+    if find_spec("triton") is None:
+        return None
+    from sottovoce.models import ctc_triton
+
+    return ctc_triton
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,12 @@ V tokens with the blank.
 
 The model is functions over a flat dictionary of named tensors, because everything around it treats parameters as
 data: clipping, noise and server optimisers work tensor by tensor ("layer" = one tensor), clients start from one
-shared set, and many clients can be trained at once by giving every tensor a leading client axis. Only `linear` and
-`layer_norm` touch a weight; such an engine needs to extend these two and nothing else.
+shared set, and many clients are trained at once by giving every tensor a leading client axis. Only `linear` and
+`layer_norm` touch a weight.
+
+Between the front and the output, frames stand in one of two arrangements:
+    padded [B, T, D]   one utterance a line; attention has a mask             on a CPU
+    packed [N, L, D]   one client a row, utterances end to end (`packing`)    on a GPU, and when clients are stacked
 
 Randomness is an argument: `draw` makes all of a step's choices from one generator, `forward` obeys them.
 """
@@ -24,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sottovoce.errors import InputError
+from sottovoce.models.packing import Packing, plan_packing
 from sottovoce.models.positions import Cape, PositionDraws, cape_positions, draw_positions, plain_positions, sinusoids
 
 Parameters = Mapping[str, Tensor]
@@ -193,17 +198,23 @@ def draw(settings: Settings, *, batch_size: int, frames: int, generator: torch.G
 
     Each block is left out with probability `layer_drop`, for the whole batch. Nothing is rescaled for it.
     """
-    chances = torch.rand(settings.layers, generator=generator).tolist()
+    kept = draw_kept(settings, generator=generator)
     positions = None
     if settings.positions == "cape":
         positions = draw_positions(
             settings.cape, batch_size=batch_size, frames=padded_output_frames(frames), generator=generator
         )
     return Draws(
-        kept=tuple(layer for layer, chance in enumerate(chances) if chance >= settings.layer_drop),
+        kept=kept,
         positions=positions,
         dropout_seed=int(torch.randint(2**62, (), generator=generator)),
     )
+
+
+def draw_kept(settings: Settings, *, generator: torch.Generator) -> tuple[int, ...]:
+    """The blocks that layer-drop leaves in one step."""
+    chances = torch.rand(settings.layers, generator=generator).tolist()
+    return tuple(layer for layer, chance in enumerate(chances) if chance >= settings.layer_drop)
 
 
 @contextmanager
@@ -225,11 +236,18 @@ def seeded_dropout(seed: int, *, device: torch.device) -> Iterator[None]:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.linear(x, weight, bias)
+    """x·weightᵀ + bias; with weights of N clients [N, out, in], each row of x [N, L, in] by its own."""
+    if weight.ndim == 2:
+        return F.linear(x, weight, bias)
+    if bias is None:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias, LAYER_NORM_EPSILON)
+    if weight.ndim == 1:
+        return F.layer_norm(x, weight.shape, weight, bias, LAYER_NORM_EPSILON)
+    return torch.addcmul(bias[:, None], F.layer_norm(x, weight.shape[1:], eps=LAYER_NORM_EPSILON), weight[:, None])
 
 
 def dropped(x: Tensor, dropout: float) -> Tensor:
@@ -245,22 +263,48 @@ def padded_output_frames(frames: int) -> int:
     return max(frames // STRIDE, 1)  # a batch of nothing but utterances under 30 ms still has one (padding) frame
 
 
-def front(parameters: Parameters, features_BTF: Tensor, lengths_B: Tensor) -> Tensor:
-    """The strided convolution, as a linear map of windows of frames, and its gate: [B, T, F] → [B, T/3, D]."""
-    weight = parameters["conv.weight"]
+def windows(features_BTF: Tensor, lengths_B: Tensor) -> Tensor:
+    """What the strided convolution sees for each of its outputs: [B, T, F] → [B, T/3, 7·F]."""
     frames = features_BTF.shape[1]
     padding_BT = torch.arange(frames, device=features_BTF.device) >= lengths_B[:, None]
-    features_BTF = features_BTF.to(weight.dtype).masked_fill(padding_BT[..., None], 0)
+    features_BTF = features_BTF.masked_fill(padding_BT[..., None], 0)
     features_BTF = F.pad(features_BTF, (0, 0, CONTEXT, max(CONTEXT, KERNEL - CONTEXT - frames)))
-    windows_BTW = features_BTF.unfold(1, KERNEL, STRIDE).flatten(2)
-    return F.glu(linear(windows_BTW, weight.flatten(-2), parameters["conv.bias"]), dim=-1)
+    return features_BTF.unfold(1, KERNEL, STRIDE).flatten(2)
 
 
-def attention(x_BTD: Tensor, weights: BlockWeights, *, mask_B11T: Tensor, heads: int, dropout: float) -> Tensor:
-    parts = linear(x_BTD, weights.qkv).chunk(3, dim=-1)
-    q_BHTd, k_BHTd, v_BHTd = (part_BTD.view(*part_BTD.shape[:2], heads, -1).transpose(1, 2) for part_BTD in parts)
-    mixed_BHTd = F.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, attn_mask=mask_B11T, dropout_p=dropout)
-    return linear(mixed_BHTd.transpose(1, 2).flatten(2), weights.attention_output)
+def front(parameters: Parameters, windows_BTW: Tensor) -> Tensor:
+    """The strided convolution, as a linear map of windows of frames, and its gate: → [B, T/3, D]."""
+    return F.glu(linear(windows_BTW, parameters["conv.weight"].flatten(-2), parameters["conv.bias"]), dim=-1)
+
+
+def attention(
+    x: Tensor, weights: BlockWeights, *, where: Tensor, longest: int | None, heads: int, dropout: float
+) -> Tensor:
+    """Attention within each utterance.
+
+    Padded: `where` is the mask [B, 1, 1, T]. Packed: `where` holds the segments' ends, `longest` bounds their length.
+    """
+    lead = x.shape[:2]
+    qkv = linear(x, weights.qkv)
+    if longest is None:
+        q, k, v = (part.view(*lead, heads, -1).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=where, dropout_p=dropout).transpose(1, 2).flatten(2)
+    else:
+        q, k, v = qkv.view(lead.numel(), 3, heads, -1).unbind(1)
+        mixed = attend_segments(q, k, v, ends=where, longest=longest, dropout=dropout).reshape(*lead, -1)
+    return linear(mixed, weights.attention_output)
+
+
+def attend_segments(q: Tensor, k: Tensor, v: Tensor, *, ends: Tensor, longest: int, dropout: float) -> Tensor:
+    """Attention within segments of frames that lie end to end, [frames, heads, d]: without padding on a GPU."""
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        flash = torch.ops.aten._flash_attention_forward
+        mixed: Tensor = flash(q, k, v, ends, ends, longest, longest, dropout, False, False)[0]
+        return mixed
+    segment_of = torch.searchsorted(ends, torch.arange(len(q), device=q.device, dtype=ends.dtype), right=True)
+    same = segment_of[:, None] == segment_of[None, :]
+    q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=same, dropout_p=dropout)[0].transpose(0, 1)
 
 
 def mlp(x_BTD: Tensor, weights: BlockWeights, *, dropout: float) -> Tensor:
@@ -268,12 +312,19 @@ def mlp(x_BTD: Tensor, weights: BlockWeights, *, dropout: float) -> Tensor:
 
 
 def block(
-    x_BTD: Tensor, weights: BlockWeights, *, mask_B11T: Tensor, heads: int, norm: Literal["pre", "post"], dropout: float
+    x_BTD: Tensor,
+    weights: BlockWeights,
+    *,
+    where: Tensor,
+    longest: int | None,
+    heads: int,
+    norm: Literal["pre", "post"],
+    dropout: float,
 ) -> Tensor:
     """One transformer block. Dropout acts on the attention weights and inside the MLP, not on the residual stream."""
 
     def attend(x_BTD: Tensor) -> Tensor:
-        return attention(x_BTD, weights, mask_B11T=mask_B11T, heads=heads, dropout=dropout)
+        return attention(x_BTD, weights, where=where, longest=longest, heads=heads, dropout=dropout)
 
     attention_norm = weights.attention_norm_weight, weights.attention_norm_bias
     mlp_norm = weights.mlp_norm_weight, weights.mlp_norm_bias
@@ -285,16 +336,32 @@ def block(
 
 
 def run_blocks(
-    x_BTD: Tensor, stack: Sequence[BlockWeights], *, block: Callable[..., Tensor] = block, **options: Any
+    x_BTD: Tensor,
+    stack: Sequence[BlockWeights],
+    *,
+    block: Callable[..., Tensor] = block,
+    kept: Sequence[Tensor | None] | None = None,
+    **options: Any,
 ) -> Tensor:
     """The blocks of `stack`, one after another; `options` are `block`'s.
 
-    Compiled whole, it is compiled anew for every depth that layer-drop leaves. With `block=torch.compile(block)` one
-    compilation serves all blocks and depths.
+    `kept` says for each block which of N stacked clients it runs for, where it is not all of them.
+    With `block=torch.compile(block)` one compilation serves all blocks and depths.
     """
-    for weights in stack:
-        x_BTD = block(x_BTD, weights, **options)
+    for number, weights in enumerate(stack):
+        after = block(x_BTD, weights, **options)
+        mask = None if kept is None else kept[number]
+        x_BTD = after if mask is None else torch.where(mask, after, x_BTD)
     return x_BTD
+
+
+@dataclass(frozen=True, slots=True)
+class Stacking:
+    """Which of N clients each utterance belongs to, and which blocks each client keeps (None: it has no batch)."""
+
+    rows_B: Sequence[int]
+    clients: int
+    kept_by: Sequence[tuple[int, ...] | None] | None = None
 
 
 def forward(
@@ -305,13 +372,16 @@ def forward(
     settings: Settings,
     draws: Draws | None = None,
     blocks: Callable[..., Tensor] = run_blocks,
+    row_frames: int | None = None,
+    stacking: Stacking | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T/3, V] (float32 at least) and their lengths [B], for normalised features and lengths.
 
     With `draws` it trains (dropout, layer-drop, CAPE's moves); without it evaluates. What lies beyond an utterance's
     length never influences it. Computes in the parameters' precision, or in autocast's. Keep `lengths_B` on the
-    host: the lengths come back where they came from, and the loss then need not wait for the device.
-    `blocks` is `run_blocks` or a compiled form of it.
+    host: the lengths come back where they came from, and nothing then waits for the device.
+    `blocks` is `run_blocks` or another form of it. `row_frames` fixes the length of packed rows that fit into it, so
+    that all batches have one shape. With `stacking` the parameters have a leading client axis.
     """
     device = features_BTF.device
     dropout = 0.0 if draws is None else settings.dropout
@@ -326,20 +396,57 @@ def forward(
             draws=None if draws is None else draws.positions,
         )
     else:
-        positions_BT = plain_positions(frames, device=device)
-    # An utterance without frames attends to its first padding frame: a softmax over nothing would be NaN.
-    mask_B11T = (torch.arange(frames, device=device) < device_lengths_B.clamp(min=1)[:, None])[:, None, None]
+        positions_BT = plain_positions(frames, device=device).expand(len(lengths_B), frames)
+    dtype = parameters["conv.weight"].dtype
+    inputs = windows(features_BTF.to(dtype), lengths_B.to(device, non_blocking=True))
+
+    packing = None
+    if stacking is not None or device.type == "cuda":
+        packing = _packing(out_lengths_B, frames, device=device, row_frames=row_frames, stacking=stacking)
+        with torch.no_grad():
+            inputs, positions_BT = packing.pack(inputs), packing.pack(positions_BT)
+        where, longest = packing.segment_ends, packing.longest
+    else:
+        # An utterance without frames attends to its first padding frame: a softmax over nothing would be NaN.
+        where = (torch.arange(frames, device=device) < device_lengths_B.clamp(min=1)[:, None])[:, None, None]
+        longest = None
 
     with nullcontext() if draws is None else seeded_dropout(draws.dropout_seed, device=device):
-        x_BTD = dropped(front(parameters, features_BTF, lengths_B.to(device, non_blocking=True)), dropout)
-        x_BTD = x_BTD + sinusoids(positions_BT, width=settings.width).to(x_BTD.dtype)
+        x = dropped(front(parameters, inputs), dropout)
+        x = x + sinusoids(positions_BT, width=settings.width).to(x.dtype)
         stack = [
             BlockWeights(*(parameters[f"blocks.{layer:02d}.{name}"] for name in BLOCK_NAMES))
             for layer in (range(settings.layers) if draws is None else draws.kept)
         ]
-        x_BTD = blocks(x_BTD, stack, mask_B11T=mask_B11T, heads=settings.heads, norm=settings.norm, dropout=dropout)
+        options: dict[str, Any] = {"heads": settings.heads, "norm": settings.norm, "dropout": dropout}
+        if draws is not None and stacking is not None and stacking.kept_by is not None:
+            options["kept"] = _kept_masks(draws.kept, stacking.kept_by, device=device)
+        x = blocks(x, stack, where=where, longest=longest, **options)
     if settings.norm == "pre":
-        x_BTD = layer_norm(x_BTD, parameters["final.norm.weight"], parameters["final.norm.bias"])
-    logits_BTV = linear(x_BTD, parameters["output.weight"], parameters["output.bias"])
+        x = layer_norm(x, parameters["final.norm.weight"], parameters["final.norm.bias"])
+    logits = linear(x, parameters["output.weight"], parameters["output.bias"])
+    logits_BTV = logits if packing is None else packing.unpack(logits)
     precision = torch.promote_types(logits_BTV.dtype, torch.float32)
     return logits_BTV.log_softmax(dim=-1, dtype=precision), out_lengths_B
+
+
+def _packing(
+    lengths_B: Tensor, frames: int, *, device: torch.device, row_frames: int | None, stacking: Stacking | None
+) -> Packing:
+    lengths = lengths_B.tolist()
+    if row_frames is not None and sum(lengths) > row_frames:
+        row_frames = None
+    if stacking is None:
+        return plan_packing(lengths, padded_frames=frames, device=device, frames=row_frames)
+    return plan_packing(lengths, padded_frames=frames, device=device, rows=stacking.rows_B, row_count=stacking.clients)
+
+
+def _kept_masks(
+    union: Sequence[int], kept_by: Sequence[tuple[int, ...] | None], *, device: torch.device
+) -> list[Tensor | None]:
+    """For each block that any client keeps: None where all do, else which of them do, [N, 1, 1]."""
+    masks: list[Tensor | None] = []
+    for layer in union:
+        keeps = [kept is None or layer in kept for kept in kept_by]
+        masks.append(None if all(keeps) else torch.tensor(keeps).to(device, non_blocking=True)[:, None, None])
+    return masks

@@ -22,7 +22,7 @@ from sottovoce.audio.batches import collate
 from sottovoce.audio.features import frame_lengths, log_mel, normalise
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models import ctc
-from sottovoce.models.ctc_transformer import Draws, Parameters, Settings, draw, forward, run_blocks
+from sottovoce.models.ctc_transformer import Draws, Parameters, Settings, Stacking, draw, forward, run_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +93,14 @@ def inputs(
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """How the arithmetic runs: the two functions that carry it, plain or compiled."""
+    """How the arithmetic runs: the two functions that carry it, plain or otherwise, and one length for packed rows."""
 
     inputs: Callable[..., Tensor] = inputs
     blocks: Callable[..., Tensor] = run_blocks
+    row_frames: int | None = None
 
 
 PLAIN = Compute()
-
-
-def compiled() -> Compute:
-    """Features and augmentation through torch.compile: a dozen small kernels become a few.
-
-    The blocks stay as they are: compiled, they gain little at large batches and lose to the checks before each call at
-    small ones (docs/benchmarks.md).
-    """
-    return Compute(inputs=torch.compile(inputs))
 
 
 def log_probabilities(
@@ -119,6 +111,7 @@ def log_probabilities(
     spec_augment: SpecAugmentSettings | None = None,
     draws: StepDraws | None = None,
     compute: Compute = PLAIN,
+    stacking: Stacking | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T, V] and their lengths [B]: training with `draws`, evaluation without."""
     device = batch.waveforms_BN.device
@@ -133,6 +126,8 @@ def log_probabilities(
         settings=settings,
         draws=None if draws is None else draws.model,
         blocks=compute.blocks,
+        row_frames=compute.row_frames,
+        stacking=stacking,
     )
 
 
@@ -150,3 +145,28 @@ def batch_loss(
         parameters, batch, settings=settings, spec_augment=spec_augment, draws=draws, compute=compute
     )
     return ctc.loss(log_probs_BTV, lengths_B, batch.tokens_BU, batch.token_lengths_B)
+
+
+def stacked_losses(
+    parameters: Parameters,
+    batch: SpeechBatch,
+    *,
+    rows_U: Sequence[int],
+    settings: Settings,
+    spec_augment: SpecAugmentSettings | None = None,
+    draws: StepDraws | None = None,
+    kept_by: Sequence[tuple[int, ...] | None] | None = None,
+    compute: Compute = PLAIN,
+) -> Tensor:
+    """`batch_loss` of each of N clients, [N], from parameters with a leading client axis.
+
+    `rows_U` is the client of each utterance; a client without utterances has a loss of zero.
+    """
+    clients = len(parameters["output.weight"])
+    stacking = Stacking(rows_U, clients, kept_by)
+    log_probs_UTV, lengths_U = log_probabilities(
+        parameters, batch, settings=settings, spec_augment=spec_augment, draws=draws, compute=compute, stacking=stacking
+    )
+    return ctc.loss_by_row(
+        log_probs_UTV, lengths_U, batch.tokens_BU, batch.token_lengths_B, rows_U=rows_U, rows=clients
+    )

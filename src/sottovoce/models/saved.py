@@ -101,7 +101,7 @@ def adapt(seed: Recogniser, settings: Settings, tokens: Tokens, *, generator: to
     new = {"output.weight", "output.bias"} if seed.tokens.digest != tokens.digest else set()
     kept = {name: p for name, p in seed.parameters.items() if name not in new}
     merged = {**parameters, **kept}
-    check_parameters(merged, settings, where="start_from")
+    check_parameters(merged, settings, where="the model to start from does not fit `model`")
     return {name: merged[name].clone() for name in parameters}
 
 

@@ -1,7 +1,8 @@
-"""Optimisers and schedules by the names that recipes use."""
+"""Optimisers and schedules by the names that recipes use: ours, or anybody's as `module:Class`."""
 
 import dataclasses
 import difflib
+import importlib
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
@@ -44,7 +45,7 @@ def build_optimiser(name: str, **settings: Any) -> Optimiser:
     sottovoce.errors.InputError: optimiser lars: unknown setting 'trust', did you mean 'trust_coefficient'? \
 (known: momentum, trust_coefficient, weight_decay, eps)
     """
-    return _build("optimiser", OPTIMISERS, name, settings)
+    return _build("optimiser", _with_imported(OPTIMISERS, name, kind=Optimiser), name, settings)
 
 
 def build_schedule(name: str, **settings: Any) -> Schedule:
@@ -53,7 +54,22 @@ def build_schedule(name: str, **settings: Any) -> Schedule:
     >>> build_schedule("constant", lr=0.4)
     Constant(lr=0.4)
     """
-    return _build("schedule", SCHEDULES, name, settings)
+    return _build("schedule", _with_imported(SCHEDULES, name, kind=Schedule), name, settings)
+
+
+def _with_imported(registry: Mapping[str, type[T]], name: str, *, kind: Any) -> Mapping[str, type[T]]:
+    """`registry`, and the class that `name` means where it is written as `module:Class`."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return registry
+    try:
+        made: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"{name}: cannot be imported ({error})") from None
+    fits = isinstance(made, type) and issubclass(made, kind) and dataclasses.is_dataclass(made)
+    if not fits:
+        raise InputError(f"{name}: expected a frozen dataclass derived from {kind.__name__}")
+    return {**registry, name: made}
 
 
 def _build(kind: str, registry: Mapping[str, type[T]], name: str, settings: Mapping[str, Any]) -> T:

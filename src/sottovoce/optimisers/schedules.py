@@ -61,7 +61,8 @@ class StepDecay(Schedule):
 class ExponentialDecay(Schedule):
     """lr·decay_rate^((step - transition_begin)/transition_steps), constant before (optax.exponential_decay).
 
-    `staircase` rounds the exponent down. The flagship's server:
+    `staircase` rounds the exponent down; in the first `warmup_steps` the rate rises linearly from 0. The flagship's
+    server:
 
     >>> schedule = ExponentialDecay(lr=0.002, transition_begin=750, transition_steps=750, decay_rate=0.6)
     >>> [round(schedule(step), 6) for step in (0, 750, 1125, 1500)]
@@ -73,14 +74,17 @@ class ExponentialDecay(Schedule):
     decay_rate: float
     transition_begin: int = 0
     staircase: bool = False
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         _check_decay(self)
+        check_count(self, "warmup_steps", low=0)
 
     def __call__(self, step: int) -> float:
         since = max(0, step - self.transition_begin)
         exponent = since // self.transition_steps if self.staircase else since / self.transition_steps
-        return self.lr * self.decay_rate**exponent
+        warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
+        return self.lr * warm * self.decay_rate**exponent
 
 
 @final

@@ -431,7 +431,7 @@ class LedgerReport:
             "run": self.header["run"],
             "mode": release if self.header["mode"] == "secure" else "seeded: a simulation, not a release",
             "each step": event.get("reason") or ", ".join(f"{k}={v}" for k, v in event.items() if k != "kind"),
-            "steps": f"{self.steps} charged, last committed: {self.committed_step}",
+            "steps": f"{self.steps} charged, {0 if self.committed_step is None else self.committed_step + 1} committed",
             "attempts": f"{self.attempts}, {repeats} of them repeated after a crash" if repeats else self.attempts,
             "ε (PLD)": by_pld,
             "ε (RDP)": f"{account.rdp:.4g}" if math.isfinite(account.rdp) else "no guarantee",

@@ -13,7 +13,7 @@ Shapes: P flat length, N clients.
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -40,13 +40,16 @@ from sottovoce.privacy.secure_random import SecureRandom
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
 from sottovoce.seeds import derive, stream
 
+# What is done to one user's update [P] before it is clipped: a function of that update and of what is public.
+Rule = Callable[[Tensor, "Plan"], Tensor]
+
 
 @dataclass(frozen=True)
 class Plan:
     """One round's privacy, ready to use (Algorithm 1).
 
     Guarantee: `add_noise` on a total of `accumulate` over the users of `sample` is exactly one `event`. Where the
-    event is a `NoGuarantee`, it says why.
+    event is a `NoGuarantee`, it says why. What a `rule` returns is clipped like any update, so it cannot break this.
 
     >>> settings = PrivacySettings(population_size=1000, privacy_unit="speaker", cohort_size=10, clip_bound=1.0,
     ...                            noise_multiplier=1.0, delta=1e-5, root_seed=7)
@@ -64,6 +67,7 @@ class Plan:
     settings: PrivacySettings
     layout: Layout
     adapted_clip_bound: float | None = None
+    rule: Rule | None = None
 
     def __post_init__(self) -> None:
         if self.adapted_clip_bound is not None and self.settings.adaptive is None:
@@ -209,12 +213,23 @@ class Plan:
     def clip(self, update: Tensor, *, weight: Tensor | float = 1.0) -> Tensor:
         """ω·clip(update), [P] or [N, P], as a new tensor; `accumulate` is the fast way to sum them."""
         self._check_weight(weight)
-        return self.clipper.clip(update, weight=weight)[0]
+        return self.clipper.clip(self._ruled(update), weight=weight)[0]
 
     def accumulate(self, total: Tensor, update: Tensor, *, weight: Tensor | float = 1.0) -> ClipStats:
         """total += ω·clip(update), summed over stacked users. A user's ω is their own `weight`, nobody else's data."""
         self._check_weight(weight)
-        return self.clipper.accumulate(total, update, weight=weight)
+        return self.clipper.accumulate(total, self._ruled(update), weight=weight)
+
+    def _ruled(self, update: Tensor) -> Tensor:
+        """`rule` on each user's update by itself: it never sees two users at once."""
+        if self.rule is None or not update.numel():
+            return update
+        rows = [self.rule(row, self) for row in update.reshape(-1, self.layout.flat_size)]
+        if any(row.shape != update.shape[-1:] for row in rows):
+            raise InputError(f"{_name(self.rule)}: expected an update of the shape it was given")
+        ruled = torch.stack(rows).view_as(update)
+        self.layout.clear_padding(ruled)
+        return ruled
 
     def _check_weight(self, weight: Tensor | float) -> None:
         uniform = isinstance(weight, float | int) and weight == 1
@@ -284,7 +299,8 @@ class Plan:
         settings = dataclasses.asdict(self.settings)
         described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}
         layout = {name: list(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
-        return {**described, "layout": layout}
+        rule = {} if self.rule is None else {"rule": _name(self.rule)}
+        return {**described, "layout": layout, **rule}
 
     def ledger_header(self, *, run: str, inputs: str = "") -> Header:
         """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by seeded runs only."""
@@ -298,6 +314,11 @@ class Plan:
             epsilon_budget=self.settings.epsilon_budget,
             inputs=inputs if seeded else "",
         )
+
+
+def _name(rule: Rule) -> str:
+    """The same in every process, for the ledger: a dataclass with its settings, a function by its name."""
+    return repr(rule) if dataclasses.is_dataclass(rule) else f"{rule.__module__}.{rule.__qualname__}"
 
 
 def _plain(value: object) -> object:

@@ -67,6 +67,8 @@ class PrivacySettings:
     root_seed: int | None = None
 
     def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():  # plain words are welcome, but everything below compares by identity
+            object.__setattr__(self, name, _one_of(kind, name, getattr(self, name)))
         check_sizes(self.population_size, cohort_size=self.cohort_size)
         _check_noise(self)
         _check_weights(self)
@@ -100,6 +102,22 @@ class PrivacySettings:
         if self.noise_scope is not None:
             return "noise is left out or changed on some parameters, for analysis"
         return None
+
+
+_KINDS: Mapping[str, type[StrEnum]] = {
+    "sampling": Sampling,
+    "share": Share,
+    "normalise": Normalise,
+    "weighting": Weighting,
+    "mode": Mode,
+}
+
+
+def _one_of(kind: type[StrEnum], name: str, value: str) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InputError(f"{name}={value!r}: expected one of {', '.join(kind)}") from None
 
 
 def _check_noise(settings: PrivacySettings) -> None:

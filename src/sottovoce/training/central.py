@@ -17,22 +17,23 @@ from sottovoce.config import Augmentation, Central, Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.prefetch import ahead
+from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import Settings
-from sottovoce.models.recogniser import PLAIN, Compute, SpeechBatch, batch_loss, compiled, draw_step
+from sottovoce.models.recogniser import Compute, SpeechBatch, batch_loss, draw_step
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
-from sottovoce.models.saved import load as load_recogniser
+from sottovoce.models.speech import Place, Speech, endless_batches
 from sottovoce.optimisers import Schedule
+from sottovoce.optimisers.weights import Weights
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.training import checkpoint
 from sottovoce.training.checkpoint import Checkpoint
+from sottovoce.training.computing import one_model, precision
 from sottovoce.training.interrupts import interruptible
 from sottovoce.training.run_folder import RunFolder
-from sottovoce.training.speech import Place, Speech, endless_batches
 from sottovoce.training.step_log import Recorder, StepLog, recorder
-from sottovoce.training.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,21 @@ def train(
 
     After each evaluation `run.best` leads to the checkpoint with the lowest WER on `dev`.
     """
-    central, schedule, compute = recipe.central, recipe.central.built_schedule(), _compute(recipe, device)
-    weights = Weights(start.parameters, central.built_optimiser(), device=device, dtype=_precision(recipe, device))
+    central, schedule = recipe.training, recipe.training.built_schedule()
+    weights = Weights(
+        Layout.of(start.parameters),
+        central.built_optimiser(),
+        device=device,
+        dtype=precision(central.precision, device),
+    )
+    weights.load(start.parameters)
+    compute = one_model(
+        weights.working,
+        settings=start.settings,
+        steps=central.steps,
+        batch_seconds=central.batch_seconds,
+        device=device,
+    )
     log = StepLog(weights.norm_names)
     standing = _resumed(run, weights, log, start=start, processes=processes, say=say)
     batches = ahead(
@@ -161,7 +175,7 @@ def _step(
     processes: Processes,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of `weights` on `batch`: the loss, the gradients' norm before clipping, and the norms by tensor."""
-    central, spec_augment = recipe.central, recipe.central.augment.spec_augment
+    central, spec_augment = recipe.training, recipe.training.augment.spec_augment
     generator = torch_stream(recipe.seed, "step", step, processes.rank)
     batch = _augmented(batch, central.augment, generator)
     draws = draw_step(batch, settings=settings, spec_augment=spec_augment, generator=generator)
@@ -169,9 +183,8 @@ def _step(
         weights.working, batch, settings=settings, spec_augment=spec_augment, draws=draws, compute=compute
     )
     weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
-    processes.average(weights.gradients)
-    norm, norms = weights.clip(central.clip_gradients)
-    weights.step(lr=schedule(step))
+    processes.average([weights.gradient])
+    norm, norms = weights.step(lr=schedule(step), max_norm=central.clip_gradients)
     return loss, norm, norms
 
 
@@ -241,24 +254,13 @@ def _report(step: int, steps: int, record: Mapping[str, Any]) -> Report:
     return Report(step, steps, record["loss"], record.get("dev_wer"), record["audio_seconds_per_second"])
 
 
-def starting_point(recipe: Recipe, tokens: Tokens, *, language: str) -> Recogniser:
-    """Fresh parameters, or those of another run's model; under another token set the output layer is new."""
+def starting_point(recipe: Recipe, tokens: Tokens, seed: Recogniser | None, *, language: str) -> Recogniser:
+    """Fresh parameters, or those of the model `seed`; under another token set the output layer is new."""
     settings = recipe.model.settings(tokens=tokens.size + 1)
     generator = torch_stream(recipe.seed, "init")
-    if recipe.central.start_from is None:
+    if seed is None:
         return fresh(settings, tokens, language=language, generator=generator)
-    seed = load_recogniser(recipe.central.start_from)
     return Recogniser(settings, tokens, adapt(seed, settings, tokens, generator=generator), language)
-
-
-def _precision(recipe: Recipe, device: torch.device) -> torch.dtype:
-    chosen = recipe.central.precision
-    return torch.bfloat16 if chosen == "bfloat16" or (chosen == "auto" and device.type == "cuda") else torch.float32
-
-
-def _compute(recipe: Recipe, device: torch.device) -> Compute:
-    # Compiling takes some seconds: worth it for long runs on a GPU only.
-    return compiled() if device.type == "cuda" and recipe.central.steps >= 2000 else PLAIN
 
 
 def _augmented(batch: SpeechBatch, augment: Augmentation, generator: torch.Generator) -> SpeechBatch:

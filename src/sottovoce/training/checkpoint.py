@@ -25,6 +25,9 @@ from sottovoce.models.saved import Recogniser
 
 OPTIMISER, STATE, LATEST = "optimiser.safetensors", "state.json", "latest"
 
+# Where the model of a checkpoint is an average, what training goes on from lies among the optimiser's tensors.
+PARAMETERS = "parameters"
+
 
 @dataclass(frozen=True)
 class Checkpoint:

@@ -1,6 +1,7 @@
 """A run's folder: everything a run knows, and nothing elsewhere.
 
 runs/<name>/config.yaml  inputs.json  environment.json  metrics.jsonl  results.json
+            ledger.jsonl  diagnostics.jsonl      (federated runs; the second in simulations only)
             tensorboard/  checkpoints/  model -> best
 """
 
@@ -22,11 +23,12 @@ from sottovoce import __version__
 from sottovoce.errors import InputError
 from sottovoce.files import write_json, written_atomically
 
-CONFIG, INPUTS, ENVIRONMENT, METRICS, LOCK = (
-    "config.yaml",
-    "inputs.json",
-    "environment.json",
+CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "environment.json"
+METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
     "metrics.jsonl",
+    "diagnostics.jsonl",
+    "ledger.jsonl",
+    "results.json",
     ".lock",
 )
 
@@ -39,21 +41,37 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.best = path / "model"
 
-    def add_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one line; the next checkpoint makes it durable."""
-        try:
-            with (self.path / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise InputError(f"{self.path / METRICS} cannot be written ({error.strerror})") from None
+    @property
+    def metrics(self) -> "Lines":
+        """What is public about every step."""
+        return Lines(self.path / METRICS)
 
-    def cut_metrics(self, *, after_step: int) -> None:
+    @property
+    def diagnostics(self) -> "Lines":
+        """By-products of private data, which nobody has accounted for; a simulation's only."""
+        return Lines(self.path / DIAGNOSTICS)
+
+
+class Lines:
+    """Records with a `step` each, one line of JSON per record."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, *records: Mapping[str, Any]) -> None:
+        """Append; the next checkpoint makes it durable."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(record) + "\n" for record in records)
+        except OSError as error:
+            raise InputError(f"{self._path} cannot be written ({error.strerror})") from None
+
+    def cut(self, *, after_step: int) -> None:
         """Forget what was measured after `after_step`: those steps will be made again."""
-        file = self.path / METRICS
-        if not file.exists():
+        if not self._path.exists():
             return
         kept = []
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in self._path.read_text(encoding="utf-8").splitlines():
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:
@@ -61,12 +79,11 @@ class RunFolder:
             if record["step"] > after_step:
                 break
             kept.append(line + "\n")
-        with written_atomically(file) as rewritten:
+        with written_atomically(self._path) as rewritten:
             rewritten.write("".join(kept).encode())
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        file = self.path / METRICS
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    def read(self) -> list[dict[str, Any]]:
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         return [json.loads(line) for line in lines]
 
 

@@ -1,33 +1,58 @@
-"""From a recipe to a result: prepare what is missing, train, test."""
+"""From a recipe to a result: prepare, train the seed, train, test. What is there and current is not made again."""
 
-import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from sottovoce.config import ManifestCorpus, Recipe, SyntheticCorpus, as_yaml
-from sottovoce.corpora import synthetic, tsv
-from sottovoce.corpora.holdout import hold_out
+from sottovoce.config import Recipe, Suite, as_yaml, load_recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import check_language, evaluate, select
+from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.files import write_json
+from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
-from sottovoce.processes import joined, own_device
+from sottovoce.models.speech import load_speech
+from sottovoce.privacy.plan import Plan
+from sottovoce.processes import Processes, joined, own_device
 from sottovoce.seeds import derive
-from sottovoce.store import Progress, Store, pack
-from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import CharacterTokens, Tokens, load_tokens, train_sentence_pieces
-from sottovoce.training.central import Report, starting_point, train
-from sottovoce.training.run_folder import RunFolder, open_run
-from sottovoce.training.speech import Rows, load_speech
-from sottovoce.users import PopulationSettings, build_population
+from sottovoce.store import Progress, Store
+from sottovoce.training import central
+from sottovoce.training.central import Report
+from sottovoce.training.engines import choose_engine
+from sottovoce.training.federation import Ended, Federating, RoundReport, describe_end
+from sottovoce.training.preparing import (
+    check_scored,
+    choose_tokens,
+    ensure_store,
+    find_place,
+    open_place,
+    population_of,
+    training_rows,
+)
+from sottovoce.training.privacy_report import privacy_report
+from sottovoce.training.run_folder import RESULTS, RunFolder, open_run
+from sottovoce.training.seeding import Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
+from sottovoce.users.population import Population
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a run lies, computes and reports to; nothing here changes its result."""
+
+    runs: Path
+    stores: Path
+    device: torch.device
+    on_prepare: Callable[[Progress], None] = lambda _: None
+    on_report: Callable[[Report | RoundReport], None] = lambda _: None
+    on_stage: Callable[[str], None] = lambda _: None
+    say: Say = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -37,142 +62,256 @@ class Outcome:
     Processes other than the first have neither.
     """
 
+    folder: Path
     results: dict[str, Any] | None = None
     stopped_at: int | None = None
 
 
-def run_recipe(
-    recipe: Recipe,
-    *,
-    out: Path,
-    stores: Path,
-    resume: bool,
-    device: torch.device,
-    on_prepare: Callable[[Progress], None],
-    on_report: Callable[[Report], None],
-    say: Say,
-) -> Outcome:
-    """Run `recipe` in the folder `out`."""
-    device = own_device(device)
+@dataclass(frozen=True)
+class SuiteOutcome:
+    """How the runs of a suite ended, by label; an interrupted one is the last."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def stopped(self) -> Outcome | None:
+        return next((outcome for outcome in self.outcomes.values() if outcome.stopped_at is not None), None)
+
+
+def run_suite(suite: Suite, *, out: Path, around: Surroundings) -> SuiteOutcome:
+    """Run every recipe of `suite`, each in a folder of its own under `out`; what is finished is not run again."""
+    outcomes: dict[str, Outcome] = {}
+    recipes = {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
+    for label, recipe in recipes.items():
+        around.on_stage(label)
+        outcomes[label] = run_recipe(recipe, out=out / label, resume=True, around=around)
+        if outcomes[label].stopped_at is not None:
+            break
+    return SuiteOutcome(outcomes)
+
+
+def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings) -> Outcome:
+    """Run `recipe` in the folder `out`, its seed before it."""
+    device = own_device(around.device)
+    resume = resume or (out / RESULTS).exists()  # a finished run only has to be shown
     with joined(device) as processes:
         if processes.first:
-            ensure_store(recipe, stores, on_prepare)
+            ensure_store(recipe, around.stores, around.on_prepare)
         processes.wait()
-        store = open_place(recipe.data.store, stores)
-        dev = find_place(recipe.data.dev, recipe, stores)
+        if recipe.federation is not None:
+            return _federated(recipe, out=out, resume=resume, around=replace(around, device=device))
+        return _central(recipe, out=out, resume=resume, around=replace(around, device=device), processes=processes)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The stores of a run: what it trains on, what it chooses by, what it is tested on."""
+
+    store: Store
+    dev: tuple[Store, str]
+    tests: dict[str, tuple[Store, str]]
+
+    @classmethod
+    def of(cls, recipe: Recipe, stores: Path) -> "_Places":
         tests = {name: find_place(name, recipe, stores) for name in recipe.data.test}
-        tokens = choose_tokens(recipe, store)
-        rows = training_rows(recipe, store)
-        longest = min(recipe.data.longest_seconds, recipe.central.batch_seconds)
-        speech = load_speech(store, rows, tokens, longest_seconds=longest)
-        if processes.first:
-            counts = [f"{count:,} {reason}" for reason, count in speech.left_out.items() if count]
-            left_out = f" (left out: {', '.join(counts)})" if counts else ""
-            say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
-        start = starting_point(recipe, tokens, language=store.language)
-        check_scored([dev, *tests.values()], start)
+        return cls(open_place(recipe.data.store, stores), find_place(recipe.data.dev, recipe, stores), tests)
 
-        def go(run: RunFolder) -> Outcome:
-            step = train(
-                recipe,
-                run,
-                speech=speech,
-                dev=dev,
-                start=start,
-                device=device,
-                processes=processes,
-                on_report=on_report,
-                say=say,
-            )
-            if not processes.first:
-                return Outcome()
-            if step < recipe.central.steps:
-                return Outcome(stopped_at=step)
-            return Outcome(results=test(run, tests, device=device))
+    @property
+    def evaluated(self) -> dict[str, tuple[Store, str]]:
+        return {"data.dev": self.dev} | {f"data.test {name}": place for name, place in self.tests.items()}
 
-        if not processes.first:
-            return go(RunFolder(out))
-        stores_used = {"data.store": store, "data.dev": dev[0]} | {f"data.test {n}": s for n, (s, _) in tests.items()}
-        inputs: dict[str, Any] = {f"{what} digest": used.digest for what, used in stores_used.items()}
-        inputs |= {"tokens digest": tokens.digest, "number of processes": processes.world}
-        with open_run(out, config=as_yaml(recipe), inputs=inputs, resume=resume) as run:
-            return go(run)
+    def digests(self) -> dict[str, str]:
+        stores = {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()}
+        return {f"{what} digest": store.digest for what, store in stores.items()}
 
 
-def check_scored(places: Iterable[tuple[Store, str]], recogniser: Recogniser) -> None:
-    """Find out before training, not at the first evaluation, that a set cannot be scored."""
-    for store, split in places:
-        check_language(recogniser, store)
-        select(store, split=split)
+def _seed_model(name: str | None, recipe: Recipe, around: Surroundings) -> tuple[Seed | None, Outcome | None]:
+    """The seed, trained now if it is not there; an outcome where that was interrupted."""
+    if name is None:
+        return None, None
+    seed = find_seed(name, runs=around.runs, root_seed=recipe.seed)
+    if seed.is_there:
+        return seed, None
+    assert seed.recipe is not None
+    around.on_stage(f"seed model {name}")
+    outcome = run_recipe(seed.recipe, out=seed.folder, resume=True, around=around)
+    return seed, outcome if outcome.stopped_at is not None else None
 
 
-def test(run: RunFolder, tests: dict[str, tuple[Store, str]], *, device: torch.device) -> dict[str, Any]:
-    """Evaluate the best checkpoint on every test set and write `results.json`."""
-    best = load_recogniser(run.best)
-    results: dict[str, Any] = {"model": dict(best.about), "test": {}}
-    for name, (store, split) in tests.items():
-        results["test"][name] = evaluate(best, store, split=split, device=device).as_json()
-    write_json(run.path / "results.json", results)
-    return results
+# Central training.
 
 
-def ensure_store(recipe: Recipe, stores: Path, on_progress: Callable[[Progress], None]) -> None:
-    """Make the recipe's store if it can be made and is not there."""
-    place, how = stores / recipe.data.store, recipe.data.prepare
-    if how is None or (place / "store.json").exists():
-        return
-    if isinstance(how, SyntheticCorpus):
-        made = synthetic.read(how.task, users=how.users, hours=how.hours, seed=how.seed, language=how.language)
-        pack(made, place, on_progress=on_progress)
-        return
-    assert isinstance(how, ManifestCorpus)
-    corpus = tsv.read([_expanded(path) for path in how.manifests], language=how.language)
-    if how.hold_out:
-        corpus = hold_out(corpus, how.hold_out, seed=how.seed)
-    pack(corpus, place, on_progress=on_progress)
-
-
-def _expanded(path: str) -> Path:
-    expanded = os.path.expandvars(path)
-    if "$" in expanded:
-        raise InputError(f"recipe: {path} names an environment variable that is not set")
-    return Path(expanded)
-
-
-def open_place(name: str, stores: Path) -> Store:
-    """The store called `name` under `stores`, or at that path."""
-    return Store(stores / name if (stores / name).exists() or not Path(name).exists() else Path(name))
-
-
-def find_place(place: str, recipe: Recipe, stores: Path) -> tuple[Store, str]:
-    """`split` of the recipe's store, or `STORE:split`."""
-    name, _, split = place.rpartition(":")
-    store = open_place(name or recipe.data.store, stores)
-    if split not in store.splits:
-        raise InputError(f"data: no split={split!r} in store {store.path}, expected one of {', '.join(store.splits)}")
-    return store, split
-
-
-def choose_tokens(recipe: Recipe, store: Store) -> Tokens:
-    """Characters of the language (or of its training texts where it has no alphabet), sentence pieces, or a file."""
-    if recipe.tokens.file is not None:
-        return load_tokens(Path(recipe.tokens.file))
-    if recipe.tokens.kind == "characters" and (letters := alphabet(store.language)) is not None:
-        return CharacterTokens.seen_in(letters)
-    texts = (store.utterance(row).text or "" for row in training_rows(recipe, store).tolist())
-    if recipe.tokens.kind == "characters":
-        return CharacterTokens.seen_in(texts)
-    return train_sentence_pieces((text for text in texts if text), size=recipe.tokens.size)
-
-
-def training_rows(recipe: Recipe, store: Store) -> Rows:
-    """The utterances that the recipe trains on: all speakers of its splits, or one part of them."""
-    data = recipe.data
-    settings = PopulationSettings(
-        split=data.train, seed_part=data.seed_part, part="seed" if data.part == "seed" else "federation"
+def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, processes: Processes) -> Outcome:
+    seed, stopped = _seed_model(recipe.training.start_from, recipe, around)
+    if stopped is not None:
+        return stopped
+    places = _Places.of(recipe, around.stores)
+    tokens = choose_tokens(recipe, places.store)
+    longest = min(recipe.data.longest_seconds, recipe.training.batch_seconds)
+    speech = load_speech(places.store, training_rows(recipe, places.store), tokens, longest_seconds=longest)
+    if processes.first:
+        counts = [f"{count:,} {reason}" for reason, count in speech.left_out.items() if count]
+        left_out = f" (left out: {', '.join(counts)})" if counts else ""
+        around.say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
+    start = central.starting_point(
+        recipe, tokens, None if seed is None else seed.load(), language=places.store.language
     )
-    population = build_population(store, settings, seed=derive(recipe.seed, "seed part"))
-    utterances = [client.utterances for client in population]
-    if not utterances:
-        raise InputError(f"store {store.path}: nobody to train on in data.train={', '.join(data.train)}")
-    return np.sort(np.concatenate(utterances))
+    check_scored(places.evaluated.values(), start)
+
+    def go(run: RunFolder) -> Outcome:
+        step = central.train(
+            recipe,
+            run,
+            speech=speech,
+            dev=places.dev,
+            start=start,
+            device=around.device,
+            processes=processes,
+            on_report=around.on_report,
+            say=around.say,
+        )
+        if not processes.first:
+            return Outcome(out)
+        if step < recipe.training.steps:
+            return Outcome(out, stopped_at=step)
+        best = load_recogniser(run.best)
+        return _finished(run, {"model": dict(best.about), "test": _tested(best, places, around.device)})
+
+    if not processes.first:
+        return Outcome(out) if processes.any(False) else go(RunFolder(out))
+    inputs = {**places.digests(), "tokens digest": tokens.digest, "number of processes": processes.world}
+    with open_run(out, config=as_yaml(recipe), inputs=inputs, resume=resume) as run:
+        known = _known(run)
+        processes.any(known is not None)  # then there is nothing to do for the others either
+        return known or go(run)
+
+
+def _tested(model: Recogniser, places: _Places, device: torch.device) -> dict[str, Any]:
+    return {
+        name: evaluate(model, store, split=split, device=device).as_json()
+        for name, (store, split) in places.tests.items()
+    }
+
+
+def _finished(run: RunFolder, results: dict[str, Any]) -> Outcome:
+    write_json(run.path / RESULTS, results)
+    return Outcome(run.path, results=results)
+
+
+def _known(run: RunFolder) -> Outcome | None:
+    """The result of a run that is finished already."""
+    file = run.path / RESULTS
+    return Outcome(run.path, results=json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+
+
+# Federated training.
+
+
+def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings) -> Outcome:
+    settings = recipe.federated
+    seed, stopped = _seed_model(settings.seed_model, recipe, around)
+    if stopped is not None:
+        return stopped
+    places = _Places.of(recipe, around.stores)
+    population = population_of(recipe, places.store, settings.clients.population(recipe.data))
+    check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
+    start = starting_model(recipe, seed, places.store)
+    check_scored([(places.store, recipe.data.train[0]), *places.evaluated.values()], start)
+    plan = private_plan(recipe, population, start, seed=seed, around=around)
+    model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
+    inputs = {"tokens digest": start.tokens.digest, "start model digest": model}
+    if plan.settings.root_seed is not None:
+        # A release replays nothing, and whoever sees its folder could try guesses of the data against digests of it.
+        inputs |= {**places.digests(), "population digest": population.digest}
+    with open_run(out, config=as_yaml(recipe), inputs=inputs, resume=resume) as run:
+        if known := _known(run):
+            return known
+        for line in (*plan.warnings, plan.guarantee):
+            around.say(line)
+        write_json(run.path / "population.json", _public(population, plan))
+        federating = Federating(
+            recipe,
+            run,
+            start=start,
+            plan=plan,
+            engine=choose_engine(recipe, population, start, plan, run=run, device=around.device),
+            dev=places.dev,
+            inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),
+            device=around.device,
+            on_report=around.on_report,
+            say=around.say,
+        )
+        ended = federating.run()
+        if ended.reason == "interrupted":
+            return Outcome(out, stopped_at=ended.step)
+        if ended.words:
+            around.say(ended.words)
+        return _finished(run, _results(recipe, run, start, plan, ended, places, around))
+
+
+def starting_model(recipe: Recipe, seed: Seed | None, store: Store) -> Recogniser:
+    """The model of round 0: the seed's, or a fresh one."""
+    if seed is not None:
+        found = seed.load()
+        return central.starting_point(recipe, found.tokens, found, language=found.language)
+    settings = recipe.federated.privacy
+    tokens = choose_tokens(recipe, store, may_read_texts=not (settings.noise_multiplier or settings.sigma_dp))
+    return central.starting_point(recipe, tokens, None, language=store.language)
+
+
+def private_plan(
+    recipe: Recipe, population: Population, start: Recogniser, *, seed: Seed | None, around: Surroundings
+) -> Plan:
+    """The plan for the people who are there; refuses one that assumes more of them."""
+    settings = recipe.federated
+    assumed = settings.privacy.population_size
+    if assumed is not None and len(population) < assumed:
+        raise InputError(
+            f"federation.privacy.population_size={assumed}: the store has only {len(population)} clients, and with "
+            "fewer people each one counts for more than the plan says"
+        )
+    if settings.cohort_size > len(population):
+        raise InputError(
+            f"federation.cohort_size={settings.cohort_size}: the population has only {len(population)} clients"
+        )
+    heard = heard_by(seed, population, runs=around.runs, stores=around.stores)
+    for folder in heard.unknown:
+        around.say(f"{folder} came without its recipe: nobody can say whether it has heard some of the clients")
+    private = settings.privacy.settings(
+        population_size=assumed or len(population),
+        cohort_size=settings.cohort_size,
+        privacy_unit=population.privacy_unit,
+        no_unit_reason=population.no_guarantee,
+        users_also_in_seed=heard.clients,
+        root_seed=derive(recipe.seed, "privacy"),
+    )
+    return Plan(private, Layout.of(start.parameters))
+
+
+def _results(
+    recipe: Recipe, run: RunFolder, start: Recogniser, plan: Plan, ended: Ended, places: _Places, around: Surroundings
+) -> dict[str, Any]:
+    around.on_stage("testing")
+    best = load_recogniser(run.best)
+    return {
+        "model": dict(best.about),
+        "ended": dict(describe_end(ended)),
+        "test": _tested(best, places, around.device),
+        "start": {"test": _tested(start, places, around.device)},
+        "privacy": privacy_report(recipe.federated, plan, run),
+    }
+
+
+def _public(population: Population, plan: Plan) -> dict[str, Any]:
+    """What may be said of the clients: in a release, only what the plan has made public anyway."""
+    described = population.describe()
+    if plan.settings.root_seed is not None:
+        return {"accounted": False, **described}
+    return {name: described[name] for name in ("population_size", "privacy_unit", "settings")}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+__all__ = ["Outcome", "SuiteOutcome", "Surroundings", "folder_of", "run_recipe", "run_suite"]

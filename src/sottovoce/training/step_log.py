@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,15 +84,22 @@ class StepLog:
     def norms_by_layer(self) -> dict[str, Any]:
         """The last step's gradient norms: per kind of parameter, a list over the layers where it has one."""
         assert self._norms is not None
-        grouped: dict[str, dict[int | None, float]] = {}
-        for name, norm in zip(self._names, self._norms.tolist(), strict=True):
-            of_kind = grouped.setdefault(parameter_kind(name), {})
-            layer = layer_index(name)
-            of_kind[layer] = math.hypot(of_kind.get(layer, 0.0), norm)
-        return {
-            kind: [norms[layer] for layer in sorted(k for k in norms if k is not None)] or norms[None]
-            for kind, norms in grouped.items()
-        }
+        return by_kind(self._names, self._norms.tolist(), join=math.hypot)
+
+
+def by_kind(names: Sequence[str], values: Sequence[float], *, join: Callable[[float, float], float]) -> dict[str, Any]:
+    """Values of single tensors per kind of parameter: a list over the layers where it has one, else one number.
+
+    A kind may have several tensors in a layer (a norm's weight and bias): `join` makes one number of theirs.
+    """
+    grouped: dict[str, dict[int | None, float]] = {}
+    for name, value in zip(names, values, strict=True):
+        of_kind, layer = grouped.setdefault(parameter_kind(name), {}), layer_index(name)
+        of_kind[layer] = join(of_kind[layer], value) if layer in of_kind else value
+    return {
+        kind: [found[layer] for layer in sorted(k for k in found if k is not None)] or found[None]
+        for kind, found in grouped.items()
+    }
 
 
 @contextmanager
@@ -100,7 +107,7 @@ def recorder(run: RunFolder, *, after_step: int) -> Iterator["Recorder"]:
     """Writes on from `after_step`: what was measured later is forgotten, since those steps will be made again."""
     from torch.utils.tensorboard import SummaryWriter
 
-    run.cut_metrics(after_step=after_step)
+    run.metrics.cut(after_step=after_step)
     writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=after_step + 1)
     try:
         yield Recorder(run, writer)
@@ -116,12 +123,12 @@ class Recorder:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """One record; it has a `step`."""
-        self._run.add_metrics(record)
+        self._run.metrics.add(record)
         for name, value in record.items():
-            if name == "gradient_norms":
-                for kind, norms in value.items():
-                    for layer, norm in enumerate(norms if isinstance(norms, list) else [norms]):
-                        self._writer.add_scalar(f"gradient_norms/{kind}/{layer:02d}", norm, record["step"])
-            elif name != "step":
+            if isinstance(value, Mapping):
+                for kind, numbers in value.items():
+                    for layer, number in enumerate(numbers if isinstance(numbers, list) else [numbers]):
+                        self._writer.add_scalar(f"{name}/{kind}/{layer:02d}", number, record["step"])
+            elif name != "step" and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, record["step"])
         self._writer.flush()

@@ -134,6 +134,11 @@ class Population:
             return "clients=iid spreads every speaker over many clients, so bounding one client bounds no person"
         return None
 
+    def user_rows(self) -> Integers:
+        """The store's rows of all people in it."""
+        members = self.members.members
+        return np.unique(owners(self.store, members)) if self.settings.clients == "iid" else members
+
     @cached_property
     def digest(self) -> str:
         """Equal where the same people are in the same clients, with the same utterances for training and testing."""
@@ -210,16 +215,17 @@ def build_population(store: UserIndex, settings: PopulationSettings, *, seed: in
     )
 
 
-def check_disjoint(seed_part: Population, federation: Population) -> None:
-    """Refuse a seed model trained on anybody who is also a client: their privacy would be spent without being counted.
+def shared_speakers(one: Population, other: Population) -> NDArray[np.uint64]:
+    """The keys of the people in both: by key, so this holds across splits and across stores."""
+    return np.intersect1d(one.store.user_keys[one.user_rows()], other.store.user_keys[other.user_rows()])
 
-    People are compared by key, so this holds across splits and across stores.
-    """
-    rows = _user_rows(federation)
-    keys = federation.store.user_keys[rows]
-    shared = np.intersect1d(seed_part.store.user_keys[_user_rows(seed_part)], keys)
+
+def check_disjoint(seed_part: Population, federation: Population) -> None:
+    """Refuse a seed model trained on anybody who is also a client: their privacy would be spent uncounted."""
+    shared = shared_speakers(seed_part, federation)
     if len(shared):
-        name = federation.store.user(int(rows[keys == shared[0]][0])).name
+        rows = federation.user_rows()
+        name = federation.store.user(int(rows[federation.store.user_keys[rows] == shared[0]][0])).name
         raise InputError(
             f"{len(shared)} speakers are in both the seed and the federation part (speaker={name} for one): "
             "expected nobody in both"
@@ -273,11 +279,6 @@ def _utterances(store: UserIndex, settings: PopulationSettings, members: Groups,
 
 def _max_samples(max_seconds: float) -> int:
     return math.floor(exactly(max_seconds) * SAMPLE_RATE)
-
-
-def _user_rows(population: Population) -> Integers:
-    members = population.members.members
-    return np.unique(owners(population.store, members)) if population.settings.clients == "iid" else members
 
 
 def _hours(samples: Integers) -> float:

@@ -1,0 +1,38 @@
+"""Recipes: YAML in, one validated object out. Everything a run can be told is named here."""
+
+from sottovoce.config.federation import Clients, Extrapolation, Federation, Privacy
+from sottovoce.config.loading import as_yaml, load_experiment, load_recipe, recipe_names, validate
+from sottovoce.config.recipe import Experiment, Paper, Recipe, Suite, SuiteRun
+from sottovoce.config.sections import (
+    Augmentation,
+    Central,
+    Data,
+    ManifestCorpus,
+    ModelSettings,
+    SyntheticCorpus,
+    TokenSettings,
+)
+
+__all__ = [
+    "Augmentation",
+    "Central",
+    "Clients",
+    "Data",
+    "Experiment",
+    "Extrapolation",
+    "Federation",
+    "ManifestCorpus",
+    "ModelSettings",
+    "Paper",
+    "Privacy",
+    "Recipe",
+    "Suite",
+    "SuiteRun",
+    "SyntheticCorpus",
+    "TokenSettings",
+    "as_yaml",
+    "load_experiment",
+    "load_recipe",
+    "recipe_names",
+    "validate",
+]

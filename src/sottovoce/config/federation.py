@@ -1,0 +1,122 @@
+"""What a recipe says of federated training: its clients, what they do, what the server does, and what is private."""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from sottovoce.config.sections import Data, Section
+from sottovoce.federated.client import LocalTraining
+from sottovoce.federated.server import ServerSettings
+from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.clipping import Normalise, Share
+from sottovoce.privacy.noise import NoiseScope
+from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
+from sottovoce.users import PopulationSettings
+from sottovoce.users.settings import ClientRule
+
+
+class Clients(Section):
+    """Who is a client, of the speakers that `data` gives to the federation (see `PopulationSettings`)."""
+
+    rule: ClientRule = "speaker"
+    speakers_per_device: int | None = None
+    silos: int | None = None
+    min_seconds: float | None = None
+    max_seconds: float | None = None
+    holdout: float | None = None
+
+    def population(self, data: Data) -> PopulationSettings:
+        settings = self.model_dump(exclude={"rule"})
+        part: Literal["seed", "federation"] = "seed" if data.part == "seed" else "federation"
+        return PopulationSettings(split=data.train, clients=self.rule, seed_part=data.seed_part, part=part, **settings)
+
+
+class Extrapolation(Section):
+    """A larger population for which the report also gives ε: the same σ_DP and steps, its own cohort (Theorem 1)."""
+
+    population_size: int = Field(ge=1)
+    cohort_size: int = Field(ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    paper_epsilon: float | None = None
+
+
+class Privacy(Section):
+    """Clipping, noise and what they are worth. Without `noise_multiplier` or `sigma_dp` there is no noise."""
+
+    clip_bound: float = Field(default=math.inf, gt=0)
+    share: Share = Share.GLOBAL
+    normalise: Normalise = Normalise.NEVER
+    layer_groups: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    alpha: Mapping[str, float] = Field(default_factory=dict)
+    adaptive: AdaptiveClipping | None = None
+    noise_multiplier: float | None = Field(default=None, ge=0)
+    sigma_dp: float | None = Field(default=None, ge=0)
+    noise_scope: NoiseScope | None = None
+    sampling: Sampling = Sampling.POISSON
+    weighting: Weighting = Weighting.UNIFORM
+    weight_cap: float | None = None
+    denominator: float | None = None
+    delta: float = Field(default=1e-9, gt=0, lt=1)
+    epsilon_budget: float | None = Field(default=None, gt=0)
+    mode: Mode = Mode.SEEDED
+    population_size: int | None = Field(default=None, ge=1)  # what the plan assumes; checked against the clients
+    extrapolate: tuple[Extrapolation, ...] = ()
+
+    def settings(
+        self,
+        *,
+        population_size: int,
+        cohort_size: int,
+        privacy_unit: str | None,
+        no_unit_reason: str | None,
+        users_also_in_seed: int,
+        root_seed: int,
+    ) -> PrivacySettings:
+        """The plan's settings for a population that is there."""
+        own = {
+            name: getattr(self, name) for name in Privacy.model_fields if name not in ("population_size", "extrapolate")
+        }
+        if self.noise_multiplier is None and self.sigma_dp is None:
+            own["noise_multiplier"] = 0.0
+        if no_unit_reason is not None:
+            own["no_unit_reason"] = no_unit_reason
+        return PrivacySettings(
+            population_size=population_size,
+            cohort_size=cohort_size,
+            privacy_unit=privacy_unit,
+            users_also_in_seed=users_also_in_seed,
+            root_seed=root_seed if self.mode is Mode.SEEDED else None,
+            **own,
+        )
+
+
+class Federation(Section):
+    """Federated training: `steps` rounds (T), each with `cohort_size` clients (S) in expectation.
+
+    `seed_model` is a recipe, which is run first if its result is not there, or the folder of a model; None starts
+    from nothing. `patience` stops after so many evaluations without a better one. `engine: auto` measures which one
+    is the fastest here, and says so in the run folder's `engine.json`.
+    """
+
+    steps: int = Field(ge=1)
+    cohort_size: int = Field(ge=1)
+    seed_model: str | None = None
+    clients: Clients = Clients()
+    local: LocalTraining
+    server: ServerSettings
+    privacy: Privacy = Privacy()
+    engine: Literal["auto", "sequential", "stacked"] = "auto"
+    stack_size: int | None = Field(default=None, ge=1)  # clients at once; None: what fits into the device's memory
+    evaluate_every: int = Field(default=50, ge=1)
+    checkpoint_every: int = Field(default=50, ge=1)
+    patience: int | None = Field(default=None, ge=1)
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+
+    @model_validator(mode="after")
+    def _check(self) -> "Federation":
+        noise = self.privacy.noise_multiplier or self.privacy.sigma_dp
+        if noise and math.isinf(self.privacy.clip_bound):
+            raise ValueError("privacy adds noise but clip_bound is infinite: noise is in units of the clip bound")
+        return self

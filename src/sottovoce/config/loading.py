@@ -1,0 +1,178 @@
+"""From YAML to a recipe: `extends`, `key=value` on top, and one clear line for whatever is wrong.
+
+An unknown key is an error that names the nearest known one.
+"""
+
+import difflib
+import re
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from sottovoce.config.recipe import Experiment, Recipe, Suite, is_suite
+from sottovoce.errors import InputError
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def recipe_names() -> list[str]:
+    """The names of all recipes that come with the package."""
+    root = _recipe_folder()
+    found = (path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+    return sorted(name for name in found if not name.split("/")[-1].startswith("_"))
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe `name` (of the package, or a YAML file), with `key=value` overrides such as `central.steps=100`.
+
+    >>> load_recipe("synthetic/central", ["seed=7"]).seed
+    7
+    """
+    loaded = load_experiment(name, overrides)
+    if isinstance(loaded, Suite):
+        raise InputError(f"recipe {name}: expected one run, found a suite of {len(loaded.runs)}")
+    return loaded
+
+
+def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
+    """The recipe or suite called `name`; a suite hands the overrides on to each of its runs."""
+    content = _read(name)
+    if is_suite(content):
+        suite = _validated(Suite, content, where=name)
+        runs = {
+            label: run.model_copy(update={"overrides": (*run.overrides, *overrides)})
+            for label, run in suite.runs.items()
+        }
+        return suite.model_copy(update={"runs": runs})
+    for override in overrides:
+        _override(content, override)
+    return validate(content, where=name)
+
+
+def validate(content: Mapping[str, Any], *, where: str) -> Recipe:
+    """A recipe from plain data; one clear line for the first mistake."""
+    return _validated(Recipe, content, where=where)
+
+
+def _validated(kind: type[S], content: Mapping[str, Any], *, where: str) -> S:
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"recipe {where}: {_first_line(error, kind)}") from None
+
+
+def as_yaml(recipe: Experiment) -> str:
+    """The whole recipe, defaults included, as YAML that `load_recipe` reads back."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _recipe_folder() -> Path:
+    return Path(str(resources.files("sottovoce"))) / "recipes"
+
+
+def _read(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe on top of what it extends."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else _recipe_folder() / f"{name}.yaml"
+    if name in seen:
+        raise InputError(f"recipe {name}: it extends itself by way of {' → '.join(seen)}")
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
+    except FileNotFoundError:
+        near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.5)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"no recipe {name!r}{hint} (`sottovoce recipes` lists them; or give a .yaml file)") from None
+    except OSError as error:
+        raise InputError(f"recipe {name}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {name}: not readable as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"recipe {name}: expected keys and values at the top level")
+    base = content.pop("extends", None)
+    if not (base is None or isinstance(base, str)):
+        raise InputError(f"recipe {name}: extends={base!r}, expected the name of one recipe")
+    return _merged(_read(base, (*seen, name)), content) if base else content
+
+
+def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """`top` over `base`, key by key; a mapping that names a thing (`name:`) takes the place of the base's."""
+    result = dict(base)
+    for key, value in top.items():
+        old = result.get(key)
+        joins = isinstance(value, dict) and isinstance(old, dict) and "name" not in value
+        result[key] = _merged(old, value) if joins else value  # type: ignore[arg-type]  # joins says old is a dict
+    return result
+
+
+_TRAINING = ("central", "federation")
+
+
+def _override(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise InputError(f"override {override!r}: expected key=value, such as central.steps=100")
+    *path, last = key.split(".")
+    if path and path[0] in _TRAINING and path[0] not in content and any(kind in content for kind in _TRAINING):
+        raise InputError(f"override {override!r}: this recipe has no section {path[0]!r}")
+    for part in path:
+        content = content.setdefault(part, {})
+        if not isinstance(content, dict):
+            raise InputError(f"override {override!r}: {part!r} is a value, not a section")
+    try:
+        content[last] = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise InputError(f"override {override!r}: {text!r} is not readable as YAML") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads 1e-6 as a number, as everybody means it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def _first_line(error: ValidationError, kind: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    # Where a key may hold one of several things, pydantic puts the thing's name into the path.
+    where = [str(part) for part in first["loc"] if not str(part)[:1].isupper()]
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _known_keys(kind, where[:-1])
+        near = difflib.get_close_matches(where[-1], known, n=1, cutoff=0.5)
+        return f"unknown key {'.'.join(where)!r}" + (
+            f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
+        )
+    message = first["msg"].removeprefix("Value error, ")
+    given = f", found {first['input']!r}" if not isinstance(first["input"], dict) and first["type"] != "missing" else ""
+    return f"{'.'.join(where) or 'recipe'}: {message}{given}"
+
+
+def _known_keys(kind: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """The keys of the section at `path`."""
+    section: Any = kind
+    for part in path:
+        fields_of = _fields(section)
+        if part not in fields_of:
+            return []
+        section = fields_of[part]
+        if get_origin(section) in (Union, types.UnionType):
+            section = next(option for option in get_args(section) if option is not type(None))
+    return list(_fields(section))
+
+
+def _fields(section: Any) -> dict[str, Any]:
+    """The settings of a section, and what each of them is."""
+    if isinstance(section, type) and issubclass(section, BaseModel):
+        return {name: field.annotation for name, field in section.model_fields.items()}
+    if is_dataclass(section) and isinstance(section, type):
+        hints = get_type_hints(section)
+        return {field.name: hints[field.name] for field in fields(section)}
+    return {}

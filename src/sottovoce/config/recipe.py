@@ -1,0 +1,71 @@
+"""What a YAML file describes: one run, or several to be compared."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from sottovoce.config.federation import Federation
+from sottovoce.config.sections import Central, Data, ModelSettings, Section, TokenSettings
+
+
+class Paper(Section):
+    """Which published numbers a recipe reproduces, so that a report can put ours beside them. WERs are in per cent."""
+
+    source: str
+    place: str
+    wer: Mapping[str, float] = Field(default_factory=dict)
+
+
+class Recipe(Section):
+    """One run: central or federated training of one model."""
+
+    about: str
+    paper: Paper | None = None
+    seed: int = 1
+    data: Data
+    tokens: TokenSettings = TokenSettings()
+    model: ModelSettings = ModelSettings()
+    central: Central | None = None
+    federation: Federation | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        if (self.central is None) == (self.federation is None):
+            raise ValueError("expected exactly one of the sections central and federation")
+        return self
+
+    @property
+    def training(self) -> Central:
+        """The central training that this recipe describes."""
+        assert self.central is not None, "a recipe for federated training"
+        return self.central
+
+    @property
+    def federated(self) -> Federation:
+        """The federated training that this recipe describes."""
+        assert self.federation is not None, "a recipe for central training"
+        return self.federation
+
+
+class SuiteRun(Section):
+    """One run of a suite: a recipe and what is different here."""
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+
+
+class Suite(Section):
+    """Several runs, one after another, and a table that compares them."""
+
+    about: str
+    paper: Paper | None = None
+    runs: Mapping[str, SuiteRun] = Field(min_length=1)
+
+
+Experiment = Recipe | Suite
+
+
+def is_suite(content: Mapping[str, Any]) -> bool:
+    """Whether plain data describes a suite rather than one run."""
+    return "runs" in content

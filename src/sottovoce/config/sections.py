@@ -1,0 +1,129 @@
+"""The sections of a recipe: every setting of a run, typed and checked, under the name that YAML uses for it.
+
+Settings live beside the code that they set, as frozen dataclasses; here they are only put together (so this room
+stands above theirs, not below: docs/decisions/004).
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sottovoce.audio.augment import FASTEST, SLOWEST, NoiseSettings, SpecAugmentSettings
+from sottovoce.models.ctc_transformer import SIZES, Settings, named_settings
+from sottovoce.models.positions import Cape
+from sottovoce.optimisers import Optimiser, Schedule, build_optimiser, build_schedule
+from sottovoce.text.tokens import DEFAULT_PIECES
+from sottovoce.users import SeedPart
+
+
+class Section(BaseModel):
+    """Settings that belong together. An unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SyntheticCorpus(Section):
+    """A corpus that a run makes by itself when its store is not there yet (`sottovoce prepare synthetic`)."""
+
+    task: str
+    users: int = Field(ge=3)
+    hours: float | None = Field(default=None, gt=0)
+    seed: int = 1
+    language: str = "en"
+
+
+class ManifestCorpus(Section):
+    """A corpus in a table (`sottovoce prepare tsv`); `$SOTTOVOCE_DATA` may stand in the paths."""
+
+    manifests: tuple[str, ...]
+    language: str = "en"
+    hold_out: Mapping[str, int] = Field(default_factory=dict)
+    seed: int = 1
+
+
+class Data(Section):
+    """What is trained on, chosen on and tested on. A place is `STORE:split`, or `split` of `store`."""
+
+    store: str
+    prepare: SyntheticCorpus | ManifestCorpus | None = None
+    train: tuple[str, ...] = ("train",)
+    seed_part: SeedPart | None = None
+    part: Literal["seed", "federation", "all"] = "all"
+    dev: str = "dev"
+    test: tuple[str, ...] = ("test",)
+    longest_seconds: float = Field(default=36.0, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Data":
+        if (self.part == "all") != (self.seed_part is None):
+            raise ValueError(f"part={self.part!r} and seed_part belong together: give both or neither")
+        return self
+
+
+class TokenSettings(Section):
+    kind: Literal["characters", "sentence_pieces"] = "characters"
+    size: int = Field(default=DEFAULT_PIECES, ge=2)
+    file: str | None = None  # made by `sottovoce tokens`; then the others do not count
+
+
+class ModelSettings(Section):
+    """A named size and what differs from it."""
+
+    size: str = "base"
+    dropout: float = Field(default=0.3, ge=0, lt=1)
+    layer_drop: float = Field(default=0.3, ge=0, lt=1)
+    norm: Literal["pre", "post"] = "pre"
+    positions: Literal["cape", "sinusoidal"] = "cape"
+    cape: Cape = Cape()
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelSettings":
+        if self.size not in SIZES:
+            raise ValueError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
+        return self
+
+    def settings(self, *, tokens: int) -> Settings:
+        return named_settings(tokens=tokens, **{name: getattr(self, name) for name in ModelSettings.model_fields})
+
+
+class Augmentation(Section):
+    """What is done to speech in training: in time (speeds, noise) and on the features (SpecAugment)."""
+
+    spec_augment: SpecAugmentSettings | None = SpecAugmentSettings()
+    speeds: tuple[float, ...] = ()
+    noise: NoiseSettings | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Augmentation":
+        if wrong := [speed for speed in self.speeds if not SLOWEST <= speed <= FASTEST]:
+            raise ValueError(f"speeds has {wrong[0]}, expected numbers from {SLOWEST} to {FASTEST}")
+        return self
+
+
+class Central(Section):
+    """Training on one pile of data, `batch_seconds` a step and process."""
+
+    steps: int = Field(ge=1)
+    batch_seconds: float = Field(gt=0, allow_inf_nan=False)
+    optimiser: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+    clip_gradients: float = Field(default=1.0, gt=0)
+    augment: Augmentation = Augmentation()
+    evaluate_every: int = Field(default=1000, ge=1)
+    checkpoint_every: int = Field(default=1000, ge=1)
+    log_every: int = Field(default=50, ge=1)
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    start_from: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Central":
+        self.built_optimiser()
+        self.built_schedule()
+        return self
+
+    def built_optimiser(self) -> Optimiser:
+        return build_optimiser(**self.optimiser)
+
+    def built_schedule(self) -> Schedule:
+        return build_schedule(**self.schedule)

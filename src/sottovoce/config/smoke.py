@@ -1,0 +1,50 @@
+"""A recipe made so small that one step of it runs in seconds anywhere: the same path, on a synthetic stand-in.
+
+It shows that a recipe's settings fit together, and nothing about its result.
+"""
+
+from typing import Any
+
+from sottovoce.config.loading import validate
+from sottovoce.config.recipe import Recipe
+
+_SPLITS = {"train": ["train"], "dev": "dev", "test": ["test"]}
+# Other people than the clients: a private run refuses a seed that has heard some of them.
+_CENTRAL = {
+    "store": "smoke-central",
+    "prepare": {"task": "digits-studio", "users": 24, "hours": 0.06, "seed": 1},
+    **_SPLITS,
+}
+_FEDERATED = {"store": "smoke", "prepare": {"task": "digits", "users": 24, "hours": 0.06, "seed": 1}, **_SPLITS}
+
+
+def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
+    """`recipe` with one step, a tiny model, the stand-in's people, and `seed_model` in place of its own."""
+    content = recipe.model_dump(mode="json")
+    content["data"] |= _CENTRAL if recipe.federation is None else _FEDERATED
+    if recipe.data.seed_part is not None:
+        content["data"]["seed_part"] = {"fraction": 0.3}
+    content["tokens"] = {"kind": "characters"}
+    content["model"]["size"] = "tiny"
+    if recipe.central is not None:
+        content["central"] |= {"steps": 1, "batch_seconds": 8.0, "start_from": seed_model}
+        content["central"] |= {"evaluate_every": 1, "checkpoint_every": 1}
+    if recipe.federation is not None:
+        _shrink(content["federation"], seed_model)
+    return validate(content, where=f"{recipe.about} (smoke)")
+
+
+def _shrink(federation: dict[str, Any], seed_model: str | None) -> None:
+    federation |= {"steps": 1, "cohort_size": 3, "seed_model": seed_model, "evaluate_every": 1, "checkpoint_every": 1}
+    local, privacy, clients = federation["local"], federation["privacy"], federation["clients"]
+    local["batch_seconds"] = 8.0
+    for amount in ("local_steps", "local_epochs"):
+        if local[amount] is not None:
+            local[amount] = 1
+    if privacy["noise_multiplier"] or privacy["sigma_dp"]:
+        # With so few clients the recipe's own noise would be next to none, which is slow to account for.
+        privacy |= {"noise_multiplier": 8.0, "sigma_dp": None}
+    privacy |= {"population_size": None, "extrapolate": privacy["extrapolate"][:1]}
+    if clients["silos"] is not None:
+        clients["silos"] = 3
+    clients |= {"min_seconds": None, "max_seconds": None}

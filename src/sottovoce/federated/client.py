@@ -1,0 +1,214 @@
+"""Local training: what a client does with the server's model and its own speech (Algorithm 1, the inner loop).
+
+    speech ─► batches by seconds ─► gradient (+ FedProx) ─► clip to norm ─► local optimiser ─► … ─► θ_server − θ_local
+
+Nothing survives on a client between rounds: batches, masks and optimiser state are made anew from
+(seed, step, client, local step). What chance decides for one client never depends on who else was sampled, so a
+user's presence moves nobody's update but their own; the sensitivity that the plan accounts for rests on that.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.audio.batches import Batch, client_batches
+from sottovoce.errors import InputError
+from sottovoce.evaluation.recognise import recognise
+from sottovoce.evaluation.wer import word_error_rate
+from sottovoce.models.ctc_transformer import Parameters, Settings, draw_kept
+from sottovoce.models.recogniser import PLAIN, Compute, SpeechBatch, StepDraws, batch_loss, draw_step
+from sottovoce.models.saved import Recogniser
+from sottovoce.models.speech import Speech, load_batch, load_speech
+from sottovoce.optimisers import Optimiser, build_optimiser
+from sottovoce.optimisers.weights import Weights
+from sottovoce.seeds import derive, torch_stream
+from sottovoce.store import Store
+from sottovoce.text.tokens import Tokens
+from sottovoce.users.population import Client, Population
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proximal:
+    """A pull back towards the server's model, added to the local loss.
+
+    `fedprox`: (μ/2)·‖θ − θ₀‖² (Li et al. 2020). `distance`: μ·‖θ − θ₀‖, not squared, as in the
+    flagship's released code.
+    """
+
+    name: Literal["fedprox", "distance"] = "fedprox"
+    mu: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mu) and self.mu >= 0):
+            raise InputError(f"proximal: mu={self.mu}, expected a finite number, at least 0")
+
+    def pull(self, weights: Tensor, server_P: Tensor) -> Tensor:
+        """The term's gradient at `weights`: [P], or [N, P] for each of N clients."""
+        away = weights - server_P
+        if self.name == "fedprox":
+            return away.mul_(self.mu)
+        distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+        return away.mul_(self.mu / distance.clamp(min=torch.finfo(torch.float32).tiny))  # zero where it starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """What every client does in a round. Exactly one of `local_steps` and `local_epochs` is set.
+
+    SpecAugment is used from server step `spec_augment_from` on. `layerdrop_group`: about so many clients share each
+    draw of layer-drop, so that an engine that trains them together can skip the block for all; which clients share
+    is decided by their names, never by who else was sampled.
+    """
+
+    batch_seconds: float
+    lr: float
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    optimiser: Mapping[str, Any] = field(default_factory=lambda: {"name": "sgd"})
+    clip_gradients: float = 1.0
+    spec_augment: SpecAugmentSettings | None = field(default_factory=SpecAugmentSettings)
+    spec_augment_from: int = 0
+    proximal: Proximal | None = None
+    layerdrop_group: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.local_steps is None) == (self.local_epochs is None):
+            raise InputError(
+                f"local: local_steps={self.local_steps}, local_epochs={self.local_epochs}: expected exactly one"
+            )
+        for name in ("local_steps", "local_epochs", "layerdrop_group"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InputError(f"local: {name}={value}, expected at least 1")
+        for name in ("batch_seconds", "lr"):
+            if not (math.isfinite(value := getattr(self, name)) and value > 0):
+                raise InputError(f"local: {name}={value}, expected a positive number")
+        if not self.clip_gradients > 0:
+            raise InputError(f"local: clip_gradients={self.clip_gradients}, expected a positive number or inf")
+        if self.spec_augment_from < 0:
+            raise InputError(f"local: spec_augment_from={self.spec_augment_from}, expected at least 0")
+        self.built_optimiser()
+
+    def built_optimiser(self) -> Optimiser:
+        return build_optimiser(**self.optimiser)
+
+    @property
+    def optimiser_remembers(self) -> bool:
+        """Whether the local optimiser has a state, which would move a client even without a gradient."""
+        return bool(self.built_optimiser().init([torch.zeros(1)]).slots)
+
+    def spec_augment_at(self, step: int) -> SpecAugmentSettings | None:
+        """SpecAugment as it stands at server step `step`."""
+        return self.spec_augment if step >= self.spec_augment_from else None
+
+
+@dataclass(frozen=True, eq=False)
+class ClientRoom:
+    """Everything that a client's training is made of, whichever engine runs it."""
+
+    population: Population
+    tokens: Tokens
+    model: Settings
+    local: LocalTraining
+    seed: int
+    cohort_size: int
+    longest_seconds: float = 36.0
+
+    @cached_property
+    def store(self) -> Store:
+        assert isinstance(self.population.store, Store)
+        return self.population.store
+
+    def speech(self, client: Client) -> Speech:
+        """What `client` can be trained on; InputError where there is nothing."""
+        longest = min(self.longest_seconds, self.local.batch_seconds)
+        return load_speech(self.store, client.utterances, self.tokens, longest_seconds=longest)
+
+    def plan_batches(self, client: Client, speech: Speech, *, step: int) -> Iterator[Batch]:
+        """The client's batches of round `step`, in order."""
+        return client_batches(
+            speech.lengths,
+            max_seconds=self.local.batch_seconds,
+            seed=derive(self.seed, "local batches", step, client.key),
+            local_steps=self.local.local_steps,
+            local_epochs=self.local.local_epochs,
+            fixed_shapes=True,
+        )
+
+    def draws(self, batch: SpeechBatch, client: Client, *, step: int, local_step: int) -> StepDraws:
+        """What chance decides in one local step of `client`."""
+        generator = torch_stream(self.seed, "local step", step, client.key, local_step)
+        spec_augment = self.local.spec_augment_at(step)
+        drawn = draw_step(batch, settings=self.model, spec_augment=spec_augment, generator=generator)
+        if self.local.layerdrop_group == 1 or not self.model.layer_drop:
+            return drawn
+        kept = self.kept_layers(self.draw_group(client, step=step), step=step, local_step=local_step)
+        return replace(drawn, model=replace(drawn.model, kept=kept))
+
+    def draw_group(self, client: Client, *, step: int) -> int:
+        """Which of the round's shared draws of layer-drop `client` follows: a function of its name and the step."""
+        groups = -(-self.cohort_size // self.local.layerdrop_group)
+        return derive(self.seed, "layer-drop group", step, client.key) % groups
+
+    def kept_layers(self, group: int, *, step: int, local_step: int) -> tuple[int, ...]:
+        return draw_kept(self.model, generator=torch_stream(self.seed, "layer-drop", step, group, local_step))
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedClient:
+    """A client's round on the way to the device: its batches, in order."""
+
+    client: Client
+    batches: list[SpeechBatch]
+    speech: Speech
+
+    @property
+    def audio_seconds(self) -> float:
+        return sum(batch.audio_seconds for batch in self.batches)
+
+
+def load_client(room: ClientRoom, index: int, *, step: int, device: torch.device) -> LoadedClient:
+    """Read client `index`; InputError or OSError where its data cannot be used."""
+    client = room.population.client(index)
+    speech = room.speech(client)
+    batches = [load_batch(speech, batch, device=device) for batch in room.plan_batches(client, speech, step=step)]
+    return LoadedClient(client, batches, speech)
+
+
+def train_locally(
+    weights: Weights, loaded: LoadedClient, room: ClientRoom, *, server_P: Tensor, step: int, compute: Compute = PLAIN
+) -> Tensor:
+    """Local training of one client, from `server_P` to `weights.master`; returns the mean loss, on the device."""
+    local = room.local
+    weights.reset(server_P)
+    losses = []
+    for local_step, batch in enumerate(loaded.batches):
+        draws = room.draws(batch, loaded.client, step=step, local_step=local_step)
+        loss = batch_loss(
+            weights.working,
+            batch,
+            settings=room.model,
+            spec_augment=local.spec_augment_at(step),
+            draws=draws,
+            compute=compute,
+        )
+        weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
+        if local.proximal is not None:
+            weights.add_to_gradients(local.proximal.pull(weights.master, server_P))
+        weights.step(lr=local.lr, max_norm=local.clip_gradients)
+        losses.append(loss.detach())
+    return torch.stack(losses).mean()
+
+
+def held_out_wer(parameters: Parameters, client: Client, room: ClientRoom, *, device: torch.device) -> float:
+    """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10)."""
+    if not len(client.held_out):
+        raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
+    recogniser = Recogniser(room.model, room.tokens, parameters, room.store.language)
+    said = [room.store.utterance(row).text or "" for row in client.held_out.tolist()]
+    return word_error_rate(said, recognise(recogniser, room.store, client.held_out, device=device))

@@ -1,0 +1,7 @@
+"""Engines: how the clients of a cohort are trained. They differ in speed, never in what they compute."""
+
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained
+from sottovoce.federated.engines.sequential import SequentialEngine
+from sottovoce.federated.engines.stacked import StackedEngine
+
+__all__ = ["Dropped", "Engine", "SequentialEngine", "StackedEngine", "Trained"]

@@ -1,0 +1,55 @@
+"""What a round asks of an engine."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from sottovoce.federated.weighting import ClientFigures
+from sottovoce.privacy.sampling import Indices
+
+if TYPE_CHECKING:
+    from sottovoce.federated.round import CohortSum
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The updates θ_server − θ_local of one client [P] or of several [N, P]. Theirs until the next are asked for.
+
+    `losses` is their mean local loss, on the device; `figures` is what their weights may depend on; `audio_seconds`
+    is what they have worked through.
+    """
+
+    update: Tensor
+    clients: tuple[int, ...]
+    losses: Tensor
+    figures: tuple[ClientFigures, ...]
+    audio_seconds: float
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A client that could not be trained, and why. Its update counts as zero; the sum is still divided by S."""
+
+    client: int
+    reason: str
+
+
+class Engine(ABC):
+    """Trains a cohort. It may fuse, stack, shard and reorder; it may not change what comes out."""
+
+    waited = 0.0  # seconds that training has waited for data in this round
+
+    @abstractmethod
+    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
+        """Local training of every client in `cohort`, starting from the server's model [P]."""
+
+    def agree(self, cohort: Indices) -> Indices:
+        """The cohort that all processes work on: what the first one drew."""
+        return cohort
+
+    def combine(self, summed: "CohortSum") -> "CohortSum":
+        """The sum over all processes, in the first one. One process alone has nothing to add."""
+        return summed

@@ -1,0 +1,82 @@
+"""The reference engine: one client after another, on one copy of the model, while the next ones' data are read."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.evaluation.prefetch import ahead
+from sottovoce.federated.client import ClientRoom, LoadedClient, held_out_wer, load_client, train_locally
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained
+from sottovoce.federated.weighting import ClientFigures
+from sottovoce.flat.layout import Layout
+from sottovoce.models.recogniser import PLAIN, Compute
+from sottovoce.optimisers.weights import Weights
+from sottovoce.privacy.settings import Weighting
+
+
+class SequentialEngine(Engine):
+    """Memory: one working model, whatever the cohort. `compute` may be set anew between rounds."""
+
+    def __init__(
+        self,
+        room: ClientRoom,
+        layout: Layout,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        compute: Compute = PLAIN,
+        weighting: Weighting = Weighting.UNIFORM,
+    ) -> None:
+        self._room, self._device, self._weighting = room, device, weighting
+        self.compute = compute
+        self.weights = Weights(layout, room.local.built_optimiser(), device=device, dtype=dtype)
+
+    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
+        self.waited = 0.0
+        with closing(ahead(self._load(cohort, step))) as loading:
+            while True:
+                asked = time.perf_counter()
+                loaded = next(loading, None)
+                self.waited += time.perf_counter() - asked
+                if loaded is None:
+                    return
+                yield loaded if isinstance(loaded, Dropped) else self._train_one(server_P, loaded, step)
+
+    def _load(self, cohort: Sequence[int], step: int) -> Iterator[LoadedClient | Dropped]:
+        for client in cohort:
+            try:
+                yield load_client(self._room, client, step=step, device=self._device)
+            except (InputError, OSError) as error:
+                yield Dropped(client, str(error))
+
+    def _train_one(self, server_P: Tensor, loaded: LoadedClient, step: int) -> Trained | Dropped:
+        index = loaded.client.index
+        try:
+            loss = train_locally(self.weights, loaded, self._room, server_P=server_P, step=step, compute=self.compute)
+            figures = self._figures(loaded, loss)
+        except InputError as error:
+            return Dropped(index, str(error))
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return Dropped(index, "out of memory")
+        # The working model is done with: it becomes the update.
+        with torch.no_grad():
+            update_P = self.weights.master.neg_().add_(server_P)
+        return Trained(update_P, (index,), loss, (figures,), loaded.audio_seconds)
+
+    def _figures(self, loaded: LoadedClient, loss: Tensor) -> ClientFigures:
+        """Loss and WER are looked at only where weights depend on them: reading the loss waits for the device."""
+        wer = None
+        if self._weighting is Weighting.WER:
+            wer = held_out_wer(self.weights.working, loaded.client, self._room, device=self._device)
+        return ClientFigures(
+            utterances=len(loaded.speech.rows),
+            left_out=loaded.speech.left_out,
+            seconds=loaded.client.seconds,
+            loss=float(loss) if self._weighting is Weighting.LOSS else None,
+            wer=wer,
+        )

@@ -1,0 +1,317 @@
+"""Many clients at once: their weights in one tensor with a leading client axis, trained in lock-step on one device.
+
+A small model leaves most of a GPU idle when its clients run one by one; stacked, one matrix product serves all of them.
+Every client still has its own weights, batches and draws, so its update is what `sequential` computes, up to rounding
+(dropout's masks come from one kernel for all, so there it is equal in distribution only). A client whose numbers are
+not finite spoils its own row and no other.
+
+Who shares a stack: clients with the same shared draw of layer-drop (`layerdrop_group`), so that a dropped block is
+skipped for all of them, and among these clients with about as much speech, so that nobody waits.
+
+Shapes: N clients of a stack, U utterances of a lock-step, P flat length.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.audio.batches import Batch
+from sottovoce.errors import InputError
+from sottovoce.evaluation.prefetch import ahead
+from sottovoce.federated.client import ClientRoom, held_out_wer
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained
+from sottovoce.federated.weighting import ClientFigures
+from sottovoce.flat.layout import Layout
+from sottovoce.models.ctc_transformer import Draws
+from sottovoce.models.positions import PositionDraws
+from sottovoce.models.recogniser import PLAIN, Compute, SpeechBatch, StepDraws, make_batch, stacked_losses
+from sottovoce.models.speech import Speech
+from sottovoce.optimisers.weights import Weights
+from sottovoce.privacy.settings import Weighting
+from sottovoce.users.population import Client
+
+
+@dataclass(frozen=True, eq=False)
+class _Member:
+    """A client, its speech, and its batches of the round: rows of the speech, nothing loaded yet."""
+
+    client: Client
+    speech: Speech
+    batches: list[Batch]
+
+    @property
+    def samples(self) -> int:
+        return sum(len(batch.rows) * batch.padded_samples for batch in self.batches)
+
+
+@dataclass(frozen=True, eq=False)
+class _LockStep:
+    """One local step of all clients of a stack. `rows_U` is the client of each utterance."""
+
+    batch: SpeechBatch
+    rows_U: list[int]
+    draws: StepDraws
+    kept_by: list[tuple[int, ...] | None]  # the blocks that each client keeps; None where it has no batch any more
+
+
+@dataclass(frozen=True, eq=False)
+class _Stack:
+    members: list[_Member]
+    steps: list[_LockStep]
+
+
+class StackedEngine(Engine):
+    """Trains `size` clients at once; None chooses what fits into half of the device's free memory."""
+
+    def __init__(
+        self,
+        room: ClientRoom,
+        layout: Layout,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        compute: Compute = PLAIN,
+        weighting: Weighting = Weighting.UNIFORM,
+        size: int | None = None,
+    ) -> None:
+        self._room, self._layout, self._device, self._dtype = room, layout, device, dtype
+        self._compute, self._weighting = compute, weighting
+        self.size = size or fitting_size(room, layout, device)
+        self._weights: dict[int, Weights] = {}
+
+    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
+        self.waited = 0.0
+        members: list[_Member] = []
+        for index in cohort:
+            try:
+                members.append(self._member(index, step))
+            except (InputError, OSError) as error:
+                yield Dropped(index, str(error))
+        groups = self._groups(members, step)
+        with closing(ahead(self._loaded(groups, step), depth=1)) as loading:
+            while True:
+                asked = time.perf_counter()
+                loaded = next(loading, None)
+                self.waited += time.perf_counter() - asked
+                if loaded is None:
+                    return
+                if isinstance(loaded, Dropped):
+                    yield loaded
+                else:
+                    yield from self._train_stack(server_P, loaded, step)
+
+    # What is loaded, and who together with whom.
+
+    def _member(self, index: int, step: int) -> _Member:
+        client = self._room.population.client(index)
+        speech = self._room.speech(client)
+        return _Member(client, speech, list(self._room.plan_batches(client, speech, step=step)))
+
+    def _groups(self, members: Sequence[_Member], step: int) -> list[list[_Member]]:
+        """Stacks of at most `size`: one shared draw of layer-drop each, then by local steps and seconds."""
+        room = self._room
+        shares = room.model.layer_drop > 0 and room.local.layerdrop_group > 1
+        keyed = sorted(
+            members,
+            key=lambda m: (
+                room.draw_group(m.client, step=step) if shares else 0,
+                len(m.batches),
+                m.samples,
+                m.client.index,
+            ),
+        )
+        groups: list[list[_Member]] = []
+        for member in keyed:
+            last = groups[-1] if groups else None
+            if last is None or len(last) == self.size or not self._together(last[0], member, step, shares):
+                groups.append([member])
+            else:
+                last.append(member)
+        # The largest first: what the memory does not hold shows at once.
+        return sorted(groups, key=lambda group: -sum(member.samples for member in group))
+
+    def _together(self, one: _Member, other: _Member, step: int, shares: bool) -> bool:
+        room = self._room
+        if shares and room.draw_group(one.client, step=step) != room.draw_group(other.client, step=step):
+            return False
+        # An optimiser with a memory would go on moving a client that has no batches left.
+        return not room.local.optimiser_remembers or len(one.batches) == len(other.batches)
+
+    def _loaded(self, groups: Sequence[Sequence[_Member]], step: int) -> Iterator[_Stack | Dropped]:
+        for group in groups:
+            members = list(group)
+            while members:
+                try:
+                    yield self._stack(members, step)
+                    break
+                except _ClientFailure as failure:
+                    yield Dropped(failure.member.client.index, str(failure))
+                    members.remove(failure.member)
+
+    def _stack(self, members: list[_Member], step: int) -> _Stack:
+        samples = {id(member): _samples_of(member) for member in members}
+        count = max(len(member.batches) for member in members)
+        return _Stack(members, [self._lock_step(members, samples, step, t) for t in range(count)])
+
+    def _lock_step(
+        self, members: Sequence[_Member], samples: dict[int, dict[int, np.ndarray]], step: int, local_step: int
+    ) -> _LockStep:
+        utterances, texts, rows, draws = [], [], [], []
+        kept_by: list[tuple[int, ...] | None] = []
+        for row, member in enumerate(members):
+            if local_step >= len(member.batches):
+                kept_by.append(None)
+                continue
+            chosen = member.batches[local_step].rows.tolist()
+            own = [samples[id(member)][i] for i in chosen]
+            utterances += own
+            texts += [member.speech.tokens[i].tolist() for i in chosen]
+            rows += [row] * len(chosen)
+            # Draws depend on the number of utterances alone, so a batch without a device will do.
+            drawn = self._room.draws(make_batch(own, [()] * len(own)), member.client, step=step, local_step=local_step)
+            draws.append(drawn)
+            kept_by.append(drawn.model.kept)
+        batch = make_batch(utterances, texts, device=self._device)
+        return _LockStep(batch, rows, joined_draws(draws), kept_by)
+
+    # Training.
+
+    def _train_stack(self, server_P: Tensor, stack: _Stack, step: int) -> Iterator[Trained | Dropped]:
+        indices = tuple(member.client.index for member in stack.members)
+        try:
+            weights, losses_N = self._trained(server_P, stack, step)
+        except torch.OutOfMemoryError:
+            self._weights.clear()
+            torch.cuda.empty_cache()
+            if len(indices) == 1:
+                yield Dropped(indices[0], "out of memory")
+                return
+            self.size = max(1, len(indices) // 2)
+            halves = stack.members[: self.size], stack.members[self.size :]
+            for loaded in self._loaded(halves, step):
+                yield from [loaded] if isinstance(loaded, Dropped) else self._train_stack(server_P, loaded, step)
+            return
+        figures = self._figures(stack, weights, losses_N)
+        audio = sum(lock_step.batch.audio_seconds for lock_step in stack.steps)
+        with torch.no_grad():
+            updates_NP = weights.master.neg_().add_(server_P)
+        yield Trained(updates_NP, indices, losses_N, figures, audio)
+
+    def _trained(self, server_P: Tensor, stack: _Stack, step: int) -> tuple[Weights, Tensor]:
+        room, local, count = self._room, self._room.local, len(stack.members)
+        weights = self._weights_for(count)
+        weights.reset(server_P)
+        total_N = torch.zeros(count, device=self._device)
+        for lock_step in stack.steps:
+            losses_N = stacked_losses(
+                weights.working,
+                lock_step.batch,
+                rows_U=lock_step.rows_U,
+                settings=room.model,
+                spec_augment=local.spec_augment_at(step),
+                draws=lock_step.draws,
+                kept_by=lock_step.kept_by,
+                compute=self._compute,
+            )
+            leaves = list(weights.working.values())
+            weights.set_gradients(torch.autograd.grad(losses_N.sum(), leaves, allow_unused=True))
+            if local.proximal is not None:
+                pull_NP = local.proximal.pull(weights.master, server_P)
+                weights.add_to_gradients(pull_NP.mul_(self._active(lock_step)[:, None]))
+            weights.step(lr=local.lr, max_norm=local.clip_gradients)
+            total_N += losses_N.detach()
+        steps_N = torch.tensor([float(len(member.batches)) for member in stack.members])
+        return weights, total_N / steps_N.to(self._device, non_blocking=True)
+
+    def _active(self, lock_step: _LockStep) -> Tensor:
+        """1 for the clients that have a batch in this step, 0 for those that are done."""
+        active_N = torch.tensor([float(kept is not None) for kept in lock_step.kept_by])
+        return active_N.to(self._device, non_blocking=True)
+
+    def _weights_for(self, count: int) -> Weights:
+        """Stacks of one size share their memory; the last, smaller one of a round takes the front of it."""
+        if count not in self._weights:
+            if len(self._weights) > 3:
+                self._weights.clear()
+            self._weights[count] = Weights(
+                self._layout, self._room.local.built_optimiser(), device=self._device, dtype=self._dtype, rows=count
+            )
+        return self._weights[count]
+
+    def _figures(self, stack: _Stack, weights: Weights, losses_N: Tensor) -> tuple[ClientFigures, ...]:
+        losses = losses_N.tolist() if self._weighting is Weighting.LOSS else [None] * len(stack.members)
+        figures = []
+        for row, (member, loss) in enumerate(zip(stack.members, losses, strict=True)):
+            wer = None
+            if self._weighting is Weighting.WER:
+                own = {name: stacked[row] for name, stacked in weights.working.items()}
+                wer = held_out_wer(own, member.client, self._room, device=self._device)
+            figures.append(
+                ClientFigures(
+                    len(member.speech.rows), member.client.seconds, loss, wer, left_out=member.speech.left_out
+                )
+            )
+        return tuple(figures)
+
+
+class _ClientFailure(Exception):
+    def __init__(self, member: _Member, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.member = member
+
+
+def _samples_of(member: _Member) -> dict[int, np.ndarray]:
+    """The client's utterances, each read once however often it is trained on."""
+    used = {int(i) for batch in member.batches for i in batch.rows}
+    try:
+        return {i: member.speech.store.samples(int(member.speech.rows[i])) for i in used}
+    except (InputError, OSError) as error:
+        raise _ClientFailure(member, error) from error
+
+
+def joined_draws(draws: Sequence[StepDraws]) -> StepDraws:
+    """The draws of several clients as one batch's; the dropout is seeded by the first client's."""
+    masks = [drawn.masks for drawn in draws if drawn.masks is not None]
+    positions = [drawn.model.positions for drawn in draws if drawn.model.positions is not None]
+    return StepDraws(
+        masks=torch.cat(masks) if masks else None,
+        model=Draws(
+            kept=tuple(sorted({layer for drawn in draws for layer in drawn.model.kept})),
+            positions=_joined_positions(positions) if positions else None,
+            dropout_seed=draws[0].model.dropout_seed,
+        ),
+    )
+
+
+def _joined_positions(positions: Sequence[PositionDraws]) -> PositionDraws:
+    jitters = [p.jitter_BT for p in positions if p.jitter_BT is not None]
+    widest = max((jitter.shape[1] for jitter in jitters), default=0)
+    padded = [torch.nn.functional.pad(jitter, (0, widest - jitter.shape[1])) for jitter in jitters]
+    return replace(
+        positions[0],
+        shift_B=torch.cat([p.shift_B for p in positions]),
+        scale_B=torch.cat([p.scale_B for p in positions]),
+        jitter_BT=torch.cat(padded) if padded else None,
+    )
+
+
+# Bytes of activations for each frame, block and channel: 24 numbers of two bytes, as measured for the blocks.
+_ACTIVATION_BYTES = 48
+_FRAMES_PER_SECOND = 100 / 3
+_LARGEST_STACK = 256
+
+
+def fitting_size(room: ClientRoom, layout: Layout, device: torch.device) -> int:
+    """How many clients fit into half of the device's free memory."""
+    if device.type != "cuda":
+        return 8
+    free, _ = torch.cuda.mem_get_info(device)
+    frames = room.local.batch_seconds * _FRAMES_PER_SECOND
+    activations = frames * room.model.layers * room.model.width * _ACTIVATION_BYTES
+    weights = layout.flat_size * 16  # master, copy, gradients as they come and as they are kept
+    return max(1, min(_LARGEST_STACK, int(0.5 * free / (activations + weights))))

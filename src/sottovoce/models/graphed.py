@@ -1,0 +1,292 @@
+"""The blocks of a model in training as CUDA graphs: recorded once for every input shape, then launched whole.
+
+A block is some thirty kernels forwards and backwards. At 120 s of audio a step the host cannot launch them as fast as
+a GPU runs them; recorded, a block costs it two launches.
+
+    S_0 ─► block 0 ─► S_1 ─► block 1 ─► S_2 … S_L      forwards, one graph a block
+    D_0 ◄─ block 0 ◄─ D_1 ◄─ block 1 ◄─ D_2 … D_L      backwards: gradients of the S
+
+Every S and D has a fixed address. Where layer-drop leaves blocks out, the last S (or D) is copied over the gap.
+
+One pass at a time: all shapes share one pool of memory, so the activations of a pass last until the next one begins,
+and so do the gradients that its backward pass gives.
+
+Shapes: B utterances and T frames, or one packed row and its frames; D model width, L blocks.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sottovoce.models.ctc_transformer import BLOCK_NAMES, BlockWeights, Parameters, Settings, block, run_blocks
+
+Blocks = Callable[..., Tensor]
+Replay = Callable[[], object]
+
+# What a block keeps for its backward pass, as multiples of its input: 18 by count, the rest for what comes and goes.
+ACTIVATIONS_PER_INPUT = 24
+
+
+def graphed_blocks(
+    parameters: Parameters,
+    *,
+    settings: Settings,
+    block: Callable[..., Tensor] = block,
+    keep_free_bytes: int = 8 * 2**30,
+) -> Blocks:
+    """`run_blocks` over the blocks of `parameters`, through CUDA graphs where that is possible.
+
+    `parameters` must stay at their addresses; their values may change. What runs plainly instead: evaluation, other
+    parameters than these, autocast, a device other than CUDA, and a new shape whose activations would leave less than
+    `keep_free_bytes` of the device's memory free.
+
+    Dropout follows `seeded_dropout`: the same seed gives the same masks as in a plain run.
+    """
+    stack = [
+        BlockWeights(*(parameters[f"blocks.{layer:02d}.{name}"] for name in BLOCK_NAMES))
+        for layer in range(settings.layers)
+    ]
+    device = stack[0].qkv.device
+    if device.type != "cuda":
+        return run_blocks
+    return GraphedBlocks(stack, block=block, recorder=CudaRecorder(device, keep_free_bytes=keep_free_bytes))
+
+
+# --- recording -------------------------------------------------------------------------------------------------------
+
+
+class Recorder(ABC):
+    """How work on a device is recorded, to be done again at the same addresses."""
+
+    @abstractmethod
+    def has_room(self, activation_bytes: int) -> bool:
+        """Whether a pass with so many bytes of activations may be recorded."""
+
+    @abstractmethod
+    @contextmanager
+    def recording(self, rehearsal: Callable[[], object]) -> Iterator[None]:
+        """Scope of all `record` calls for one shape. `rehearsal` is done first; it leaves no trace, even in chance."""
+
+    @abstractmethod
+    def record(self, work: Callable[[], Sequence[Tensor]]) -> tuple[Replay, Sequence[Tensor]]:
+        """What does `work` again, and the tensors that hold its results, each time."""
+
+    @abstractmethod
+    def borrowed(self, tensor: Tensor) -> Tensor:
+        """The same memory under a tensor that does not own it."""
+
+
+@final
+class CudaRecorder(Recorder):
+    """Records CUDA graphs, all with their memory in one pool."""
+
+    def __init__(self, device: torch.device, *, keep_free_bytes: int) -> None:
+        self._device, self._keep_free_bytes = device, keep_free_bytes
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._pool_bytes = 0
+
+    def has_room(self, activation_bytes: int) -> bool:
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        growth = max(0, activation_bytes - self._pool_bytes)
+        if free - growth < self._keep_free_bytes:
+            return False
+        self._pool_bytes += growth
+        return True
+
+    @contextmanager
+    def recording(self, rehearsal: Callable[[], object]) -> Iterator[None]:
+        generator = torch.cuda.default_generators[self._device.index]
+        before = generator.get_state()
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            # Libraries set themselves up on first use, which no graph may record.
+            for _ in range(2):
+                rehearsal()
+            yield
+        current.wait_stream(self._stream)
+        generator.set_state(before)
+
+    def record(self, work: Callable[[], Sequence[Tensor]]) -> tuple[Replay, Sequence[Tensor]]:
+        # Not `torch.cuda.graph`: it waits for the device and empties caches, once per graph.
+        graph = torch.cuda.CUDAGraph()
+        # Threads that load data go on allocating meanwhile; only this one must keep to what can be recorded.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            results = work()
+        finally:
+            graph.capture_end()
+        return graph.replay, results
+
+    def borrowed(self, tensor: Tensor) -> Tensor:
+        """When the owners are gone the pool's memory serves the next shape as well."""
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        window = {
+            "shape": (elements * tensor.element_size(),),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+        raw = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=window), device=tensor.device)
+        return raw.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+# --- one shape -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """The graphs of all blocks for one input shape, and the tensors between them."""
+
+    forwards: Sequence[Replay]
+    backwards: Sequence[Replay]
+    streams: Sequence[Tensor]  # S_0 … S_L, each [B, T, D]
+    stream_gradients: Sequence[Tensor]  # D_0 … D_L
+    weight_gradients: Sequence[Sequence[Tensor]]
+    where: Tensor
+
+    def forward(self, x_BTD: Tensor, where: Tensor, kept: Sequence[int]) -> Tensor:
+        self.where.copy_(where)
+        for layer in kept:
+            if x_BTD is not self.streams[layer]:
+                self.streams[layer].copy_(x_BTD)
+            self.forwards[layer]()
+            x_BTD = self.streams[layer + 1]
+        return x_BTD.clone()
+
+    def backward(self, gradient_BTD: Tensor, kept: Sequence[int]) -> Tensor:
+        for layer in reversed(kept):
+            if gradient_BTD is not self.stream_gradients[layer + 1]:
+                self.stream_gradients[layer + 1].copy_(gradient_BTD)
+            self.backwards[layer]()
+            gradient_BTD = self.stream_gradients[layer]
+        return gradient_BTD
+
+
+def _record(
+    x_BTD: Tensor,
+    where: Tensor,
+    stack: Sequence[BlockWeights],
+    *,
+    block: Callable[..., Tensor],
+    recorder: Recorder,
+    options: dict[str, Any],
+) -> _Recorded:
+    """Record every block for inputs like `x_BTD`, first all forwards, then all backwards, as a step would run them."""
+    leaves = [BlockWeights(*(w.detach().requires_grad_() for w in weights)) for weights in stack]
+    own_where = where.clone()
+    streams = [x_BTD.detach().clone(memory_format=torch.contiguous_format)]
+    tape: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def forward(layer: int) -> Sequence[Tensor]:
+        before = streams[layer].detach().requires_grad_()
+        after = block(before, leaves[layer], where=own_where, **options)
+        tape[layer] = before, after
+        return [after.detach()]
+
+    def backward(layer: int, gradient: Tensor) -> Sequence[Tensor]:
+        before, after = tape.pop(layer)
+        return torch.autograd.grad(after, [before, *leaves[layer]], gradient)
+
+    layers = range(len(stack))
+    last_gradient = torch.zeros_like(streams[0])
+    forwards, backwards, gradients = [], [], [[last_gradient]]
+    with recorder.recording(lambda: (forward(0), backward(0, last_gradient))):
+        for layer in layers:
+            replay, (stream,) = recorder.record(lambda layer=layer: forward(layer))  # type: ignore[misc]
+            forwards.append(replay)
+            streams.append(stream)
+        for layer in reversed(layers):
+            above = gradients[-1][0]
+            replay, results = recorder.record(lambda layer=layer, above=above: backward(layer, above))  # type: ignore[misc]
+            backwards.append(replay)
+            gradients.append([*results])
+    # Borrowed only now: until all is recorded, nothing that is read between two graphs may be given away.
+    by_layer = [[recorder.borrowed(t) for t in tensors] for tensors in reversed(gradients[1:])]
+    return _Recorded(
+        forwards=forwards,
+        backwards=backwards[::-1],
+        streams=[streams[0], *(recorder.borrowed(stream) for stream in streams[1:])],
+        stream_gradients=[*(tensors[0] for tensors in by_layer), last_gradient],
+        weight_gradients=[tensors[1:] for tensors in by_layer],
+        where=own_where,
+    )
+
+
+# --- the blocks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Turn:
+    """The number of the pass whose activations the pool holds."""
+
+    number: int = 0
+
+
+@final
+class GraphedBlocks:
+    """See `graphed_blocks`."""
+
+    def __init__(
+        self, stack: Sequence[BlockWeights], *, recorder: Recorder, block: Callable[..., Tensor] = block
+    ) -> None:
+        assert all(weight.requires_grad for weights in stack for weight in weights)
+        self._stack, self._recorder, self._block = stack, recorder, block
+        self._layer_of = {id(weights.qkv): layer for layer, weights in enumerate(stack)}
+        self._recorded: dict[tuple[Any, ...], _Recorded | None] = {}
+        self._turn = _Turn()
+
+    def __call__(self, x_BTD: Tensor, stack: Sequence[BlockWeights], *, where: Tensor, **options: Any) -> Tensor:
+        kept = [self._layer_of.get(id(weights.qkv)) for weights in stack]
+        replays = torch.is_grad_enabled() and not torch.is_autocast_enabled(x_BTD.device.type) and "kept" not in options
+        if not (kept and replays) or None in kept:
+            return run_blocks(x_BTD, stack, where=where, **options)
+        recorded = self._for_shape(x_BTD, where, options)
+        if recorded is None:
+            return run_blocks(x_BTD, stack, where=where, **options)
+        weights = [weight for block_weights in stack for weight in block_weights]
+        return _Pass.apply(x_BTD, where, recorded, kept, self._turn, *weights)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _for_shape(self, x_BTD: Tensor, where: Tensor, options: dict[str, Any]) -> _Recorded | None:
+        key = (x_BTD.shape, x_BTD.dtype, where.shape, *options.items())
+        if key not in self._recorded:
+            self._turn.number += 1  # recording uses the pool: a pass that is still under way is lost
+            activation_bytes = ACTIVATIONS_PER_INPUT * len(self._stack) * x_BTD.numel() * x_BTD.element_size()
+            self._recorded[key] = None
+            if self._recorder.has_room(activation_bytes):
+                self._recorded[key] = _record(
+                    x_BTD, where, self._stack, block=self._block, recorder=self._recorder, options=options
+                )
+        return self._recorded[key]
+
+
+class _Pass(torch.autograd.Function):
+    """One pass through the kept blocks; the weights are arguments so that autograd asks for their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_BTD: Tensor, where: Tensor, recorded: _Recorded, kept: list[int], turn: _Turn, *_: Tensor
+    ) -> Tensor:
+        turn.number += 1
+        ctx.recorded, ctx.kept, ctx.turn, ctx.number = recorded, kept, turn, turn.number
+        return recorded.forward(x_BTD, where, kept)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        assert ctx.turn.number == ctx.number, (
+            "the activations of this pass are gone: a later pass has taken their place"
+        )
+        ctx.turn.number += 1
+        first = ctx.recorded.backward(gradient_BTD, ctx.kept)
+        weight_gradients = (g for layer in ctx.kept for g in ctx.recorded.weight_gradients[layer])
+        return first, None, None, None, None, *weight_gradients

@@ -1,0 +1,172 @@
+"""The short report of one run or several: a table, and a page with the table and the learning curves.
+
+Everything comes from run folders: what was not written down cannot be claimed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
+from sottovoce.files import written_atomically
+from sottovoce.training.run_folder import METRICS, RESULTS, Lines
+
+REPORT, TEXT = "report.html", "report.txt"
+START = "before federation"
+TEST_SET = "test set"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The report of some runs, and where its page lies."""
+
+    path: Path
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def table(self) -> Table:
+        """For the terminal. The name of the test set is left out where there is only one."""
+        title = Text("On unseen speakers", style="bold")
+        table = Table(
+            title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False
+        )
+        only = len({row[1] for row in self.rows}) == 1
+        shown = [n for n, heading in enumerate(self.headings) if not (only and heading == TEST_SET)]
+        for n in shown:
+            table.add_column(self.headings[n], justify="left" if n < 2 else "right", no_wrap=n < 5)
+        for row in self.rows:
+            table.add_row(*(Text(row[n]) for n in shown))
+        return table
+
+
+@dataclass(frozen=True)
+class _Run:
+    label: str
+    results: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+
+
+def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summary:
+    """Write `report.html` and `report.txt` for the finished runs in `folders`, by label, into `out`."""
+    runs = [_read(label, folder) for label, folder in folders.items()]
+    federated = [run for run in runs if "privacy" in run.results]
+    private = ("ε here (PLD / RDP)", "population for ε ≤ 8") if federated else ()
+    headings = ("", TEST_SET, "WER", "95 % interval", *private)
+    rows = [*_start_rows(federated), *(row for run in runs for row in _rows(run, private=bool(federated)))]
+    summary = Summary(out / REPORT, headings, tuple(rows), tuple(_notes(runs)))
+    page = Page(
+        title=title,
+        description="Word error rate on the dev speakers over training, and the tests at the end",
+        headings=headings,
+        rows=summary.rows,
+        total=len(rows) - 1,
+        notes=summary.notes,
+    )
+    write_drawing(summary.path, lambda: _figure(runs, title=title), lambda: page)
+    lines = [title, "", *_aligned((headings, *summary.rows)), "", *summary.notes]
+    with written_atomically(out / TEXT) as file:
+        file.write(("\n".join(lines) + "\n").encode())
+    return summary
+
+
+def _read(label: str, folder: Path) -> _Run:
+    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    return _Run(label, results, Lines(folder / METRICS).read())
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _start_rows(federated: Sequence[_Run]) -> list[tuple[str, ...]]:
+    """One row per test set for the model they all started from; nothing where they started from different ones."""
+    starts = [run.results["start"]["test"] for run in federated]
+    if not starts or any(start != starts[0] for start in starts):
+        return []
+    return [(START, name, *_wer(result), "not private", "") for name, result in starts[0].items()]
+
+
+def _rows(run: _Run, *, private: bool) -> list[tuple[str, ...]]:
+    privacy = (_epsilon(run.results), _population(run.results)) if private else ()
+    return [(run.label, name, *_wer(result), *privacy) for name, result in run.results["test"].items()]
+
+
+def _wer(result: Mapping[str, Any]) -> tuple[str, str]:
+    interval = result["wer_interval"]
+    return f"{result['wer']:.1%}", "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
+
+
+def _epsilon(results: Mapping[str, Any]) -> str:
+    privacy = results.get("privacy")
+    if privacy is None or privacy["epsilon_rdp"] is None:
+        return "not private"
+    by_pld = "–" if privacy["epsilon_pld"] is None else _rounded(privacy["epsilon_pld"])
+    return f"{by_pld} / {_rounded(privacy['epsilon_rdp'])}"
+
+
+def _rounded(epsilon: float) -> str:
+    """Four digits that count, written out: somebody who reads 207,600 sees at once that it is no promise."""
+    return f"{float(f'{epsilon:.4g}'):,.0f}" if 1e4 <= epsilon < 1e10 else f"{epsilon:,.4g}"
+
+
+def _population(results: Mapping[str, Any]) -> str:
+    useful = (results.get("privacy") or {}).get("useful")
+    if useful is None:
+        return ""
+    if "unreachable" in useful:
+        return "none"
+    return f"{useful['population_size']:,} (cohort {useful['cohort_size']:,}, ε = {useful['epsilon_rdp']:.2g})"
+
+
+def _notes(runs: Sequence[_Run]) -> list[str]:
+    notes = []
+    for run in runs:
+        privacy = run.results.get("privacy")
+        if privacy is None:
+            continue
+        ended = run.results["ended"]
+        steps = f"{ended['step']:,} rounds" + (f" ({ended['words']})" if ended.get("words") else "")
+        notes.append(
+            f"{run.label}: {steps}, cohort {privacy['cohort_size']:,} of {privacy['population_size']:,}; "
+            f"{privacy['guarantee']}"
+        )
+    found = [run.results["privacy"] for run in runs if "privacy" in run.results]
+    if any(privacy["epsilon_rdp"] is not None for privacy in found):
+        notes.append(found[0]["covers"] + ".")
+        notes.append(
+            "A large ε promises next to nothing. The last column is the population at which the same recipe (noise on "
+            "the mean, sampling rate, rounds) reaches ε ≤ 8 by RDP, with a cohort that grows along."
+        )
+    return notes
+
+
+def _figure(runs: Sequence[_Run], *, title: str) -> Figure:
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for run, colour in zip(runs, COLOURS * len(runs), strict=False):
+        points = [(record["step"], record["dev_wer"]) for record in run.metrics if "dev_wer" in record]
+        if points:
+            steps, rates = zip(*points, strict=True)
+            axes.plot(steps, rates, color=colour, marker="o", markersize=3, linewidth=1.8, label=run.label)
+    axes.set_xlabel("rounds or steps", color=INK)
+    axes.set_ylabel("word error rate, dev speakers", color=INK)
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    axes.set_ylim(0, None)
+    axes.grid(color=FAINT, alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, labelcolor=INK)
+    figure.suptitle(title, color=INK, fontsize=13, fontweight="bold")
+    return figure

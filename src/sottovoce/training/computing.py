@@ -1,0 +1,52 @@
+"""How a run computes: in which precision, and what is compiled or recorded as CUDA graphs, where that pays."""
+
+from functools import partial
+from typing import Literal
+
+import torch
+
+from sottovoce.audio.features import frame_count
+from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.models.ctc_transformer import STRIDE, Parameters, Settings, block, run_blocks
+from sottovoce.models.graphed import graphed_blocks
+from sottovoce.models.packing import ROW_MULTIPLE
+from sottovoce.models.recogniser import PLAIN, Compute, inputs
+
+Precision = Literal["auto", "bfloat16", "float32"]
+
+WORTH_COMPILING = 2000  # steps: compiling takes half a minute
+
+# width² · seconds of audio a step, up to which a block takes the host longer to launch (some 0.8 ms) than it takes a
+# large GPU to run (12·width² weights, 6 operations each per frame of 30 ms, at 400 TFLOP/s): 250 s for `base`.
+HOST_BOUND = 1.5e8
+
+
+def precision(chosen: Precision, device: torch.device) -> torch.dtype:
+    """What the forward pass computes in; `auto` is bfloat16 on a GPU."""
+    return torch.bfloat16 if chosen == "bfloat16" or (chosen == "auto" and device.type == "cuda") else torch.float32
+
+
+def one_model(
+    working: Parameters, *, settings: Settings, steps: int, batch_seconds: float, device: torch.device
+) -> Compute:
+    """For training one model, whose weights are `working`, with `steps` steps of at most `batch_seconds`."""
+    if device.type != "cuda" or steps < WORTH_COMPILING:
+        return PLAIN
+    rows = row_frames(batch_seconds)
+    fused = torch.compile(block, dynamic=False)
+    if settings.width**2 * batch_seconds > HOST_BOUND:
+        return Compute(torch.compile(inputs), partial(run_blocks, block=fused), rows)
+    return Compute(torch.compile(inputs), graphed_blocks(working, settings=settings, block=fused), rows)
+
+
+def many_models(*, steps: int, device: torch.device) -> Compute:
+    """For stacked clients, whose number and rows vary from step to step."""
+    if device.type != "cuda" or steps < WORTH_COMPILING:
+        return PLAIN
+    return Compute(torch.compile(inputs), partial(run_blocks, block=torch.compile(block, dynamic=True)))
+
+
+def row_frames(batch_seconds: float) -> int:
+    """Frames that a packed row needs for a batch of so many seconds."""
+    frames = frame_count(int(batch_seconds * SAMPLE_RATE)) // STRIDE + 1
+    return -(-frames // ROW_MULTIPLE) * ROW_MULTIPLE

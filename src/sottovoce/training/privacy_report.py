@@ -1,0 +1,76 @@
+"""What a finished run may say of its privacy: ε by both accountants, and what it would be for other populations."""
+
+from typing import Any
+
+from sottovoce.config import Federation
+from sottovoce.errors import InputError
+from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.planner import plan_run, smallest_population
+from sottovoce.privacy.pld import QUICK
+from sottovoce.privacy.settings import Mode, Sampling
+from sottovoce.training.run_folder import LEDGER, RunFolder
+
+USEFUL_EPSILON = 8.0
+COVERS = "ε covers this run alone: not the tuning before it, nor the seed model, which is trained without privacy"
+
+
+def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str, Any]:
+    """Read back from the ledger, not from what the run believes."""
+    ledger = verify(run.path / LEDGER)
+    spent = ledger.as_json()
+    report = {
+        "guarantee": plan.guarantee,
+        "simulated": plan.settings.mode is Mode.SEEDED,
+        "covers": COVERS,
+        **{name: spent[name] for name in ("epsilon_pld", "epsilon_pld_reason", "epsilon_rdp", "delta")},
+        **{name: spent[name] for name in ("steps", "attempts", "epsilon_budget", "head", "length")},
+        "population_size": plan.settings.population_size,
+        "cohort_size": plan.cohort_size,
+        "noise_multiplier": plan.settings.z,
+        "sigma_dp": plan.sigma_dp,
+        "clip_bound": plan.settings.clip_bound if plan.settings.z else None,
+    }
+    if spent["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON:
+        return report
+    return report | {"useful": _useful(plan, ledger.steps), "extrapolated": _extrapolated(settings, plan, ledger.steps)}
+
+
+def _useful(plan: Plan, steps: int) -> dict[str, Any]:
+    """The smallest population for which the same recipe (σ_DP, q, T) is worth something."""
+    private = plan.settings
+    planned = plan_run(
+        private.population_size,
+        cohort_size=private.cohort_size,
+        central_steps=steps,
+        delta=private.delta,
+        noise_multiplier=private.z,
+        cap=QUICK,
+    )
+    try:
+        found = smallest_population(planned, target_epsilon=USEFUL_EPSILON, accountant="rdp", cap=QUICK)
+    except InputError as error:
+        return {"target_epsilon": USEFUL_EPSILON, "unreachable": str(error)}
+    return {
+        "target_epsilon": USEFUL_EPSILON,
+        "population_size": found.population_size,
+        "cohort_size": found.cohort_size,
+        "epsilon_rdp": found.epsilon.rdp,
+        "epsilon_pld": found.epsilon.pld,
+        "delta_too_large": plan.settings.delta * found.population_size >= 1,
+    }
+
+
+def _extrapolated(settings: Federation, plan: Plan, steps: int) -> list[dict[str, Any]]:
+    found = []
+    for wanted in settings.privacy.extrapolate:
+        planned = plan_run(
+            wanted.population_size,
+            cohort_size=wanted.cohort_size,
+            central_steps=wanted.steps or steps,
+            delta=plan.settings.delta,
+            sigma_dp=plan.sigma_dp,
+            cap=QUICK,
+        )
+        found.append(planned.to_json() | {"paper_epsilon": wanted.paper_epsilon})
+    return found

@@ -1,0 +1,114 @@
+"""Seed models: where a federated run starts, and whose speech is already in it.
+
+A seed is trained without privacy. Whoever is in it cannot be protected by anything that comes later, so a private run
+refuses clients whom its seed has heard; this file finds out, through the seed's own seeds.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.config import Recipe, as_yaml, load_recipe, recipe_names
+from sottovoce.errors import InputError
+from sottovoce.models.saved import Recogniser
+from sottovoce.models.saved import load as load_recogniser
+from sottovoce.store import Store
+from sottovoce.training.preparing import open_place, speakers
+from sottovoce.training.run_folder import CONFIG, RESULTS
+from sottovoce.users.population import Population, shared_speakers
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A seed model's recipe and the folder of its run; the recipe is None for a model that came without one."""
+
+    folder: Path
+    recipe: Recipe | None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is trained, by this very recipe."""
+        if self.recipe is None:
+            return True
+        done, known = self.folder / RESULTS, self.folder / CONFIG
+        return done.exists() and known.exists() and known.read_text(encoding="utf-8") == as_yaml(self.recipe)
+
+    def load(self) -> Recogniser:
+        return load_recogniser(self.folder)
+
+
+def folder_of(name: str, runs: Path, *, recipe: Recipe | None = None) -> Path:
+    """Where the run of a recipe lies by default; under another seed than the recipe's own, in a folder of its own."""
+    folder = name.removesuffix(".yaml").removesuffix(".yml").strip("/").replace("/", "-")
+    if recipe is not None and recipe.seed != load_recipe(name).seed:
+        folder += f"-seed{recipe.seed}"
+    return runs / folder
+
+
+def find_seed(name: str, *, runs: Path, root_seed: int) -> Seed:
+    """The seed called `name`: a recipe, to be run with the same root seed, or the folder of a model or run."""
+    if name in recipe_names() or name.endswith((".yaml", ".yml")):
+        recipe = load_recipe(name, [f"seed={root_seed}"])
+        return Seed(folder_of(name, runs, recipe=recipe), recipe)
+    if not Path(name).exists():
+        load_recipe(name)  # says what is wrong, and the nearest name
+    return Seed(Path(name), recorded_recipe(Path(name)))
+
+
+def recorded_recipe(folder: Path) -> Recipe | None:
+    """The recipe in a run's folder, or None where there is only a model."""
+    config = folder / CONFIG
+    return load_recipe(str(config)) if config.exists() else None
+
+
+@dataclass(frozen=True)
+class Heard:
+    """How many clients a seed has heard, and which of its ancestors came without a record of their speakers."""
+
+    clients: int
+    unknown: tuple[Path, ...]
+
+
+def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path) -> Heard:
+    """Compare the people in a seed, and in whatever it started from, with the `clients`."""
+    shared: set[int] = set()
+    unknown = []
+    for folder, recipe in _ancestors(seed, runs=runs):
+        if recipe is None:
+            unknown.append(folder)
+            continue
+        shared |= set(shared_speakers(speakers(recipe, open_place(recipe.data.store, stores)), clients).tolist())
+    return Heard(len(shared), tuple(unknown))
+
+
+def _ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe | None]]:
+    seen: set[Path] = set()
+    while seed is not None and seed.folder not in seen:
+        seen.add(seed.folder)
+        yield seed.folder, seed.recipe
+        if seed.recipe is None:
+            return
+        recipe = seed.recipe
+        before = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
+        seed = None if before is None else find_seed(before, runs=runs, root_seed=recipe.seed)
+
+
+Keys = NDArray[np.uint64]
+
+
+def split_keys(store: Store, split: str) -> Keys:
+    """The keys of the people in one split of a store."""
+    rows = store.splits[split]
+    return np.asarray(store.user_keys[rows.start : rows.stop])
+
+
+def check_evaluated(clients: Population, places: Mapping[str, Keys]) -> None:
+    """Refuse to evaluate on clients: a model chosen by how well it does on them has looked at them once more."""
+    keys = clients.store.user_keys[clients.user_rows()]
+    for name, evaluated in places.items():
+        both = np.intersect1d(keys, evaluated)
+        if len(both):
+            raise InputError(f"{name}: {len(both)} of its speakers are clients too; evaluate on people who are not")

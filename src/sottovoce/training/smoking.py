@@ -1,0 +1,39 @@
+"""One step of a recipe on a small synthetic stand-in, its seed's included."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from sottovoce.config import Experiment, Recipe, Suite, load_recipe
+from sottovoce.config.smoke import smoke
+from sottovoce.training.seeding import find_seed, folder_of
+from sottovoce.training.stages import Surroundings, run_recipe
+
+
+def run_smoke(name: str, experiment: Experiment, *, out: Path | None, around: Surroundings) -> None:
+    """Run one step of every run in `experiment`, in `out` or a folder that is removed again."""
+    if out is not None:
+        _run(name, experiment, replace(around, runs=out))
+        return
+    with tempfile.TemporaryDirectory(prefix="sottovoce-smoke-") as folder:
+        _run(name, experiment, replace(around, runs=Path(folder)))
+
+
+def _run(name: str, experiment: Experiment, around: Surroundings) -> None:
+    if isinstance(experiment, Suite):
+        for label, part in experiment.runs.items():
+            _run(f"{name}/{label}", load_recipe(part.recipe, part.overrides), around)
+        return
+    _run_recipe(name, experiment, around)
+
+
+def _run_recipe(name: str, recipe: Recipe, around: Surroundings) -> Path:
+    """The folder of the run. A seed is smoked once, however many recipes start from it."""
+    seed = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
+    seed_folder = None
+    if seed is not None and (found := find_seed(seed, runs=around.runs, root_seed=recipe.seed)).recipe is not None:
+        seed_folder = _run_recipe(seed, found.recipe, around)
+    small = smoke(recipe, seed_model=None if seed_folder is None else str(seed_folder))
+    folder = folder_of(name, around.runs)
+    run_recipe(small, out=folder, resume=True, around=around)
+    return folder

@@ -1,0 +1,91 @@
+"""`sottovoce run` for federated recipes: what it prints, and how it ends."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.tones import pack_tones
+
+from sottovoce.config import recipe_names
+
+RECIPE = """
+about: tones, federated
+data: {store: tones}
+model: {size: tiny}
+federation:
+  steps: 2
+  cohort_size: 2
+  local: {batch_seconds: 2, lr: 0.1, local_steps: 1}
+  server: {optimiser: {name: lamb}, schedule: {name: constant, lr: 0.01}}
+  privacy: {clip_bound: 0.01, noise_multiplier: 8.0, delta: 1e-3}
+"""
+SUITE = """
+about: with and without noise
+runs:
+  noisy: {recipe: RECIPE}
+  quiet: {recipe: RECIPE, overrides: [federation.privacy.noise_multiplier=0]}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a store and a recipe, where the command is given."""
+    pack_tones(tmp_path / "stores/tones", letters=(2, 3), utterances=2)
+    (tmp_path / "tones.yaml").write_text(RECIPE)
+    (tmp_path / "suite.yaml").write_text(SUITE.replace("RECIPE", str(tmp_path / "tones.yaml")))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_ends_with_a_table_what_it_promises_and_where_the_report_is(
+    here: Path, sottovoce: Callable[..., object]
+) -> None:
+    ended = sottovoce("run", "tones.yaml", "--out", "run")
+    assert ended.code == 0, ended.err
+    assert "On unseen speakers" in ended.out
+    assert "for each speaker against adding or removing one" in ended.out
+    assert "not the tuning before it" in ended.out
+    assert f"report: {Path('run/report.html')}" in ended.out
+    assert (here / "run/report.html").exists()
+
+    again = sottovoce("run", "tones.yaml", "--out", "run", "--resume", "--json")
+    assert json.loads(again.out) == json.loads((here / "run/results.json").read_text())
+
+
+def test_a_suite_makes_one_table_of_its_runs_and_does_not_run_them_twice(
+    here: Path, sottovoce: Callable[..., object]
+) -> None:
+    ended = sottovoce("run", "suite.yaml", "--out", "both", "--json")
+    assert ended.code == 0, ended.err
+    results = json.loads(ended.out)
+    assert results.keys() == {"noisy", "quiet"}
+    assert results["quiet"]["privacy"]["epsilon_rdp"] is None
+    text = (here / "both/report.txt").read_text()
+    assert "noisy" in text
+    assert "quiet" in text
+    ledgers = [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
+    assert sottovoce("run", "suite.yaml", "--out", "both").code == 0
+    assert ledgers == [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("federation.cohort_sizes=3", "unknown key 'federation.cohort_sizes', did you mean 'cohort_size'?"),
+        ("federation.cohort_size=99", "federation.cohort_size=99: the population has only 9 clients"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    change: str, message: str, here: Path, sottovoce: Callable[..., object]
+) -> None:
+    ended = sottovoce("run", "tones.yaml", change, "--out", "run")
+    assert ended.code == 2
+    assert message in ended.err.strip().splitlines()[-1]
+
+
+def test_all_recipes_are_listed_with_what_they_reproduce(sottovoce: Callable[..., object]) -> None:
+    listed = json.loads(sottovoce("recipes", "--json").out)
+    assert [recipe["name"] for recipe in listed] == recipe_names()
+    assert all(recipe["about"] for recipe in listed)
+    assert all(recipe["paper"]["place"] for recipe in listed if recipe["name"].startswith("pelikan2025/table"))

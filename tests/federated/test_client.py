@@ -1,0 +1,111 @@
+"""Local training: its settings, FedProx, and what chance decides for one client."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.federated.small import CPU, small_room
+
+from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.errors import InputError
+from sottovoce.federated.client import LocalTraining, Proximal, load_client
+from sottovoce.seeds import torch_stream
+
+
+@pytest.mark.parametrize("name", ["fedprox", "distance"])
+@given(mu=st.floats(0, 10), scale=st.floats(1e-3, 1e3), seed=st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_the_proximal_pull_is_the_gradient_of_its_term(name: Any, mu: float, scale: float, seed: int) -> None:
+    generator = torch_stream(seed, "proximal")
+    server_P = torch.randn(50, generator=generator)
+    weights_P = (server_P + scale * torch.randn(50, generator=generator)).requires_grad_()
+    away_P = (weights_P - server_P).double()
+    term = mu / 2 * away_P.square().sum() if name == "fedprox" else mu * away_P.norm()
+    (expected_P,) = torch.autograd.grad(term, weights_P)
+    found_P = Proximal(name=name, mu=mu).pull(weights_P.detach(), server_P)
+    torch.testing.assert_close(found_P, expected_P, rtol=1e-5, atol=1e-6 * mu * scale)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "distance"])
+def test_there_is_no_pull_where_local_training_starts(name: Any) -> None:
+    server_P = torch.ones(5)
+    assert not Proximal(name=name, mu=3.0).pull(server_P.clone(), server_P).any()
+
+
+@given(
+    step=st.integers(0, 10**6),
+    client=st.integers(0, 8),
+    other=st.integers(0, 8),
+    cohort_size=st.integers(1, 9),
+    group=st.integers(1, 9),
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_chance_decides_for_a_client_hangs_on_its_name_and_the_step(
+    tones: Path, step: int, client: int, other: int, cohort_size: int, group: int
+) -> None:
+    """Batches, masks, positions, dropout and layer-drop: asked for in any order, and of a population without others."""
+    options: dict[str, Any] = {
+        "model": {"dropout": 0.2, "layer_drop": 0.5},
+        "local": {"spec_augment": SpecAugmentSettings(), "layerdrop_group": group},
+        "cohort_size": cohort_size,
+    }
+    room, elsewhere = small_room(tones, **options), small_room(tones, **options)
+    load_client(elsewhere, other, step=step, device=CPU)  # somebody else first
+    one, same = (load_client(r, client, step=step, device=CPU) for r in (room, elsewhere))
+    assert len(one.batches) == len(same.batches)
+    for local_step, (a, b) in enumerate(zip(one.batches, same.batches, strict=True)):
+        assert torch.equal(a.waveforms_BN, b.waveforms_BN)
+        first, second = (r.draws(a, one.client, step=step, local_step=local_step) for r in (room, elsewhere))
+        assert first.masks is not None
+        assert second.masks is not None
+        assert torch.equal(first.masks, second.masks)
+        assert (first.model.kept, first.model.dropout_seed) == (second.model.kept, second.model.dropout_seed)
+    assert 0 <= room.draw_group(one.client, step=step) < -(-cohort_size // group)
+
+
+def test_clients_of_one_group_drop_the_same_layers_and_groups_are_about_so_large(tones: Path) -> None:
+    room = small_room(tones, model={"layers": 12, "layer_drop": 0.5}, local={"layerdrop_group": 3}, cohort_size=9)
+    kept: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for step in range(20):
+        for client in room.population:
+            batch = load_client(room, client.index, step=step, device=CPU).batches[0]
+            drawn = room.draws(batch, client, step=step, local_step=0)
+            kept.setdefault((step, room.draw_group(client, step=step)), set()).add(drawn.model.kept)
+    assert all(len(choices) == 1 for choices in kept.values())
+    assert len(set.union(*kept.values())) > 40, "of up to 60 groups with 2^12 choices each"
+
+
+def test_a_client_goes_through_its_speech_in_another_order_each_round(tones: Path) -> None:
+    room = small_room(tones, local={"local_epochs": 1, "batch_seconds": 1.5})
+    client = room.population.client(0)
+    speech = room.speech(client)
+    orders = [[b.rows.tolist() for b in room.plan_batches(client, speech, step=step)] for step in range(8)]
+    assert all(sorted(row for batch in order for row in batch) == [0, 1, 2, 3] for order in orders)
+    assert len(set(map(str, orders))) > 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "local_steps=None, local_epochs=None: expected exactly one"),
+        ({"local_steps": 1, "local_epochs": 1}, "local_steps=1, local_epochs=1: expected exactly one"),
+        ({"local_steps": 0}, "local_steps=0, expected at least 1"),
+        ({"local_steps": 1, "lr": float("nan")}, "lr=nan, expected a positive number"),
+        ({"local_steps": 1, "batch_seconds": 0.0}, "batch_seconds=0.0, expected a positive number"),
+        ({"local_steps": 1, "clip_gradients": 0.0}, "clip_gradients=0.0, expected a positive number or inf"),
+        ({"local_steps": 1, "spec_augment_from": -1}, "spec_augment_from=-1, expected at least 0"),
+        ({"local_steps": 1, "optimiser": {"name": "sdg"}}, "unknown optimiser 'sdg', did you mean 'sgd'?"),
+    ],
+)
+def test_mistakes_in_local_settings_are_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("?", r"\?")):
+        LocalTraining(**{"batch_seconds": 2.0, "lr": 0.1} | changes)
+
+
+@pytest.mark.parametrize("mu", [-1.0, float("nan"), float("inf")])
+def test_a_proximal_term_that_pushes_away_is_refused(mu: float) -> None:
+    with pytest.raises(InputError, match="expected a finite number, at least 0"):
+        Proximal(mu=mu)

@@ -1,0 +1,81 @@
+"""What can be trained on is kept, what cannot is counted by its reason, and batches are the same from any place."""
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
+from sottovoce.corpora.problems import ProblemLog
+from sottovoce.errors import InputError
+from sottovoce.models.speech import Place, endless_batches, load_speech
+from sottovoce.store import Store, pack
+from sottovoce.text.tokens import CharacterTokens
+
+CPU = torch.device("cpu")
+TOKENS = CharacterTokens("ab ")
+
+
+def utterance(id: str, *, seconds: float, text: str | None) -> RenderedUtterance:
+    samples = np.ones(int(seconds * SAMPLE_RATE), dtype=np.int16)
+    return RenderedUtterance(id=id, samples=samples, text=text, raw_text=text)
+
+
+def same(rendered: RenderedSpeaker) -> RenderedSpeaker:
+    return rendered
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    spoken = [
+        utterance("good", seconds=1, text="ab"),
+        utterance("silent", seconds=1, text=None),
+        utterance("long", seconds=3, text="ab"),
+        utterance("foreign", seconds=1, text="abc"),
+        # 0.26 s are 24 frames of 10 ms, 8 after striding: 5 b's need 9 (a blank between equal neighbours), 8 letters 8.
+        utterance("tight", seconds=0.26, text="abababab"),
+        utterance("crowded", seconds=0.26, text="bbbbb"),
+    ]
+    pack(
+        Corpus("mixed", "en", [RenderedSpeaker("ada", "train", spoken)], same, ProblemLog()),
+        tmp_path / "mixed",
+        workers=1,
+    )
+    return Store(tmp_path / "mixed")
+
+
+def test_what_has_no_loss_is_left_out_and_counted(store: Store) -> None:
+    speech = load_speech(store, np.arange(6), TOKENS, longest_seconds=2)
+    assert [store.utterance(row).id for row in speech.rows.tolist()] == ["good", "tight"]
+    assert speech.left_out == {
+        "without text": 1,
+        "too long": 1,
+        "text outside the token set": 1,
+        "text too long for its audio": 1,
+    }
+
+
+def test_nothing_to_train_on_says_why(store: Store) -> None:
+    with pytest.raises(InputError, match=r"no utterance to train on \(2 too long\)"):
+        load_speech(store, np.arange(2), TOKENS, longest_seconds=0.5)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_going_on_from_any_place_gives_the_same_batches(store: Store, world: int) -> None:
+    speech = load_speech(store, np.array([0, 4]), TOKENS, longest_seconds=2)
+
+    def batches(start: Place) -> list[tuple[Place, list[list[int]]]]:
+        endless = endless_batches(speech, start=start, max_seconds=1.5, seed=3, device=CPU, rank=world - 1, world=world)
+        return [(place, batch.tokens_BU.tolist()) for place, batch in islice(endless, 6)]
+
+    whole = batches(Place())
+    for done in range(1, 6):
+        assert batches(whole[done - 1][0])[: 6 - done] == whole[done:]
+
+
+def test_more_processes_than_utterances_is_one_line(store: Store) -> None:
+    speech = load_speech(store, np.array([0]), TOKENS, longest_seconds=2)
+    with pytest.raises(InputError, match="cannot be shared evenly by world=2 processes"):
+        next(endless_batches(speech, start=Place(), max_seconds=2, seed=3, device=CPU, rank=1, world=2))

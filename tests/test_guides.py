@@ -1,0 +1,140 @@
+"""What the guides show is what happens: their programs run, their recipes load, their commands exist."""
+
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from sottovoce.cli import app
+from sottovoce.config import load_experiment
+
+DOCS = Path(__file__).parent.parent / "docs"
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language ("" for output) and what is in it."""
+
+    language: str
+    content: str
+
+    @property
+    def file(self) -> str:
+        """The name in the first line's comment, under which it is saved."""
+        name = self.content.partition("\n")[0].removeprefix("# ")
+        assert re.fullmatch(r"[\w-]+\.(py|yaml)", name), f"expected the block to begin with its file's name: {name!r}"
+        return name
+
+
+def blocks(guide: Path, *languages: str) -> list[Block]:
+    found = [Block(language, content) for language, content in FENCE.findall(guide.read_text(encoding="utf-8"))]
+    return [block for block in found if not languages or block.language in languages]
+
+
+def commands(guide: Path) -> list[list[str]]:
+    """The arguments of every `sottovoce` in a guide."""
+    found = []
+    for block in blocks(guide, "bash"):
+        for line in block.content.splitlines():
+            words = shlex.split(line, comments=True)
+            start = words[:3] == ["python", "-m", "sottovoce"]
+            assert start or words[:1] == ["sottovoce"], f"{guide.name}: a command of something else: {line}"
+            found.append(words[3 if start else 1 :])
+    return found
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the guide's files, from which its reader works."""
+    own = blocks(request.param, "python", "yaml")
+    for block in own:
+        (tmp_path / block.file).write_text(block.content, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for block in own:
+        sys.modules.pop(block.file.removesuffix(".py"), None)
+
+
+def guides_with(*languages: str) -> Any:
+    chosen = [guide for guide in GUIDES if blocks(guide, *languages)]
+    return pytest.mark.parametrize(
+        ("guide", "folder"), [(guide, guide) for guide in chosen], indirect=["folder"], ids=[g.stem for g in chosen]
+    )
+
+
+def test_the_guides_are_found() -> None:
+    assert len(GUIDES) >= 5
+    assert sum(len(blocks(guide, "python")) for guide in GUIDES) >= 4
+
+
+@guides_with("python")
+def test_programs_run(guide: Path, folder: Path) -> None:
+    for block in blocks(guide, "python"):
+        runpy.run_path(block.file, run_name="__main__")
+
+
+@pytest.mark.parametrize("name", ["my_optimiser.py", "my_clipping.py"])
+def test_an_extension_takes_forty_lines_at_most(name: str) -> None:
+    (block,) = [b for b in blocks(DOCS / "guides" / "extending.md", "python") if b.file == name]
+    assert len(block.content.splitlines()) <= 40
+
+
+@guides_with("yaml")
+def test_recipes_load(guide: Path, folder: Path) -> None:
+    for block in blocks(guide, "yaml"):
+        load_experiment(block.file)
+
+
+@guides_with("bash")
+def test_commands_and_their_options_exist(guide: Path, folder: Path) -> None:
+    for arguments in commands(guide):
+        command: Any = get_command(app)
+        words = list(arguments)
+        while below := getattr(command, "commands", None):
+            assert words[0] in below, f"sottovoce {' '.join(arguments)}: there is no {words[0]!r}"
+            command = below[words.pop(0)]
+        given, _, _ = command.make_parser(command.context_class(command)).parse_args(words)
+        if command.name == "run":
+            _check_recipe(given, guide)
+
+
+def _check_recipe(given: dict[str, Any], guide: Path) -> None:
+    """A run's recipe must load with its overrides."""
+    name = given["recipe"]
+    if name.endswith(".yaml"):
+        assert name in [block.file for block in blocks(guide, "yaml")], f"{guide.name} runs {name} and does not show it"
+    load_experiment(name, given["overrides"] or ())
+
+
+PLANS = [
+    (words, output.content)
+    for guide in GUIDES
+    for block, output in zip(blocks(guide), blocks(guide)[1:], strict=False)
+    if block.language == "bash" and output.language == "" and (words := shlex.split(block.content))[1] == "plan"
+]
+
+
+@pytest.mark.parametrize(("words", "shown"), PLANS)
+def test_plans_print_what_the_guide_shows(words: list[str], shown: str) -> None:
+    result = CliRunner().invoke(app, words[1:], env={"COLUMNS": "200"})
+    printed = {" ".join(line.split()) for line in result.output.splitlines()}
+    for line in shown.splitlines():
+        assert not line.strip() or " ".join(line.split()) in printed, f"{line!r} is not in\n{result.output}"
+
+
+@pytest.mark.parametrize("page", [*GUIDES, *sorted((DOCS / "decisions").glob("*.md"))], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
+    assert not broken, f"{page.name}: {broken}"

@@ -1,0 +1,47 @@
+"""Speech small enough to train on in a test: tones for letters, spoken by people who differ in pitch."""
+
+from pathlib import Path
+
+import numpy as np
+
+from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
+from sottovoce.corpora.problems import ProblemLog
+from sottovoce.seeds import stream
+from sottovoce.store import pack
+
+
+def say(text: str, *, pitch: float) -> np.ndarray:
+    """A fifth of a second per letter, each letter a tone of its own."""
+    seconds = np.arange(SAMPLE_RATE // 5) / SAMPLE_RATE
+    tones = [np.sin(2 * np.pi * (200 + 180 * (ord(letter) - 97)) * pitch * seconds) for letter in text]
+    return (np.concatenate(tones) * 8000).astype(np.int16)
+
+
+def speaker(number: int, *, letters: tuple[int, int] = (3, 6), utterances: int = 4) -> RenderedSpeaker:
+    """Speaker `number` with words of so many letters; of every five, three train, one is dev and one test."""
+    split = ("train", "train", "train", "dev", "test")[number % 5]
+    rng = stream(1, "speaker", number)
+    texts = ["".join(rng.choice(list("abcde"), size=rng.integers(letters[0], letters[1] + 1))) for _ in range(4)]
+    spoken = [
+        RenderedUtterance(id=f"{number}-{i}", samples=say(text, pitch=1 + number / 100), text=text, raw_text=text)
+        for i, text in enumerate(texts[:utterances])
+    ]
+    return RenderedSpeaker(name=f"s{number:02}", split=split, utterances=spoken, metadata={"gender": "female"})
+
+
+def identity(rendered: RenderedSpeaker) -> RenderedSpeaker:
+    return rendered
+
+
+def pack_tones(
+    place: Path,
+    *,
+    people: range = range(15),
+    language: str = "en",
+    letters: tuple[int, int] = (3, 6),
+    utterances: int = 4,
+) -> None:
+    """A store of the speakers numbered `people`, three in five of them to train on."""
+    rendered = [speaker(number, letters=letters, utterances=utterances) for number in people]
+    rendered.sort(key=lambda one: (one.split, one.name))
+    pack(Corpus("tones", language, rendered, identity, ProblemLog()), place, workers=1)

@@ -1,0 +1,125 @@
+"""Whose speech a seed model has heard: found through its own recipe, and its seeds' recipes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.tones import pack_tones
+
+from sottovoce.config import load_recipe
+from sottovoce.errors import InputError
+from sottovoce.store import Store
+from sottovoce.training.preparing import population_of
+from sottovoce.training.seeding import Seed, find_seed, folder_of, heard_by, recorded_recipe
+from sottovoce.training.stages import Surroundings, run_recipe
+
+CENTRAL = """
+about: a seed
+data: {{store: {store}{data}}}
+model: {{size: tiny}}
+central:
+  steps: 1
+  batch_seconds: 4
+  optimiser: {{name: sgd}}
+  schedule: {{name: constant, lr: 0.1}}
+  {more}
+"""
+FEDERATED = """
+about: federated
+data: {{store: tones{data}}}
+model: {{size: tiny}}
+federation:
+  steps: 1
+  cohort_size: 2
+  seed_model: {seed}
+  local: {{batch_seconds: 2, lr: 0.1, local_steps: 1}}
+  server: {{optimiser: {{name: sgd}}, schedule: {{name: constant, lr: 1.0}}}}
+  privacy: {{clip_bound: 0.01, noise_multiplier: 8.0, delta: 1e-3}}
+"""
+
+
+def part(name: str) -> str:
+    """Three people for the seed, the other six for the federation."""
+    return f", seed_part: {{most_data_speakers: 3}}, part: {name}"
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Speakers 0 to 14, 10 to 24 and 20 to 34: the first two stores share three who train (10, 11, 12)."""
+    folder = tmp_path_factory.mktemp("stores")
+    pack_tones(folder / "tones", letters=(2, 3), utterances=2)
+    pack_tones(folder / "others", people=range(10, 25), letters=(2, 3), utterances=2)
+    pack_tones(folder / "strangers", people=range(20, 35), letters=(2, 3), utterances=2)
+    return folder
+
+
+def written(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def central(folder: Path, name: str, *, store: str = "tones", data: str = "", more: str = "") -> str:
+    return written(folder / f"{name}.yaml", CENTRAL.format(store=store, data=data, more=more))
+
+
+def federated(folder: Path, seed: str, *, data: str = "") -> str:
+    return written(folder / "federated.yaml", FEDERATED.format(seed=seed, data=data))
+
+
+def around(tmp_path: Path, stores: Path) -> Surroundings:
+    return Surroundings(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("store", "heard"), [("tones", 9), ("others", 3), ("strangers", 0)])
+def test_people_are_known_by_name_across_stores(store: str, heard: int, stores: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(federated(tmp_path, "unused"))
+    clients = population_of(recipe, Store(stores / "tones"), recipe.federated.clients.population(recipe.data))
+    seed = Seed(tmp_path, load_recipe(central(tmp_path, "seed", store=store)))
+    assert heard_by(seed, clients, runs=tmp_path, stores=stores).clients == heard
+
+
+def test_what_a_seed_started_from_counts_too(stores: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(federated(tmp_path, "unused"))
+    clients = population_of(recipe, Store(stores / "tones"), recipe.federated.clients.population(recipe.data))
+    first = central(tmp_path, "first", store="others")
+    second = central(tmp_path, "second", store="strangers", more=f"start_from: {first}")
+    found = heard_by(find_seed(second, runs=tmp_path, root_seed=1), clients, runs=tmp_path, stores=stores)
+    assert (found.clients, found.unknown) == (3, ())
+    bare = central(tmp_path, "third", store="strangers", more=f"start_from: {tmp_path}")
+    found = heard_by(find_seed(bare, runs=tmp_path, root_seed=1), clients, runs=tmp_path, stores=stores)
+    assert (found.clients, found.unknown) == (0, (tmp_path,))
+
+
+def test_a_private_run_refuses_clients_whom_its_seed_has_heard(stores: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(federated(tmp_path, central(tmp_path, "seed")))
+    with pytest.raises(InputError, match="users_also_in_seed=9: the seed model has already seen their speech"):
+        run_recipe(recipe, out=tmp_path / "run", resume=False, around=around(tmp_path, stores))
+
+
+def test_a_seed_on_its_own_part_of_the_people_is_trained_once_and_found_again(stores: Path, tmp_path: Path) -> None:
+    """Both recipes divide the same people alike, because they share `seed`."""
+    seed = central(tmp_path, "seed", data=part("seed"))
+    recipe = load_recipe(federated(tmp_path, seed, data=part("federation")))
+    where = around(tmp_path, stores)
+    outcome = run_recipe(recipe, out=tmp_path / "run", resume=False, around=where)
+    assert outcome.results is not None
+    assert outcome.results["privacy"]["population_size"] == 6
+    trained = folder_of(seed, where.runs)
+    before = (trained / "results.json").stat().st_mtime_ns
+    run_recipe(recipe, out=tmp_path / "again", resume=False, around=where)
+    assert (trained / "results.json").stat().st_mtime_ns == before
+    assert find_seed(seed, runs=where.runs, root_seed=1).is_there
+    assert recorded_recipe(trained) == load_recipe(seed)
+
+
+def test_another_root_seed_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    path = central(tmp_path, "seed")
+    usual, other = (find_seed(path, runs=tmp_path, root_seed=number) for number in (1, 2))
+    assert usual.folder != other.folder
+    assert other.recipe is not None
+    assert other.recipe.seed == 2
+
+
+def test_a_seed_that_is_nowhere_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no recipe 'pelikan2025/central/ls-10', did you mean"):
+        find_seed("pelikan2025/central/ls-10", runs=tmp_path, root_seed=1)
