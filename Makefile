@@ -22,12 +22,8 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
 	@touch $@
 
-demo: $(STAMP)  ## run the main job on the embedded corpus
-	@mkdir -p runs
-	test -e stores/synthetic-digits/store.json || \
-	  $(BIN)/sottovoce prepare synthetic digits --out stores/synthetic-digits --users 800 --hours 7 --seed 1
-	$(BIN)/sottovoce stats stores/synthetic-digits --plot runs/demo-crowd.html
-	$(BIN)/sottovoce run synthetic/central --out runs/demo --resume
+demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd (about 5 minutes)
+	$(BIN)/sottovoce run demo
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto
@@ -51,4 +47,4 @@ lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean:  ## remove .venv and everything the demo made
-	rm -rf $(VENV) runs/demo runs/demo-crowd.html stores/synthetic-digits
+	rm -rf $(VENV) runs/demo runs/demo-seed stores/demo-crowd stores/demo-studio

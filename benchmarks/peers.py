@@ -2,7 +2,7 @@
 
     sh benchmarks/peers/setup.sh                          # once: .venv-pfl and .venv-flower
     python benchmarks/peers.py tiny small                 # two CPU cores
-    python benchmarks/peers.py 5M-gpu --device cuda --sides floor pfl
+    python benchmarks/peers.py 5M-gpu --device cuda --sides sottovoce floor pfl
 
 Every side is a process of its own that stays alive and does one round when asked (peers/turns.py); the others hold
 still meanwhile. Before anything is timed, one round without noise must give every side the model of a plain loop, and
@@ -47,11 +47,14 @@ class Side:
 SIDES: Mapping[str, Side] = {
     "floor": Side("sottovoce_side.py", arguments=("--engine", "floor")),
     "loop": Side("sottovoce_side.py", arguments=("--engine", "loop")),
+    "sottovoce": Side("sottovoce_side.py", arguments=("--engine", "auto")),
+    "sottovoce-sequential": Side("sottovoce_side.py", arguments=("--engine", "sequential")),
     "pfl": Side("pfl_side.py", venv=".venv-pfl"),
     "pfl-processes": Side("pfl_side.py", venv=".venv-pfl", arguments=("--processes", f"{CORES}", "--threads", "1")),
     "flower-default": Side("flower_side.py", venv=".venv-flower", arguments=("--threads", f"{CORES}")),
     "flower": Side("flower_side.py", venv=".venv-flower", arguments=("--processes", f"{CORES}", "--threads", "1")),
 }
+CONTEST = ["sottovoce", "pfl", "pfl-processes", "flower-default", "flower"]
 REFERENCE = "loop"
 # Between models after one round, in units of the clip bound; on a GPU all compute in bfloat16, each in its own order.
 DIFFERENCE_ALLOWED = {"cpu": 1e-3, "cuda": 0.05}
@@ -244,8 +247,8 @@ def show(workload: str, found: Sequence[Row], *, title: str, against: str) -> st
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", help="names in peers/workload.py")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["floor", "pfl", "flower"])
-    parser.add_argument("--against", choices=SIDES, default="floor", help="the side that ratios are taken to")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=CONTEST)
+    parser.add_argument("--against", choices=SIDES, default="sottovoce", help="the side that ratios are taken to")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each side")
     parser.add_argument("--warm-ups", type=int, default=2)
     parser.add_argument("--device", default="cpu")

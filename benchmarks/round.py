@@ -3,8 +3,8 @@
     python benchmarks/round.py [--size base] [--cohort 64] [--batch-seconds 120] [--local-steps 10] [--drop 0.3]
                                [--engines sequential stacked] [--layerdrop-group 8] [--stack 8] [--rounds 3]
 
-The population is a store of noise: utterances of 3 to 10 s, a little more than `--batch-seconds` per user (arithmetic
-does not depend on what is said). Rows take turns; medians of rounds.
+The population is a store of noise: utterances of 3 to 10 s, five times `--batch-seconds` per user, so that nearly all
+batches are full (arithmetic does not depend on what is said). Rows take turns; medians of rounds.
 
     floor      the same local steps in a plain loop: no store, no reset, no update, no clipping, nothing summed
     no privacy a round: cohort, loading, local training, updates, sum, server step
@@ -48,6 +48,7 @@ from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1
 LETTERS = "abcdefghij"
+NOISE = stream(SEED, "noise").integers(-3000, 3000, size=10 * SAMPLE_RATE).astype(np.int16)
 
 
 def noise_speaker(number: int, *, seconds: float) -> RenderedSpeaker:
@@ -57,7 +58,7 @@ def noise_speaker(number: int, *, seconds: float) -> RenderedSpeaker:
     while total < seconds:
         length = int(rng.integers(3 * SAMPLE_RATE, 10 * SAMPLE_RATE))
         text = "".join(rng.choice(list(LETTERS), size=int(14 * length / SAMPLE_RATE)))
-        samples = rng.integers(-3000, 3000, size=length).astype(np.int16)
+        samples = NOISE[:length]
         name = f"{number}-{len(utterances)}"
         utterances.append(RenderedUtterance(id=name, samples=samples, text=text, raw_text=text))
         total += length / SAMPLE_RATE
@@ -92,7 +93,7 @@ class Setting:
     def engine(self, name: str) -> Engine:
         local = self.room.local
         if name == "stacked":
-            compute = many_models(steps=10**6, device=self.device)
+            compute = many_models(steps=10**6, batch_seconds=local.batch_seconds, device=self.device)
             return StackedEngine(
                 self.room,
                 self.layout,
@@ -205,7 +206,7 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> Table:
     device = torch.device(arguments.device)
-    store = noise_store(folder, users=arguments.users, seconds=arguments.batch_seconds * 1.1)
+    store = noise_store(folder, users=arguments.users, seconds=arguments.batch_seconds * 5)
     tokens = CharacterTokens.seen_in(alphabet("en") or LETTERS)
     model = named_settings(arguments.size, tokens=tokens.size + 1, dropout=arguments.drop, layer_drop=arguments.drop)
     parameters = init(model, generator=torch_stream(SEED, "init"))

@@ -3,13 +3,20 @@
     python benchmarks/peers/sottovoce_side.py tiny --engine floor
 
 `floor` trains every client of the cohort and does nothing else: no update, no clipping, no sum. `loop` is Algorithm 1
-in the fewest lines, and what the models of all others are compared with.
+in the fewest lines, and what the models of all others are compared with. `workers`, `stacked` and `sequential` are our
+engines (`auto`: what a long run would choose) in whole rounds as `sottovoce run` makes them: ledger, clipping on the
+noise's grid, noise, server optimiser.
 """
 
+import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
+from sottovoce_room import indices_of, workload_room
 from torch import Tensor
 from turns import Turns, parse
 from workload import (
@@ -26,7 +33,19 @@ from workload import (
     step_loss,
 )
 
+from sottovoce.federated.client import ClientRoom
+from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
+from sottovoce.federated.engines.workers import usable_cores
+from sottovoce.federated.round import run_round
+from sottovoce.federated.server import Server, ServerSettings
+from sottovoce.flat.layout import Layout
+from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.sampling import Indices
+from sottovoce.privacy.settings import PrivacySettings, Sampling
 from sottovoce.seeds import torch_stream
+from sottovoce.training.computing import many_models, one_model, precision
 
 Parameters = Mapping[str, Tensor]
 Round = Callable[[int, Tally], Parameters | None]
@@ -112,13 +131,76 @@ def loop(task: Task) -> Round:
     return one_round
 
 
-ENGINES: Mapping[str, Callable[[Task], Round]] = {"floor": floor, "loop": loop}
+def rounds(task: Task, name: str, engine_name: str) -> Round:
+    """Rounds by one of our engines, with everything that a run does in a round."""
+    room = workload_room(name)
+    indices = indices_of(room)
+    parameters = start_parameters(task.workload)
+    layout = Layout.of(parameters)
+    plan = FixedCohorts(
+        PrivacySettings(
+            population_size=task.workload.users,
+            privacy_unit="speaker",
+            cohort_size=task.workload.cohort_size,
+            sampling=Sampling.FIXED_SIZE,
+            clip_bound=CLIP_BOUND,
+            noise_multiplier=task.noise_multiplier,
+            delta=1e-6,
+            root_seed=SEED,
+        ),
+        layout,
+        cohorts=lambda step: indices(cohort(task.workload, step)),
+    )
+    settings = ServerSettings(optimiser={"name": "sgd"}, schedule={"name": "constant", "lr": SERVER_LR})
+    server = Server(settings, layout, layout.flatten(parameters).to(task.device))
+    engine = _engine(engine_name, room, layout, task)
+    ledger = Ledger(Path(tempfile.mkdtemp()) / "ledger.jsonl", header=plan.ledger_header(run="peers"))
+
+    def one_round(round_number: int, tally: Tally) -> Parameters:
+        digest = fingerprint(server.parameters_P)
+        done = run_round(server, plan=plan, engine=engine, ledger=ledger, step=round_number, digest=digest).private
+        assert not done.dropped, done.dropped
+        tally.merge(Tally(done.left_out["steps"], done.audio_seconds, done.left_out["checksum"]))
+        return layout.views(server.parameters_P)
+
+    return one_round
+
+
+@dataclass(frozen=True)
+class FixedCohorts(Plan):
+    """A plan whose cohorts are the workload's."""
+
+    cohorts: Callable[[int], Indices] = field(kw_only=True)
+
+    def sample(self, step: int) -> Indices:
+        return self.cohorts(step)
+
+
+def _engine(name: str, room: ClientRoom, layout: Layout, task: Task) -> Engine:
+    device, dtype = task.device, precision("auto", task.device)
+    if name == "workers":
+        workers = WorkersEngine(room, layout, dtype=dtype)
+        deque(workers.train(layout.zeros(), range(8), step=0), maxlen=0)  # all have started
+        return workers
+    options: dict[str, Any] = {"steps": 10**6, "batch_seconds": task.workload.batch_seconds, "device": device}
+    if name == "stacked":
+        return StackedEngine(room, layout, device=device, dtype=dtype, compute=many_models(**options))
+    assert name == "sequential", name
+    sequential = SequentialEngine(room, layout, device=device, dtype=dtype)
+    sequential.compute = one_model(sequential.weights.working, settings=room.model, **options)
+    return sequential
 
 
 def main() -> None:
     task, arguments = parse(__doc__)
-    one_round = ENGINES[arguments.engine](task)
-    turns, tally, round_number = Turns(task), Tally(), 0
+    plain = {"floor": floor, "loop": loop}
+    name = arguments.engine
+    if name == "auto":  # what a long run would choose
+        name = "stacked" if task.device.type == "cuda" else "workers"
+    one_round = plain[name](task) if name in plain else rounds(task, arguments.workload, name)
+    workers = usable_cores() if name == "workers" else None
+    turns = Turns(task, processes=workers or 1, threads=1 if workers else None)
+    tally, round_number = Tally(), 0
     while turns.more:
         turns.wait()
         turns.answer(tally, one_round(round_number, tally))

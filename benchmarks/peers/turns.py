@@ -46,7 +46,9 @@ def parse(description: str | None) -> tuple[Task, argparse.Namespace]:
 class Turns:
     """The rounds of one side, one after another: `wait`, then the round, then `answer`."""
 
-    def __init__(self, task: Task, *, packages: tuple[str, ...] = (), processes: int = 1) -> None:
+    def __init__(
+        self, task: Task, *, packages: tuple[str, ...] = (), processes: int = 1, threads: int | None = None
+    ) -> None:
         self._task = task
         self._answers = _claim_standard_output()
         self._round = 0
@@ -54,7 +56,7 @@ class Turns:
         self._tally = Tally()
         self._say(
             {
-                "threads": torch.get_num_threads(),
+                "threads": threads or torch.get_num_threads(),
                 "processes": processes,
                 "versions": {name: version(name) for name in ("torch", *packages)},
                 "device": torch.cuda.get_device_name() if task.device.type == "cuda" else "cpu",

@@ -154,6 +154,11 @@ def client_steps(
         yield Step(f"{round_number}/{number}/{index}", batch, draws)
 
 
+def batch_checksum(name: str, shape: tuple[int, ...]) -> int:
+    """Of a local step called `name`; `shape` is its batch's, then its lengths, then the sums of its tokens."""
+    return zlib.crc32(f"{name}: {shape}".encode())
+
+
 @dataclass
 class Tally:
     """What was computed: how many steps, on how much speech, and a checksum of their batches in any order."""
@@ -167,7 +172,7 @@ class Tally:
         shape = (*batch.waveforms_BN.shape, *batch.lengths_B.tolist(), *batch.tokens_BU.sum(dim=1).tolist())
         self.steps += 1
         self.audio_seconds += batch.audio_seconds
-        self.checksum += zlib.crc32(f"{step.name}: {shape}".encode())
+        self.checksum += batch_checksum(step.name, shape)
 
     def merge(self, other: "Tally") -> None:
         self.steps += other.steps

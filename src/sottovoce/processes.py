@@ -1,19 +1,34 @@
-"""Several processes under torchrun: who this one is, and how gradients are averaged over all of them."""
+"""Several processes under torchrun: who this one is, how work is dealt out, and what they tell one another.
 
+Objects travel over gloo on the host, tensors over gloo or NCCL, as they lie on the host or on a GPU.
+"""
+
+import heapq
 import os
+import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `world`. The first one alone writes."""
+    """This process among `world`. The first one alone writes. What all do together, all must ask for."""
 
     rank: int = 0
     world: int = 1
@@ -22,17 +37,56 @@ class Processes:
     def first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def several(self) -> bool:
+        return self.world > 1
+
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its mean over all processes, in place."""
-        if self.world == 1:
+        if not self.several:
             return
         for tensor in tensors:
             dist.all_reduce(tensor)
         torch._foreach_div_(list(tensors), float(self.world))
 
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace `tensor` by its sum over all processes, in the first one; elsewhere it is worth nothing then."""
+        if self.several:
+            dist.reduce(tensor, dst=0)
+
+    def spread(self, tensor: Tensor) -> None:
+        """Replace `tensor` by the first process's, in place."""
+        if self.several:
+            dist.broadcast(tensor, src=0)
+
+    def share(self, value: T) -> T:
+        """The first process's `value`, in all of them."""
+        if not self.several:
+            return value
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        found: T = box[0]
+        return found
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's `value`, in the order of their ranks, in the first one; nothing elsewhere."""
+        if not self.several:
+            return [value]
+        found: list[Any] = [None] * self.world if self.first else []
+        dist.gather_object(value, found if self.first else None, dst=0)
+        return found
+
+    def largest(self, value: float) -> float:
+        """The largest `value` of any process."""
+        if not self.several:
+            return value
+        found = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return float(found)
+
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in any process: then all of them go the same way."""
-        if self.world == 1:
+        if not self.several:
             return flag
         votes = torch.tensor(int(flag))  # on the host: no process waits for its GPU
         dist.all_reduce(votes)
@@ -46,6 +100,23 @@ class Processes:
 ALONE = Processes()
 
 
+def deal(amounts: NDArray[np.number[Any]], parts: int) -> list[NDArray[np.int64]]:
+    """Places in `amounts`, dealt out so that the sums are about equal: the largest first, to whoever has least so far.
+
+    The same on every machine. Within a part places are ascending; a part may be empty.
+
+    >>> [part.tolist() for part in deal(np.array([3, 9, 4, 5]), 2)]
+    [[0, 1], [2, 3]]
+    """
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    least = [(0.0, part) for part in range(parts)]
+    for place in np.argsort(-amounts, kind="stable").tolist():
+        load, part = least[0]
+        dealt[part].append(place)
+        heapq.heapreplace(least, (load + float(amounts[place]), part))
+    return [np.sort(np.array(places, dtype=np.int64)) for places in dealt]
+
+
 def own_device(device: torch.device) -> torch.device:
     """Under torchrun each process has the GPU of its own number; otherwise `device` as it is."""
     if device.type != "cuda":
@@ -55,16 +126,52 @@ def own_device(device: torch.device) -> torch.device:
     return own
 
 
+def restarted() -> bool:
+    """Whether torchrun started this process in the place of one that was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 @contextmanager
 def joined(device: torch.device) -> Iterator[Processes]:
-    """The processes that torchrun started: gloo on the host and NCCL between GPUs. `ALONE` without torchrun."""
+    """The processes that torchrun started: gloo on the host and NCCL between GPUs. `ALONE` without torchrun.
+
+    Within another `joined` they are the same ones, and stay together when the inner one ends.
+    """
     if "RANK" not in os.environ:
         yield ALONE
         return
-    # The first process evaluates while the others wait for its next gradients: give it time.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(hours=2))
+    if dist.is_initialized():
+        yield Processes(rank=dist.get_rank(), world=dist.get_world_size())
+        return
+    # A process may wait for the first one's tests, or for the slowest one's clients: give them time.
+    backend, patience = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timedelta(hours=2)
+    store, rank, world = next(iter(rendezvous("env://", timeout=patience)))
+    meeting = dist.PrefixStore(_agreed_name(store, rank, world), store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=meeting, rank=rank, world_size=world, timeout=patience)
     try:
         yield Processes(rank=dist.get_rank(), world=dist.get_world_size())
     finally:
         dist.destroy_process_group()
+
+
+def _agreed_name(store: "Store", rank: int, world: int) -> str:
+    """A name for this meeting that no earlier one had.
+
+    torchrun's store outlives the processes that it starts again, and what the lost ones wrote there (where they could
+    be reached, above all) would be taken for the new ones'. So everybody asks under a name of their own, drawn afresh,
+    and the first one answers until it has heard back from all: neither question nor answer can be an old one's.
+    """
+    own = secrets.token_hex(8)
+    if rank:
+        store.set(f"here/{rank}", own)
+        agreed: str = store.get(f"answer/{own}").decode()  # waits for it
+        store.set(f"heard/{agreed}/{rank}", "")
+        return agreed
+    silent = set(range(1, world))
+    while silent:
+        for other in sorted(silent):
+            if store.check([f"here/{other}"]):
+                store.set(f"answer/{store.get(f'here/{other}').decode()}", own)
+        silent = {other for other in silent if not store.check([f"heard/{own}/{other}"])}
+        time.sleep(0.01)
+    return own

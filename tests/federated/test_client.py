@@ -16,7 +16,7 @@ from sottovoce.seeds import torch_stream
 
 
 @pytest.mark.parametrize("name", ["fedprox", "distance"])
-@given(mu=st.floats(0, 10), scale=st.floats(1e-3, 1e3), seed=st.integers(0, 1000))
+@given(mu=st.just(0.0) | st.floats(1e-6, 10), scale=st.floats(1e-3, 1e3), seed=st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
 def test_the_proximal_pull_is_the_gradient_of_its_term(name: Any, mu: float, scale: float, seed: int) -> None:
     generator = torch_stream(seed, "proximal")

@@ -20,8 +20,8 @@ from types import FrameType
 from typing import Any
 
 _OURS = f"{os.sep}sottovoce{os.sep}"
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
     ["sottovoce.cli.run", "sottovoce.training.smoking", "sottovoce.reporting.summary", "tests.training.accounted"]
 )
 
@@ -54,8 +54,8 @@ class Running:
 
 def start(arguments: Sequence[object], *, kill_at: int | None = None, counts: bool = False) -> Running:
     """`sottovoce` with `arguments`, in a process of its own."""
-    here, there = _FORKS.Pipe(duplex=False)
-    process = _FORKS.Process(target=_main, args=([str(a) for a in arguments], there, kill_at, counts))
+    here, there = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=_main, args=([str(a) for a in arguments], there, kill_at, counts))
     process.start()
     there.close()
     return Running(process, here)
@@ -66,6 +66,16 @@ def run(arguments: Sequence[object], *, kill_at: int | None = None, counts: bool
 
 
 def _main(arguments: list[str], pipe: Connection, kill_at: int | None, counts: bool) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code, called = run_command(arguments, kill_at=kill_at, counts=counts)
+    pipe.send((out.getvalue(), err.getvalue(), called))
+    pipe.close()
+    os._exit(code)
+
+
+def run_command(arguments: list[str], *, kill_at: int | None, counts: bool) -> tuple[Any, int]:
+    """`sottovoce` with `arguments` in this process: its exit code, and the number of its function calls."""
     from sottovoce.cli import main
 
     sys.argv = ["sottovoce", *arguments]
@@ -78,17 +88,13 @@ def _main(arguments: list[str], pipe: Connection, kill_at: int | None, counts: b
             if called == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    out, err = io.StringIO(), io.StringIO()
     code: Any = 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            with _profiled(count if counts or kill_at is not None else None):
-                main()
-        except SystemExit as ended:
-            code = ended.code or 0
-    pipe.send((out.getvalue(), err.getvalue(), called))
-    pipe.close()
-    os._exit(code)
+    try:
+        with _profiled(count if counts or kill_at is not None else None):
+            main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    return code, called
 
 
 @contextlib.contextmanager

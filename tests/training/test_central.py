@@ -151,6 +151,7 @@ def test_a_kill_between_a_checkpoint_and_its_link_loses_no_best_model(
     best = (out / "model").readlink()
     wrong = next(path for path in (out / "checkpoints").glob("step-*") if path.name != best.name)
     checkpoint.point(out / "model", wrong)
+    (out / "results.json").unlink()  # the kill came before the end
     code, _, err = finish(start(recipe_file, stores, out, "--resume"))
     assert code == 0, err
     assert (out / "model").readlink() == best
@@ -179,7 +180,7 @@ def test_starts_from_another_run_and_renews_the_output_for_other_tokens(
         (["central.optimiser.name=larz"], "unknown optimiser 'larz', did you mean 'lars'?"),
         (["data.dev=nowhere"], "no split='nowhere' in store"),
         (["data.store=none"], "no store at"),
-        (["central.start_from=nowhere"], "no model at nowhere"),
+        (["central.start_from=nowhere"], "no recipe 'nowhere'"),
         (["central.steps"], "expected key=value"),
         (["central.steps=["], "not readable as YAML"),
         (["central.augment.speeds=[0]"], "speeds has 0.0, expected numbers from 0.5 to 2.0"),
@@ -208,6 +209,9 @@ def test_a_run_folder_of_another_recipe_is_refused(recipe_file: Path, stores: Pa
     out = tmp_path / "run"
     code, _, err = finish(start(recipe_file, stores, out, "central.steps=2"))
     assert code == 0, err
+    code, shown, err = finish(start(recipe_file, stores, out, "central.steps=2"))
+    assert (code, "On unseen speakers" in shown) == (0, True), "a finished run is shown again"
+    (out / "results.json").unlink()
     code, _, err = finish(start(recipe_file, stores, out, "central.steps=2"))
     assert (code, "holds this run already: --resume" in err) == (2, True), err
     code, _, err = finish(start(recipe_file, stores, out, "central.steps=3", "--resume"))

@@ -1,5 +1,6 @@
 """Whose speech a seed model has heard: found through its own recipe, and its seeds' recipes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.store import Store
 from sottovoce.training.preparing import population_of
-from sottovoce.training.seeding import Seed, find_seed, folder_of, heard_by, recorded_recipe
+from sottovoce.training.seeding import Heard, Seed, find_seed, folder_of, heard_by
 from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.users import PopulationSettings, SeedPart
 
 CENTRAL = """
 about: a seed
@@ -84,10 +86,11 @@ def test_what_a_seed_started_from_counts_too(stores: Path, tmp_path: Path) -> No
     first = central(tmp_path, "first", store="others")
     second = central(tmp_path, "second", store="strangers", more=f"start_from: {first}")
     found = heard_by(find_seed(second, runs=tmp_path, root_seed=1), clients, runs=tmp_path, stores=stores)
-    assert (found.clients, found.unknown) == (3, ())
+    # Neither has been trained, so nobody knows whether these are the stores that they will have read.
+    assert (found.clients, len(found.unknown)) == (3, 2)
     bare = central(tmp_path, "third", store="strangers", more=f"start_from: {tmp_path}")
     found = heard_by(find_seed(bare, runs=tmp_path, root_seed=1), clients, runs=tmp_path, stores=stores)
-    assert (found.clients, found.unknown) == (0, (tmp_path,))
+    assert (found.clients, found.unknown[-1]) == (0, tmp_path)
 
 
 def test_a_private_run_refuses_clients_whom_its_seed_has_heard(stores: Path, tmp_path: Path) -> None:
@@ -109,7 +112,8 @@ def test_a_seed_on_its_own_part_of_the_people_is_trained_once_and_found_again(st
     run_recipe(recipe, out=tmp_path / "again", resume=False, around=where)
     assert (trained / "results.json").stat().st_mtime_ns == before
     assert find_seed(seed, runs=where.runs, root_seed=1).is_there
-    assert recorded_recipe(trained) == load_recipe(seed)
+    for place in (trained, trained / "model", (trained / "model").resolve()):
+        assert find_seed(str(place), runs=where.runs, root_seed=1).recipe == load_recipe(seed)
 
 
 def test_another_root_seed_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -123,3 +127,33 @@ def test_another_root_seed_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_a_seed_that_is_nowhere_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no recipe 'pelikan2025/central/ls-10', did you mean"):
         find_seed("pelikan2025/central/ls-10", runs=tmp_path, root_seed=1)
+
+
+def test_a_store_made_anew_leaves_nobody_knowing_whom_the_seed_has_heard(tmp_path: Path) -> None:
+    stores = tmp_path / "stores"
+    pack_tones(stores / "crowd", people=range(10), letters=(2, 3), utterances=2)
+    where = Surroundings(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
+    seed = central(tmp_path, "seed", store="crowd", data=", seed_part: {fraction: 0.3}, part: seed")
+    found = find_seed(seed, runs=where.runs, root_seed=1)
+    assert found.recipe is not None
+    run_recipe(found.recipe, out=found.folder, resume=False, around=where)
+    clients = population_of(
+        found.recipe, Store(stores / "crowd"), PopulationSettings(split="train", seed_part=SeedPart(fraction=0.3))
+    )
+    assert heard_by(found, clients, runs=where.runs, stores=stores) == Heard(0, ())
+    shutil.rmtree(stores / "crowd")
+    pack_tones(stores / "crowd", people=range(15), letters=(2, 3), utterances=2)
+    assert heard_by(found, clients, runs=where.runs, stores=stores).unknown == (found.folder,)
+
+
+def test_people_whom_a_seed_was_chosen_on_count_as_heard(tmp_path: Path) -> None:
+    stores = tmp_path / "stores"
+    pack_tones(stores / "crowd", people=range(10), letters=(2, 3), utterances=2)
+    pack_tones(stores / "studio", people=range(40, 45), letters=(2, 3), utterances=2)
+    where = Surroundings(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
+    seed = central(tmp_path, "seed", store="studio", data=", dev: 'crowd:train'")
+    found = find_seed(seed, runs=where.runs, root_seed=1)
+    assert found.recipe is not None
+    run_recipe(found.recipe, out=found.folder, resume=False, around=where)
+    clients = population_of(found.recipe, Store(stores / "crowd"), PopulationSettings(split="train"))
+    assert heard_by(found, clients, runs=where.runs, stores=stores).clients == len(clients)

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from sottovoce import __version__
-from sottovoce.cli import evaluate, ledger, plan, prepare, run, stats, tokens, transcribe
+from sottovoce.cli import evaluate, ledger, plan, prepare, report, run, stats, tokens, transcribe
 from sottovoce.cli.console import stderr
 from sottovoce.errors import InputError
 
@@ -28,6 +28,7 @@ app.command(name="run")(run.run)
 app.command(name="recipes")(run.recipes)
 app.command(name="plan")(plan.plan)
 app.command(name="ledger")(ledger.ledger)
+app.command(name="report")(report.report)
 app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="transcribe")(transcribe.transcribe)
 

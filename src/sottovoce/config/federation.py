@@ -4,11 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sottovoce.config.sections import Data, Section
 from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
+from sottovoce.models.trainable import parse_part
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.noise import NoiseScope
@@ -97,22 +98,32 @@ class Federation(Section):
 
     `seed_model` is a recipe, which is run first if its result is not there, or the folder of a model; None starts
     from nothing. `patience` stops after so many evaluations without a better one. `engine: auto` measures which one
-    is the fastest here, and says so in the run folder's `engine.json`.
+    is the fastest here, and says so in the run folder's `engine.json`. `trainable` names the part of the model that
+    is trained (see `models.trainable`); None trains all of it.
     """
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
     seed_model: str | None = None
+    trainable: str | None = None
     clients: Clients = Clients()
     local: LocalTraining
     server: ServerSettings
     privacy: Privacy = Privacy()
-    engine: Literal["auto", "sequential", "stacked"] = "auto"
+    engine: Literal["auto", "sequential", "stacked", "workers"] = "auto"
     stack_size: int | None = Field(default=None, ge=1)  # clients at once; None: what fits into the device's memory
+    workers: int | None = Field(default=None, ge=1)  # processes of the engine `workers`; None: one a core
     evaluate_every: int = Field(default=50, ge=1)
     checkpoint_every: int = Field(default=50, ge=1)
     patience: int | None = Field(default=None, ge=1)
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
+
+    @field_validator("trainable")
+    @classmethod
+    def _check_trainable(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_part(text)
+        return text
 
     @model_validator(mode="after")
     def _check(self) -> "Federation":

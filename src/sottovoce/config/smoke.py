@@ -3,6 +3,7 @@
 It shows that a recipe's settings fit together, and nothing about its result.
 """
 
+import re
 from typing import Any
 
 from sottovoce.config.loading import validate
@@ -48,3 +49,7 @@ def _shrink(federation: dict[str, Any], seed_model: str | None) -> None:
     if clients["silos"] is not None:
         clients["silos"] = 3
     clients |= {"min_seconds": None, "max_seconds": None}
+    if federation["trainable"] is not None:
+        # A tiny model has few blocks, and narrow ones.
+        blocks = re.sub(r"blocks\.[^.,]+", "blocks.*", federation["trainable"])
+        federation["trainable"] = re.sub(r"lora\([^)]*\)", "lora(r=2)", blocks)

@@ -8,7 +8,7 @@ user's presence moves nobody's update but their own; the sensitivity that the pl
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from sottovoce.models.ctc_transformer import Parameters, Settings, draw_kept
 from sottovoce.models.recogniser import PLAIN, Compute, SpeechBatch, StepDraws, batch_loss, draw_step
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Speech, load_batch, load_speech
+from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import derive, torch_stream
@@ -109,7 +110,7 @@ class LocalTraining:
 
 @dataclass(frozen=True, eq=False)
 class ClientRoom:
-    """Everything that a client's training is made of, whichever engine runs it."""
+    """Everything that a client's training is made of, whichever engine runs it. `frozen` is not trained."""
 
     population: Population
     tokens: Tokens
@@ -118,6 +119,11 @@ class ClientRoom:
     seed: int
     cohort_size: int
     longest_seconds: float = 36.0
+    frozen: Frozen = NOTHING_FROZEN
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> "ClientRoom":
+        """The same with what is frozen where an engine computes, in its precision."""
+        return replace(self, frozen=self.frozen.to(device, dtype))
 
     @cached_property
     def store(self) -> Store:
@@ -190,14 +196,14 @@ def train_locally(
     for local_step, batch in enumerate(loaded.batches):
         draws = room.draws(batch, loaded.client, step=step, local_step=local_step)
         loss = batch_loss(
-            weights.working,
+            room.frozen.joined(weights.working),
             batch,
             settings=room.model,
             spec_augment=local.spec_augment_at(step),
             draws=draws,
             compute=compute,
         )
-        weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
+        weights.set_gradients(gradients_of(loss, list(weights.working.values())))
         if local.proximal is not None:
             weights.add_to_gradients(local.proximal.pull(weights.master, server_P))
         weights.step(lr=local.lr, max_norm=local.clip_gradients)
@@ -205,10 +211,18 @@ def train_locally(
     return torch.stack(losses).mean()
 
 
+def gradients_of(loss: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The gradient of each leaf, None where the loss does not depend on it.
+
+    It depends on none where a part is trained and layer-drop left out every block of it.
+    """
+    return torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+
+
 def held_out_wer(parameters: Parameters, client: Client, room: ClientRoom, *, device: torch.device) -> float:
     """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10)."""
     if not len(client.held_out):
         raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
-    recogniser = Recogniser(room.model, room.tokens, parameters, room.store.language)
+    recogniser = Recogniser(room.model, room.tokens, room.frozen.joined(parameters), room.store.language)
     said = [room.store.utterance(row).text or "" for row in client.held_out.tolist()]
     return word_error_rate(said, recognise(recogniser, room.store, client.held_out, device=device))

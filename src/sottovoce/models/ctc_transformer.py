@@ -7,8 +7,8 @@ V tokens with the blank.
 
 The model is functions over a flat dictionary of named tensors, because everything around it treats parameters as
 data: clipping, noise and server optimisers work tensor by tensor ("layer" = one tensor), clients start from one
-shared set, and many clients are trained at once by giving every tensor a leading client axis. Only `linear` and
-`layer_norm` touch a weight.
+shared set, and many clients are trained at once by giving every tensor a leading client axis (or only those that are
+trained: the rest is shared). Only `linear` and `layer_norm` touch a weight.
 
 Between the front and the output, frames stand in one of two arrangements:
     padded [B, T, D]   one utterance a line; attention has a mask             on a CPU
@@ -28,15 +28,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.models.packing import Packing, plan_packing
+from sottovoce.models.linear import LowRank, Matrix, attend_segments, layer_norm, linear
+from sottovoce.models.packing import ROW_MULTIPLE, Packing, plan_packing
 from sottovoce.models.positions import Cape, PositionDraws, cape_positions, draw_positions, plain_positions, sinusoids
+from sottovoce.models.relu_dropout import relu_dropout
 
 Parameters = Mapping[str, Tensor]
 
 KERNEL, STRIDE = 7, 3
 CONTEXT = (KERNEL - STRIDE) // 2  # output frame i is centred on the input frames 3i, 3i+1, 3i+2 that it replaces
 SECONDS_PER_FRAME = STRIDE * 0.01
-LAYER_NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +103,16 @@ def named_settings(size: str, *, tokens: int, **changes: Any) -> Settings:
 
 
 class BlockWeights(NamedTuple):
-    """The tensors of one block, in the order of `BLOCK_NAMES`."""
+    """The weights of one block, in the order of `BLOCK_NAMES`."""
 
     attention_norm_weight: Tensor
     attention_norm_bias: Tensor
-    qkv: Tensor
-    attention_output: Tensor
+    qkv: Matrix
+    attention_output: Matrix
     mlp_norm_weight: Tensor
     mlp_norm_bias: Tensor
-    mlp_hidden: Tensor
-    mlp_output: Tensor
+    mlp_hidden: Matrix
+    mlp_output: Matrix
 
 
 # Queries, keys and values are one tensor, hence one layer to clip, as in the paper's Figure 5 ("wqkv").
@@ -155,6 +156,26 @@ def init(settings: Settings, *, generator: torch.Generator) -> dict[str, Tensor]
         limit = math.sqrt(3 * variance_times_fan_in / fan_in)
         parameters[name] = torch.empty(shape).uniform_(-limit, limit, generator=generator)
     return parameters
+
+
+def low_rank_names(matrix: str) -> tuple[str, str]:
+    """What the low-rank pair of a block matrix goes by.
+
+    >>> low_rank_names("blocks.07.mlp.hidden.weight")
+    ('blocks.07.mlp.hidden.lora_a', 'blocks.07.mlp.hidden.lora_b')
+    """
+    stem = matrix.removesuffix("weight")
+    return f"{stem}lora_a", f"{stem}lora_b"
+
+
+def block_weights(parameters: Parameters, layer: int) -> BlockWeights:
+    """The weights of block `layer`; a matrix is low-rank where `parameters` hold a pair for it."""
+    found: list[Any] = []
+    for name in BLOCK_NAMES:
+        weight = parameters[f"blocks.{layer:02d}.{name}"]
+        a, b = low_rank_names(f"blocks.{layer:02d}.{name}")
+        found.append(LowRank(weight, parameters[a], parameters[b]) if a in parameters else weight)
+    return BlockWeights(*found)
 
 
 def layer_index(name: str) -> int | None:
@@ -235,21 +256,6 @@ def seeded_dropout(seed: int, *, device: torch.device) -> Iterator[None]:
 # --- forward ---------------------------------------------------------------------------------------------------------
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x·weightᵀ + bias; with weights of N clients [N, out, in], each row of x [N, L, in] by its own."""
-    if weight.ndim == 2:
-        return F.linear(x, weight, bias)
-    if bias is None:
-        return torch.bmm(x, weight.transpose(1, 2))
-    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if weight.ndim == 1:
-        return F.layer_norm(x, weight.shape, weight, bias, LAYER_NORM_EPSILON)
-    return torch.addcmul(bias[:, None], F.layer_norm(x, weight.shape[1:], eps=LAYER_NORM_EPSILON), weight[:, None])
-
-
 def dropped(x: Tensor, dropout: float) -> Tensor:
     return F.dropout(x, dropout) if dropout else x
 
@@ -295,20 +301,8 @@ def attention(
     return linear(mixed, weights.attention_output)
 
 
-def attend_segments(q: Tensor, k: Tensor, v: Tensor, *, ends: Tensor, longest: int, dropout: float) -> Tensor:
-    """Attention within segments of frames that lie end to end, [frames, heads, d]: without padding on a GPU."""
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
-        flash = torch.ops.aten._flash_attention_forward
-        mixed: Tensor = flash(q, k, v, ends, ends, longest, longest, dropout, False, False)[0]
-        return mixed
-    segment_of = torch.searchsorted(ends, torch.arange(len(q), device=q.device, dtype=ends.dtype), right=True)
-    same = segment_of[:, None] == segment_of[None, :]
-    q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=same, dropout_p=dropout)[0].transpose(0, 1)
-
-
 def mlp(x_BTD: Tensor, weights: BlockWeights, *, dropout: float) -> Tensor:
-    return linear(dropped(F.relu(linear(x_BTD, weights.mlp_hidden)), dropout), weights.mlp_output)
+    return linear(relu_dropout(linear(x_BTD, weights.mlp_hidden), dropout), weights.mlp_output)
 
 
 def block(
@@ -372,7 +366,7 @@ def forward(
     settings: Settings,
     draws: Draws | None = None,
     blocks: Callable[..., Tensor] = run_blocks,
-    row_frames: int | None = None,
+    row_multiple: int = ROW_MULTIPLE,
     stacking: Stacking | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T/3, V] (float32 at least) and their lengths [B], for normalised features and lengths.
@@ -380,8 +374,8 @@ def forward(
     With `draws` it trains (dropout, layer-drop, CAPE's moves); without it evaluates. What lies beyond an utterance's
     length never influences it. Computes in the parameters' precision, or in autocast's. Keep `lengths_B` on the
     host: the lengths come back where they came from, and nothing then waits for the device.
-    `blocks` is `run_blocks` or another form of it. `row_frames` fixes the length of packed rows that fit into it, so
-    that all batches have one shape. With `stacking` the parameters have a leading client axis.
+    `blocks` is `run_blocks` or another form of it. Packed rows end on a `row_multiple`: the
+    coarser it is, the fewer shapes occur. With `stacking` parameters have a leading client axis, or are shared by all.
     """
     device = features_BTF.device
     dropout = 0.0 if draws is None else settings.dropout
@@ -402,7 +396,7 @@ def forward(
 
     packing = None
     if stacking is not None or device.type == "cuda":
-        packing = _packing(out_lengths_B, frames, device=device, row_frames=row_frames, stacking=stacking)
+        packing = _packing(out_lengths_B, frames, device=device, row_multiple=row_multiple, stacking=stacking)
         with torch.no_grad():
             inputs, positions_BT = packing.pack(inputs), packing.pack(positions_BT)
         where, longest = packing.segment_ends, packing.longest
@@ -414,10 +408,8 @@ def forward(
     with nullcontext() if draws is None else seeded_dropout(draws.dropout_seed, device=device):
         x = dropped(front(parameters, inputs), dropout)
         x = x + sinusoids(positions_BT, width=settings.width).to(x.dtype)
-        stack = [
-            BlockWeights(*(parameters[f"blocks.{layer:02d}.{name}"] for name in BLOCK_NAMES))
-            for layer in (range(settings.layers) if draws is None else draws.kept)
-        ]
+        layers = range(settings.layers) if draws is None else draws.kept
+        stack = [block_weights(parameters, layer) for layer in layers]
         options: dict[str, Any] = {"heads": settings.heads, "norm": settings.norm, "dropout": dropout}
         if draws is not None and stacking is not None and stacking.kept_by is not None:
             options["kept"] = _kept_masks(draws.kept, stacking.kept_by, device=device)
@@ -431,14 +423,16 @@ def forward(
 
 
 def _packing(
-    lengths_B: Tensor, frames: int, *, device: torch.device, row_frames: int | None, stacking: Stacking | None
+    lengths_B: Tensor, frames: int, *, device: torch.device, row_multiple: int, stacking: Stacking | None
 ) -> Packing:
-    lengths = lengths_B.tolist()
-    if row_frames is not None and sum(lengths) > row_frames:
-        row_frames = None
-    if stacking is None:
-        return plan_packing(lengths, padded_frames=frames, device=device, frames=row_frames)
-    return plan_packing(lengths, padded_frames=frames, device=device, rows=stacking.rows_B, row_count=stacking.clients)
+    return plan_packing(
+        lengths_B.tolist(),
+        padded_frames=frames,
+        device=device,
+        rows=None if stacking is None else stacking.rows_B,
+        row_count=1 if stacking is None else stacking.clients,
+        row_multiple=row_multiple,
+    )
 
 
 def _kept_masks(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sottovoce.models.ctc_transformer import BLOCK_NAMES, BlockWeights, Parameters, Settings, block, run_blocks
+from sottovoce.models.ctc_transformer import BlockWeights, Parameters, Settings, block, block_weights, run_blocks
 
 Blocks = Callable[..., Tensor]
 Replay = Callable[[], object]
@@ -49,11 +49,8 @@ def graphed_blocks(
 
     Dropout follows `seeded_dropout`: the same seed gives the same masks as in a plain run.
     """
-    stack = [
-        BlockWeights(*(parameters[f"blocks.{layer:02d}.{name}"] for name in BLOCK_NAMES))
-        for layer in range(settings.layers)
-    ]
-    device = stack[0].qkv.device
+    stack = [block_weights(parameters, layer) for layer in range(settings.layers)]
+    device = parameters["output.weight"].device
     if device.type != "cuda":
         return run_blocks
     return GraphedBlocks(stack, block=block, recorder=CudaRecorder(device, keep_free_bytes=keep_free_bytes))
@@ -182,7 +179,7 @@ def _record(
     options: dict[str, Any],
 ) -> _Recorded:
     """Record every block for inputs like `x_BTD`, first all forwards, then all backwards, as a step would run them."""
-    leaves = [BlockWeights(*(w.detach().requires_grad_() for w in weights)) for weights in stack]
+    leaves = [BlockWeights(*(w.detach().requires_grad_() for w in _tensors(weights))) for weights in stack]
     own_where = where.clone()
     streams = [x_BTD.detach().clone(memory_format=torch.contiguous_format)]
     tape: dict[int, tuple[Tensor, Tensor]] = {}
@@ -195,7 +192,7 @@ def _record(
 
     def backward(layer: int, gradient: Tensor) -> Sequence[Tensor]:
         before, after = tape.pop(layer)
-        return torch.autograd.grad(after, [before, *leaves[layer]], gradient)
+        return torch.autograd.grad(after, [before, *_tensors(leaves[layer])], gradient)
 
     layers = range(len(stack))
     last_gradient = torch.zeros_like(streams[0])
@@ -222,6 +219,13 @@ def _record(
     )
 
 
+def _tensors(weights: BlockWeights) -> list[Tensor]:
+    """Every weight is one tensor: low-rank ones are not recorded."""
+    tensors = [weight for weight in weights if isinstance(weight, Tensor)]
+    assert len(tensors) == len(weights), "a block with low-rank weights cannot be recorded"
+    return tensors
+
+
 # --- the blocks ------------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +243,7 @@ class GraphedBlocks:
     def __init__(
         self, stack: Sequence[BlockWeights], *, recorder: Recorder, block: Callable[..., Tensor] = block
     ) -> None:
-        assert all(weight.requires_grad for weights in stack for weight in weights)
+        assert all(weight.requires_grad for weights in stack for weight in _tensors(weights))
         self._stack, self._recorder, self._block = stack, recorder, block
         self._layer_of = {id(weights.qkv): layer for layer, weights in enumerate(stack)}
         self._recorded: dict[tuple[Any, ...], _Recorded | None] = {}
@@ -253,7 +257,7 @@ class GraphedBlocks:
         recorded = self._for_shape(x_BTD, where, options)
         if recorded is None:
             return run_blocks(x_BTD, stack, where=where, **options)
-        weights = [weight for block_weights in stack for weight in block_weights]
+        weights = [weight for of_block in stack for weight in _tensors(of_block)]
         return _Pass.apply(x_BTD, where, recorded, kept, self._turn, *weights)  # type: ignore[no-any-return,no-untyped-call]
 
     def _for_shape(self, x_BTD: Tensor, where: Tensor, options: dict[str, Any]) -> _Recorded | None:

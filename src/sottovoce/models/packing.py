@@ -21,7 +21,7 @@ from torch import Tensor
 # Rows end on a multiple of this, which tensor cores like. Their number of segments, and the longest of them, are
 # rounded up to powers of two, and not below these, so that few shapes ever occur: an empty segment costs little.
 ROW_MULTIPLE = 64
-FEWEST_SEGMENTS = 128
+FEWEST_SEGMENTS = 64  # for each row
 LEAST_LONGEST = 512
 TAIL_PIECE = 64  # padding at a row's end, in pieces: attention's work grows with the square of a segment
 
@@ -76,21 +76,20 @@ def plan_packing(
     device: torch.device,
     rows: Sequence[int] | None = None,
     row_count: int = 1,
-    frames: int | None = None,
+    row_multiple: int = ROW_MULTIPLE,
 ) -> Packing:
     """Pack utterances of `lengths` frames; `rows` says which row each belongs to (by default all to one).
 
-    `frames` is the rows' length, by default the fullest row's, rounded up.
+    Rows are as long as the fullest needs, rounded up to a `row_multiple`.
 
-    >>> packing = plan_packing([2, 1], padded_frames=2, device=torch.device("cpu"), frames=4)
+    >>> packing = plan_packing([2, 1], padded_frames=2, device=torch.device("cpu"), row_multiple=4)
     >>> packing.from_batch_NL.tolist(), packing.segment_ends[:4].tolist()
     ([[0, 1, 2, -1]], [0, 2, 3, 4])
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     row_of = np.zeros(len(sizes), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
     filled = np.bincount(row_of, weights=sizes, minlength=row_count).astype(np.int64)
-    width = _rounded(int(filled.max(initial=1)), ROW_MULTIPLE) if frames is None else frames
-    assert filled.max(initial=0) <= width, f"{filled.max()} frames do not fit into rows of {width}"
+    width = -(-int(filled.max(initial=1)) // row_multiple) * row_multiple
     order = np.argsort(row_of, kind="stable")
     starts = np.empty(len(sizes), dtype=np.int64)  # of each utterance in the flattened rows
     before = np.cumsum(sizes[order]) - sizes[order]
@@ -109,7 +108,7 @@ def plan_packing(
     tails = [np.arange(start, end, TAIL_PIECE) for start, end in ranges]
     ends = np.unique(np.concatenate([row_starts, starts + sizes, *tails]))
     longest = int(np.diff(ends).max(initial=1))
-    padded_ends = np.full(_power_of_two(len(ends), FEWEST_SEGMENTS) + 1, ends[-1], dtype=np.int32)
+    padded_ends = np.full(_power_of_two(len(ends), FEWEST_SEGMENTS * row_count) + 1, ends[-1], dtype=np.int32)
     padded_ends[: len(ends)] = ends
 
     def sent(array: np.ndarray[Any, Any]) -> Tensor:
@@ -125,10 +124,6 @@ def plan_packing(
         to_batch_UT=sent(to_batch).view(len(sizes), padded_frames),
         segment_ends=sent(padded_ends),
     )
-
-
-def _rounded(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def _power_of_two(value: int, least: int) -> int:

@@ -23,6 +23,7 @@ from sottovoce.audio.features import frame_lengths, log_mel, normalise
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models import ctc
 from sottovoce.models.ctc_transformer import Draws, Parameters, Settings, Stacking, draw, forward, run_blocks
+from sottovoce.models.packing import ROW_MULTIPLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,11 @@ def inputs(
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """How the arithmetic runs: the two functions that carry it, plain or otherwise, and one length for packed rows."""
+    """How the arithmetic runs: the two functions that carry it, plain or otherwise, and what packed rows end on."""
 
     inputs: Callable[..., Tensor] = inputs
     blocks: Callable[..., Tensor] = run_blocks
-    row_frames: int | None = None
+    row_multiple: int = ROW_MULTIPLE
 
 
 PLAIN = Compute()
@@ -126,7 +127,7 @@ def log_probabilities(
         settings=settings,
         draws=None if draws is None else draws.model,
         blocks=compute.blocks,
-        row_frames=compute.row_frames,
+        row_multiple=compute.row_multiple,
         stacking=stacking,
     )
 
@@ -152,17 +153,17 @@ def stacked_losses(
     batch: SpeechBatch,
     *,
     rows_U: Sequence[int],
+    clients: int,
     settings: Settings,
     spec_augment: SpecAugmentSettings | None = None,
     draws: StepDraws | None = None,
     kept_by: Sequence[tuple[int, ...] | None] | None = None,
     compute: Compute = PLAIN,
 ) -> Tensor:
-    """`batch_loss` of each of N clients, [N], from parameters with a leading client axis.
+    """`batch_loss` of each of N `clients`, [N], from parameters with a leading client axis, or shared by all.
 
     `rows_U` is the client of each utterance; a client without utterances has a loss of zero.
     """
-    clients = len(parameters["output.weight"])
     stacking = Stacking(rows_U, clients, kept_by)
     log_probs_UTV, lengths_U = log_probabilities(
         parameters, batch, settings=settings, spec_augment=spec_augment, draws=draws, compute=compute, stacking=stacking

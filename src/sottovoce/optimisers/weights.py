@@ -70,7 +70,8 @@ class Weights:
         pairs = list(zip(self._gradient_views, gradients, strict=True))
         present = [(view, g) for view, g in pairs if g is not None]
         absent = [view for view, g in pairs if g is None]
-        torch._foreach_copy_([view for view, _ in present], [g for _, g in present])
+        if present:
+            torch._foreach_copy_([view for view, _ in present], [g for _, g in present])
         if absent:
             torch._foreach_zero_(absent)
 

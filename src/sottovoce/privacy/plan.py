@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -226,7 +226,7 @@ class Plan:
             return update
         rows = [self.rule(row, self) for row in update.reshape(-1, self.layout.flat_size)]
         if any(row.shape != update.shape[-1:] for row in rows):
-            raise InputError(f"{_name(self.rule)}: expected an update of the shape it was given")
+            raise InputError(f"{self.rule!r}: expected an update of the shape it was given")
         ruled = torch.stack(rows).view_as(update)
         self.layout.clear_padding(ruled)
         return ruled
@@ -316,9 +316,14 @@ class Plan:
         )
 
 
-def _name(rule: Rule) -> str:
+def _name(rule: Any) -> str:
     """The same in every process, for the ledger: a dataclass with its settings, a function by its name."""
-    return repr(rule) if dataclasses.is_dataclass(rule) else f"{rule.__module__}.{rule.__qualname__}"
+    if dataclasses.is_dataclass(rule):
+        return repr(rule)
+    name = getattr(rule, "__qualname__", "<")
+    if "<" in name:  # a lambda, a function inside another, a partial: two different ones may look the same
+        raise InputError(f"rule={rule!r}: expected a function of a module, or a dataclass with a __call__")
+    return f"{rule.__module__}.{name}"
 
 
 def _plain(value: object) -> object:

@@ -1,4 +1,4 @@
-"""The short report of one run or several: a table, and a page with the table and the learning curves.
+"""The short report of one run or several: a table and notes, which open the page as well.
 
 Everything comes from run folders: what was not written down cannot be claimed.
 """
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
 from sottovoce.files import written_atomically
-from sottovoce.training.run_folder import METRICS, RESULTS, Lines
+from sottovoce.reporting.cells import Table as Cells
+from sottovoce.reporting.page import build_report, write_page
+from sottovoce.reporting.records import read_run
+from sottovoce.training.run_folder import RESULTS
 
 REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
@@ -32,6 +32,15 @@ class Summary:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
+
+    @property
+    def headline(self) -> Cells:
+        """For the page. There as in the terminal, the name of an only test set takes no column."""
+        tests = {row[1] for row in self.rows}
+        if len(tests) != 1:
+            return Cells("headline", "On unseen speakers", self.headings, self.rows, words=2)
+        headings, *rows = ((row[0], *row[2:]) for row in (self.headings, *self.rows))
+        return Cells("headline", f"On unseen speakers ({tests.pop()})", headings, tuple(rows))
 
     @property
     def table(self) -> Table:
@@ -53,35 +62,31 @@ class Summary:
 class _Run:
     label: str
     results: Mapping[str, Any]
-    metrics: Sequence[Mapping[str, Any]]
 
 
 def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summary:
     """Write `report.html` and `report.txt` for the finished runs in `folders`, by label, into `out`."""
-    runs = [_read(label, folder) for label, folder in folders.items()]
-    federated = [run for run in runs if "privacy" in run.results]
-    private = ("ε here (PLD / RDP)", "population for ε ≤ 8") if federated else ()
-    headings = ("", TEST_SET, "WER", "95 % interval", *private)
-    rows = [*_start_rows(federated), *(row for run in runs for row in _rows(run, private=bool(federated)))]
-    summary = Summary(out / REPORT, headings, tuple(rows), tuple(_notes(runs)))
-    page = Page(
-        title=title,
-        description="Word error rate on the dev speakers over training, and the tests at the end",
-        headings=headings,
-        rows=summary.rows,
-        total=len(rows) - 1,
-        notes=summary.notes,
-    )
-    write_drawing(summary.path, lambda: _figure(runs, title=title), lambda: page)
-    lines = [title, "", *_aligned((headings, *summary.rows)), "", *summary.notes]
+    summary = summarise(folders, path=out / REPORT)
+    records = [read_run(label, folder) for label, folder in folders.items()]
+    write_page(summary.path, build_report(records, title=title, headline=summary.headline, notes=summary.notes))
+    lines = [title, "", *_aligned((summary.headings, *summary.rows)), "", *summary.notes]
     with written_atomically(out / TEXT) as file:
         file.write(("\n".join(lines) + "\n").encode())
     return summary
 
 
+def summarise(folders: Mapping[str, Path], *, path: Path) -> Summary:
+    """The table and the notes of the finished runs in `folders`, by label; `path` is where their page will lie."""
+    runs = [_read(label, folder) for label, folder in folders.items()]
+    federated = [run for run in runs if "privacy" in run.results]
+    private = ("ε here (PLD / RDP)", "population for ε ≤ 8") if federated else ()
+    headings = ("", TEST_SET, "WER", "95 % interval", *private)
+    rows = [*_start_rows(federated), *(row for run in runs for row in _rows(run, private=bool(federated)))]
+    return Summary(path, headings, tuple(rows), tuple(_notes(runs)))
+
+
 def _read(label: str, folder: Path) -> _Run:
-    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    return _Run(label, results, Lines(folder / METRICS).read())
+    return _Run(label, json.loads((folder / RESULTS).read_text(encoding="utf-8")))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -126,7 +131,10 @@ def _population(results: Mapping[str, Any]) -> str:
         return ""
     if "unreachable" in useful:
         return "none"
-    return f"{useful['population_size']:,} (cohort {useful['cohort_size']:,}, ε = {useful['epsilon_rdp']:.2g})"
+    too_large = "; δ is too large for it" if useful.get("delta_too_large") else ""
+    return (
+        f"{useful['population_size']:,} (cohort {useful['cohort_size']:,}, ε = {useful['epsilon_rdp']:.2g}{too_large})"
+    )
 
 
 def _notes(runs: Sequence[_Run]) -> list[str]:
@@ -138,7 +146,8 @@ def _notes(runs: Sequence[_Run]) -> list[str]:
         ended = run.results["ended"]
         steps = f"{ended['step']:,} rounds" + (f" ({ended['words']})" if ended.get("words") else "")
         notes.append(
-            f"{run.label}: {steps}, cohort {privacy['cohort_size']:,} of {privacy['population_size']:,}; "
+            f"{run.label}: {steps}, cohort {privacy['cohort_size']:,} of {privacy['population_size']:,}"
+            f"{_sent(run.results)}; "
             f"{privacy['guarantee']}"
         )
     found = [run.results["privacy"] for run in runs if "privacy" in run.results]
@@ -151,22 +160,13 @@ def _notes(runs: Sequence[_Run]) -> list[str]:
     return notes
 
 
-def _figure(runs: Sequence[_Run], *, title: str) -> Figure:
-    figure = Figure(figsize=(9, 4.6), layout="constrained")
-    axes = figure.subplots()
-    for run, colour in zip(runs, COLOURS * len(runs), strict=False):
-        points = [(record["step"], record["dev_wer"]) for record in run.metrics if "dev_wer" in record]
-        if points:
-            steps, rates = zip(*points, strict=True)
-            axes.plot(steps, rates, color=colour, marker="o", markersize=3, linewidth=1.8, label=run.label)
-    axes.set_xlabel("rounds or steps", color=INK)
-    axes.set_ylabel("word error rate, dev speakers", color=INK)
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    axes.set_ylim(0, None)
-    axes.grid(color=FAINT, alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=INK)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, labelcolor=INK)
-    figure.suptitle(title, color=INK, fontsize=13, fontweight="bold")
-    return figure
+def _sent(results: Mapping[str, Any]) -> str:
+    """What travels; and how much of the model is trained, where that is not all of it."""
+    if (sent := results.get("communication")) is None:
+        return ""
+    trained, total = sent["trained_parameters"], sent["trained_parameters"] + sent["frozen_parameters"]
+    each_way = f", {sent['bytes_up'] / 1e6:,.2f} MB each way per client and round"
+    if trained == total:
+        return each_way
+    first = f"{sent['bytes_down_first'] / 1e6:,.2f} MB down the first time"
+    return f"{each_way} ({trained:,} of {total:,} parameters are trained; {first})"

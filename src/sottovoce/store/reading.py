@@ -192,5 +192,8 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _record(records: mmap.mmap, offsets: NDArray[np.int64], row: int) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(records[offsets[row] : offsets[row + 1]])
+    try:
+        record: dict[str, Any] = json.loads(records[offsets[row] : offsets[row + 1]])
+    except ValueError as error:
+        raise InputError(f"record {row} of the store is damaged ({error})") from None
     return record

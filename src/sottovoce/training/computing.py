@@ -16,6 +16,8 @@ Precision = Literal["auto", "bfloat16", "float32"]
 
 WORTH_COMPILING = 2000  # steps: compiling takes half a minute
 
+SHAPES = 32  # how many shapes of rows may be compiled in one run; torch's own limit is 8
+
 # width² · seconds of audio a step, up to which a block takes the host longer to launch (some 0.8 ms) than it takes a
 # large GPU to run (12·width² weights, 6 operations each per frame of 30 ms, at 400 TFLOP/s): 250 s for `base`.
 HOST_BOUND = 1.5e8
@@ -27,26 +29,31 @@ def precision(chosen: Precision, device: torch.device) -> torch.dtype:
 
 
 def one_model(
-    working: Parameters, *, settings: Settings, steps: int, batch_seconds: float, device: torch.device
+    working: Parameters | None, *, settings: Settings, steps: int, batch_seconds: float, device: torch.device
 ) -> Compute:
-    """For training one model, whose weights are `working`, with `steps` steps of at most `batch_seconds`."""
+    """For training one model, whose weights are `working`, with `steps` steps of at most `batch_seconds`.
+
+    None where only a part of it is trained: graphs record whole models.
+    """
     if device.type != "cuda" or steps < WORTH_COMPILING:
         return PLAIN
-    rows = row_frames(batch_seconds)
+    rows = row_multiple(batch_seconds)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
     fused = torch.compile(block, dynamic=False)
-    if settings.width**2 * batch_seconds > HOST_BOUND:
+    if working is None or settings.width**2 * batch_seconds > HOST_BOUND:
         return Compute(torch.compile(inputs), partial(run_blocks, block=fused), rows)
     return Compute(torch.compile(inputs), graphed_blocks(working, settings=settings, block=fused), rows)
 
 
-def many_models(*, steps: int, device: torch.device) -> Compute:
-    """For stacked clients, whose number and rows vary from step to step."""
+def many_models(*, steps: int, batch_seconds: float, device: torch.device) -> Compute:
+    """For stacked clients. The first eight shapes are compiled, full stacks among them; what is rare runs plainly."""
     if device.type != "cuda" or steps < WORTH_COMPILING:
         return PLAIN
-    return Compute(torch.compile(inputs), partial(run_blocks, block=torch.compile(block, dynamic=True)))
+    fused = torch.compile(block, dynamic=False)
+    return Compute(torch.compile(inputs), partial(run_blocks, block=fused), row_multiple(batch_seconds, lengths=8))
 
 
-def row_frames(batch_seconds: float) -> int:
-    """Frames that a packed row needs for a batch of so many seconds."""
-    frames = frame_count(int(batch_seconds * SAMPLE_RATE)) // STRIDE + 1
-    return -(-frames // ROW_MULTIPLE) * ROW_MULTIPLE
+def row_multiple(batch_seconds: float, *, lengths: int = 16) -> int:
+    """What rows end on, so that batches up to `batch_seconds` have few lengths, and nearly full ones one or two."""
+    frames = frame_count(int(batch_seconds * SAMPLE_RATE)) // STRIDE
+    return -(-frames // (lengths * ROW_MULTIPLE)) * ROW_MULTIPLE

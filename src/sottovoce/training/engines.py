@@ -6,42 +6,94 @@ from typing import Any
 
 import torch
 
-from sottovoce.config import Recipe
+from sottovoce.config import Federation, Recipe
+from sottovoce.errors import InputError
 from sottovoce.federated.client import ClientRoom
-from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.engines import (
+    DistributedEngine,
+    Dropped,
+    Engine,
+    SequentialEngine,
+    StackedEngine,
+    WorkersEngine,
+)
+from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.files import write_json
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Mode
+from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import derive, stream
 from sottovoce.training.computing import many_models, one_model, precision
+from sottovoce.training.parts import trained_part
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.users.population import Population
 
 ENGINE = "engine.json"
 TRIED_CLIENTS = 32
+WORTH_WORKERS = 500  # clients trained in a run: worker processes take some seconds to start
 
 
 def choose_engine(
-    recipe: Recipe, population: Population, start: Recogniser, plan: Plan, *, run: RunFolder, device: torch.device
+    recipe: Recipe,
+    population: Population,
+    start: Recogniser,
+    plan: Plan,
+    *,
+    run: RunFolder,
+    device: torch.device,
+    processes: Processes = ALONE,
 ) -> Engine:
-    """The run's engine. Once chosen it stays: another would round differently, and a resumed run repeat other bits."""
-    asked = recipe.federated.engine
+    """The run's engine; among several processes the first one chooses for all."""
+    chosen = _chosen(recipe, population, start, plan, run=run, device=device) if processes.first else {}
+    chosen = processes.share(chosen)
+    engine = build_engine(
+        chosen["engine"], recipe, population, start, plan, device=device, stack_size=chosen.get("stack_size")
+    )
+    if isinstance(engine, StackedEngine) and processes.first and "stack_size" not in chosen:
+        write_json(run.path / ENGINE, {**chosen, "stack_size": engine.size})  # what fits may be another number tomorrow
+    return DistributedEngine(engine, processes, seconds=population.seconds) if processes.several else engine
+
+
+def _chosen(
+    recipe: Recipe, population: Population, start: Recogniser, plan: Plan, *, run: RunFolder, device: torch.device
+) -> dict[str, Any]:
+    """Once chosen it stays: another would round differently, and a resumed run repeat other bits.
+
+    A release trains clients apart: in a stack, masks and rounding of one client's numbers hang on who else is in it.
+    And nobody's speed is tried out, which would depend on their speech.
+    """
+    asked, secure = recipe.federated.engine, plan.settings.mode is Mode.SECURE
+    if secure and asked == "stacked":
+        raise InputError(
+            "federation.engine=stacked with privacy.mode=secure: in a stack one client's numbers hang on who else is "
+            "there, which no clipping bounds; expected sequential or workers"
+        )
     known = run.path / ENGINE
     if known.exists():
-        chosen: str = json.loads(known.read_text(encoding="utf-8"))["engine"]
-        return build_engine(chosen, recipe, population, start, plan, device=device)
+        chosen: dict[str, Any] = json.loads(known.read_text(encoding="utf-8"))
+        return chosen
     if asked != "auto":
         why: dict[str, Any] = {"why": "the recipe asks for it"}
     elif device.type != "cuda":
-        asked, why = "sequential", {"why": "stacking gains nothing on a CPU"}
+        asked, why = _for_cpu(recipe.federated)
+    elif secure:
+        asked, why = "sequential", {"why": "a release trains every client apart from the others"}
     else:
         asked, why = _fastest(recipe, population, start, plan, device=device)
     write_json(known, {"engine": asked, **why})
-    return build_engine(asked, recipe, population, start, plan, device=device)
+    return {"engine": asked, **why}
 
 
 def build_engine(
-    name: str, recipe: Recipe, population: Population, start: Recogniser, plan: Plan, *, device: torch.device
+    name: str,
+    recipe: Recipe,
+    population: Population,
+    start: Recogniser,
+    plan: Plan,
+    *,
+    device: torch.device,
+    stack_size: int | None = None,
 ) -> Engine:
     """The engine called `name`."""
     settings = recipe.federated
@@ -53,6 +105,7 @@ def build_engine(
         seed=derive(recipe.seed, "clients"),
         cohort_size=settings.cohort_size,
         longest_seconds=recipe.data.longest_seconds,
+        frozen=trained_part(recipe, start).frozen,
     )
     common: dict[str, Any] = {
         "device": device,
@@ -61,12 +114,17 @@ def build_engine(
     }
     # Every client makes several local steps, so this is the least.
     steps = settings.steps * settings.cohort_size
+    if name == "workers":
+        if device.type != "cpu":
+            raise InputError(f"federation.engine=workers: its processes compute on the CPU, not on device={device}")
+        del common["device"]
+        return WorkersEngine(room, plan.layout, workers=settings.workers, **common)
     if name == "stacked":
-        compute = many_models(steps=steps, device=device)
-        return StackedEngine(room, plan.layout, compute=compute, size=settings.stack_size, **common)
+        compute = many_models(steps=steps, batch_seconds=settings.local.batch_seconds, device=device)
+        return StackedEngine(room, plan.layout, compute=compute, size=stack_size or settings.stack_size, **common)
     engine = SequentialEngine(room, plan.layout, **common)
     engine.compute = one_model(
-        engine.weights.working,
+        engine.weights.working if settings.trainable is None else None,
         settings=start.settings,
         steps=steps,
         batch_seconds=settings.local.batch_seconds,
@@ -75,11 +133,20 @@ def build_engine(
     return engine
 
 
+def _for_cpu(settings: Federation) -> tuple[Any, dict[str, Any]]:
+    """Worker processes, where there is enough to do to keep them all busy and to earn back their start."""
+    cores = settings.workers or usable_cores()
+    clients = settings.steps * settings.cohort_size
+    if cores > 1 and settings.cohort_size >= 2 * cores and clients >= WORTH_WORKERS:
+        return "workers", {"why": f"{cores} cores, and two clients or more a round for each"}
+    return "sequential", {"why": "too few cores or clients for worker processes; stacking gains nothing on a CPU"}
+
+
 def _fastest(
     recipe: Recipe, population: Population, start: Recogniser, plan: Plan, *, device: torch.device
 ) -> tuple[Any, dict[str, Any]]:
     """Train a few clients with each engine and throw the updates away: nothing is released, nothing is spent."""
-    server_P = plan.layout.flatten(start.parameters).to(device)
+    server_P = plan.layout.flatten(trained_part(recipe, start).initial).to(device)
     order = stream(derive(recipe.seed, "clients"), "engine trial").permutation(len(population))
     clients = sorted(order[:TRIED_CLIENTS].tolist())
     rates: dict[str, float] = {}

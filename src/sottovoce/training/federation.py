@@ -19,12 +19,10 @@ import torch
 
 from sottovoce.config import Federation, Recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import Round, run_round
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
-from sottovoce.models.recogniser import PLAIN, Compute
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.fingerprint import fingerprint
@@ -35,8 +33,10 @@ from sottovoce.store import Store
 from sottovoce.training import checkpoint
 from sottovoce.training.checkpoint import Checkpoint
 from sottovoce.training.interrupts import interruptible
+from sottovoce.training.parts import trained_part
 from sottovoce.training.run_folder import LEDGER, RunFolder
 from sottovoce.training.step_log import Recorder, by_kind, recorder
+from sottovoce.training.team import Team
 
 Say = Callable[[str], None]
 
@@ -68,6 +68,7 @@ class _Standing:
     best: str | None = None
     best_wer: float | None = None
     since_best: int = 0
+    evaluated: int = 0  # the last step whose model was evaluated
 
 
 class Federating:
@@ -81,19 +82,21 @@ class Federating:
         start: Recogniser,
         plan: Plan,
         engine: Engine,
+        team: Team,
         dev: tuple[Store, str],
         inputs: str,
         device: torch.device,
-        compute: Compute = PLAIN,
         on_report: Callable[[RoundReport], None] = lambda _: None,
         say: Say = lambda _: None,
     ) -> None:
         self._recipe, self._folder, self._start, self._engine, self._dev = recipe, folder, start, engine, dev
-        self._plan, self._device, self._compute = plan, device, compute
+        self._plan, self._team = plan, team
         self._on_report, self._say = on_report, say
         self._layout: Layout = plan.layout
         self._standing = _Standing()
-        parameters_P = self._layout.flatten(start.parameters).to(device)
+        part = trained_part(recipe, start)
+        self._frozen = part.frozen
+        parameters_P = self._layout.flatten(part.initial).to(device)
         self._server = Server(self._settings.server, self._layout, parameters_P)
         mark = self._restore()
         header = plan.ledger_header(run=recipe.about, inputs=inputs)
@@ -115,7 +118,7 @@ class Federating:
         try:
             with interruptible() as interrupted, recorder(self._folder, after_step=known) as records:
                 self._folder.diagnostics.cut(after_step=known)
-                return self._rounds(records, interrupted)
+                return self._rounds(records, self._engine.watch(interrupted))
         finally:
             self._ledger.close()
 
@@ -126,6 +129,9 @@ class Federating:
         digest = fingerprint(self._server.parameters_P)
         while self._standing.step < self._settings.steps:
             step, begun = self._standing.step, time.perf_counter()
+            patience = self._settings.patience
+            if patience is not None and self._standing.since_best >= patience:
+                return Ended(step, "patience", f"no better model on the dev speakers in {patience} evaluations")
             try:
                 done = run_round(
                     self._server, plan=self._plan, engine=self._engine, ledger=self._ledger, step=step, digest=digest
@@ -133,8 +139,8 @@ class Federating:
             except BudgetSpent as spent:
                 if step == 0:
                     raise InputError(f"federation.privacy: not one round can be paid for: {spent}") from None
-                # What was made since the last checkpoint is paid for: keep it.
-                if pending.metrics:
+                # What was made since is paid for: it may be the best model, and must at least be looked at.
+                if self._standing.evaluated < step:
                     self._save(records, pending, digest=digest, evaluates=True)
                 return Ended(step, "budget", f"the privacy budget is spent: {spent}")
             digest = fingerprint(self._server.parameters_P)
@@ -152,9 +158,6 @@ class Federating:
             self._on_report(RoundReport(step + 1, self._settings.steps, done.epsilon, wer))
             if stops and step + 1 < self._settings.steps:
                 return Ended(step + 1, "interrupted")
-            patience = self._settings.patience
-            if patience is not None and self._standing.since_best >= patience:
-                return Ended(step + 1, "patience", f"no better model on the dev speakers in {patience} evaluations")
         return Ended(self._standing.step, "finished")
 
     # Before the first round, and after an interruption.
@@ -170,10 +173,12 @@ class Federating:
         if found.recogniser.tokens.digest != self._start.tokens.digest:
             raise InputError(f"{self._folder.checkpoints}: a checkpoint of another token set")
         state = found.state
-        trained = self._layout.flatten({name: found.recogniser.parameters[name] for name in self._layout.names})
         tensors = dict(found.optimiser)
-        # With an average, the checkpoint's model is the average and the server's own parameters lie beside it.
-        parameters_P = tensors.pop(checkpoint.PARAMETERS, trained)
+        # Where the checkpoint's model is an average, or merged, the server's own parameters lie beside it.
+        parameters_P = tensors.pop(checkpoint.PARAMETERS, None)
+        if parameters_P is None:
+            whole = found.recogniser.parameters
+            parameters_P = self._layout.flatten({name: whole[name] for name in self._layout.names})
         self._server.restore(parameters_P, tensors)
         if self._plan.settings.adaptive is not None:
             self._plan = self._plan.with_clip_bound(state["clip_bound"])
@@ -182,7 +187,9 @@ class Federating:
         )
         checkpoint.point(self._folder.best, self._folder.checkpoints / found.best)
         checkpoint.prune(self._folder.checkpoints, up_to=found.step)
-        self._standing = _Standing(found.step, found.best, state["best_wer"], state["since_best"])
+        self._standing = _Standing(
+            found.step, found.best, state["best_wer"], state["since_best"], evaluated=state["evaluated"]
+        )
         return Mark(**state["ledger"])
 
     def _evaluate_start(self, records: Recorder) -> None:
@@ -192,10 +199,10 @@ class Federating:
 
     def _dev_wer(self) -> float:
         store, split = self._dev
-        return evaluate(self._model(), store, split=split, device=self._device, compute=self._compute).wer
+        return self._team.evaluate(self._model(), store, split=split).wer
 
     def _model(self) -> Recogniser:
-        return replace(self._start, parameters=self._layout.views(self._server.result_P))
+        return replace(self._start, parameters=self._frozen.merged(self._layout.views(self._server.result_P)))
 
     # After a round.
 
@@ -218,18 +225,24 @@ class Federating:
         return {"step": step + 1, "accounted": False, **done.private.as_json(self._plan)}
 
     def _check_clients(self, done: Round, step: int) -> None:
-        """A round in which everybody failed is no one client's accident: stop before noise wears the model down."""
+        """A round in which everybody failed is no one client's accident: stop before noise wears the model down.
+
+        Not in a release: whether it stops would tell something of who was in the cohort. There the dev WER shows it.
+        """
+        if self._secure:
+            return
         private = done.private
         diverged = int(torch.stack([stats.non_finite.sum() for stats in private.stats]).sum()) if private.stats else 0
         if private.cohort and private.dropped.total() + diverged == private.cohort:
             reasons = private.dropped + Counter({"its update was not finite": diverged})
-            reason = "" if self._secure else f"; the first reason: {reasons.most_common(1)[0][0]}"
-            raise InputError(f"round {step + 1}: every client of the cohort failed{reason}")
+            reason = reasons.most_common(1)[0][0]
+            raise InputError(f"round {step + 1}: every client of the cohort failed; the first reason: {reason}")
 
     def _save(self, records: Recorder, pending: "_Pending", *, digest: str, evaluates: bool) -> float | None:
         """Commit to the ledger, evaluate, write what was waiting, and keep a checkpoint. Returns the dev WER."""
         standing = self._standing
-        mark = self._ledger.commit(step=standing.step - 1, result=digest)
+        # Without new rounds the last commit still stands, and only the evaluation is made up for.
+        mark = self._ledger.commit(step=standing.step - 1, result=digest) if pending.metrics else self._ledger.mark
         wer = self._dev_wer() if evaluates else None
         here = checkpoint.name(standing.step)
         best, best_wer, since_best = standing.best or here, standing.best_wer, standing.since_best
@@ -237,17 +250,20 @@ class Federating:
             better = best_wer is None or wer < best_wer
             since_best = 0 if better else since_best + 1
             best, best_wer = (here, wer) if better else (best, best_wer)
-        self._standing = replace(standing, best=best, best_wer=best_wer, since_best=since_best)
+            pending.metrics = pending.metrics or [{"step": standing.step}]
+        evaluated = standing.evaluated if wer is None else standing.step
+        self._standing = replace(standing, best=best, best_wer=best_wer, since_best=since_best, evaluated=evaluated)
         self._write(records, pending, wer=wer)
         about = {"recipe": self._recipe.about, "step": standing.step, "dev_wer": wer, "guarantee": self._plan.guarantee}
         state = {
             "ledger": {"length": mark.length, "head": mark.head},
             "best_wer": best_wer,
             "since_best": since_best,
+            "evaluated": evaluated,
             "clip_bound": self._plan.clip_bound if self._plan.settings.adaptive is not None else None,
         }
         tensors = self._server.tensors()
-        if self._server.result_P is not self._server.parameters_P:
+        if self._server.result_P is not self._server.parameters_P or self._frozen.tensors:
             tensors[checkpoint.PARAMETERS] = self._server.parameters_P
         checkpoint.save(
             self._folder.checkpoints,

@@ -5,6 +5,7 @@ from typing import Any
 from sottovoce.config import Federation
 from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.noise import sigma_dp_of
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
@@ -28,10 +29,12 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
         "population_size": plan.settings.population_size,
         "cohort_size": plan.cohort_size,
         "noise_multiplier": plan.settings.z,
-        "sigma_dp": plan.sigma_dp,
+        "sigma_dp": sigma_dp_of(plan.settings.z, cohort_size=plan.cohort_size),
         "clip_bound": plan.settings.clip_bound if plan.settings.z else None,
     }
-    if spent["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON:
+    adaptive = plan.settings.adaptive
+    fixed_count_noise = adaptive is not None and adaptive.count_noise_std is not None  # it would not grow with S
+    if spent["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON or fixed_count_noise:
         return report
     return report | {"useful": _useful(plan, ledger.steps), "extrapolated": _extrapolated(settings, plan, ledger.steps)}
 
@@ -69,7 +72,7 @@ def _extrapolated(settings: Federation, plan: Plan, steps: int) -> list[dict[str
             cohort_size=wanted.cohort_size,
             central_steps=wanted.steps or steps,
             delta=plan.settings.delta,
-            sigma_dp=plan.sigma_dp,
+            sigma_dp=sigma_dp_of(plan.settings.z, cohort_size=plan.cohort_size),
             cap=QUICK,
         )
         found.append(planned.to_json() | {"paper_epsilon": wanted.paper_epsilon})

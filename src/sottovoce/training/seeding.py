@@ -4,6 +4,7 @@ A seed is trained without privacy. Whoever is in it cannot be protected by anyth
 refuses clients whom its seed has heard; this file finds out, through the seed's own seeds.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from sottovoce.errors import InputError
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.store import Store
-from sottovoce.training.preparing import open_place, speakers
-from sottovoce.training.run_folder import CONFIG, RESULTS
+from sottovoce.training.preparing import find_place, open_place, speakers
+from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
 from sottovoce.users.population import Population, shared_speakers
 
 
@@ -55,33 +56,55 @@ def find_seed(name: str, *, runs: Path, root_seed: int) -> Seed:
         return Seed(folder_of(name, runs, recipe=recipe), recipe)
     if not Path(name).exists():
         load_recipe(name)  # says what is wrong, and the nearest name
-    return Seed(Path(name), recorded_recipe(Path(name)))
+    run = _run_of(Path(name))
+    return Seed(Path(name), None if run is None else load_recipe(str(run / CONFIG)))
 
 
-def recorded_recipe(folder: Path) -> Recipe | None:
-    """The recipe in a run's folder, or None where there is only a model."""
-    config = folder / CONFIG
-    return load_recipe(str(config)) if config.exists() else None
+def _run_of(folder: Path) -> Path | None:
+    """The run that a folder is, or that a model or checkpoint in it belongs to; None where there is only a model."""
+    resolved = folder.resolve()
+    places = (folder, resolved, *resolved.parents[:2])
+    return next((place for place in places if (place / CONFIG).exists()), None)
 
 
 @dataclass(frozen=True)
 class Heard:
-    """How many clients a seed has heard, and which of its ancestors came without a record of their speakers."""
+    """How many clients a seed has heard, and of which of its ancestors nobody knows whom they have heard."""
 
     clients: int
     unknown: tuple[Path, ...]
 
 
 def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path) -> Heard:
-    """Compare the people in a seed, and in whatever it started from, with the `clients`."""
+    """Compare the people in a seed, and in whatever it started from, with the `clients`.
+
+    Those on whom a seed's checkpoint was chosen count as heard too. Where a store is no longer the one that a seed was
+    trained on, who was in that is unknown.
+    """
     shared: set[int] = set()
     unknown = []
     for folder, recipe in _ancestors(seed, runs=runs):
-        if recipe is None:
+        if recipe is None or not _still_there(folder, recipe, stores):
             unknown.append(folder)
+        if recipe is None:
             continue
         shared |= set(shared_speakers(speakers(recipe, open_place(recipe.data.store, stores)), clients).tolist())
+        chosen_on = split_keys(*find_place(recipe.data.dev, recipe, stores))
+        shared |= set(np.intersect1d(chosen_on, clients.store.user_keys[clients.user_rows()]).tolist())
     return Heard(len(shared), tuple(unknown))
+
+
+def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
+    """Whether the stores are those that the run in `folder` has read."""
+    run = _run_of(folder)
+    if run is None or not (run / INPUTS).exists():
+        return False
+    recorded = json.loads((run / INPUTS).read_text(encoding="utf-8"))
+    now = {
+        "data.store digest": open_place(recipe.data.store, stores).digest,
+        "data.dev digest": find_place(recipe.data.dev, recipe, stores)[0].digest,
+    }
+    return all(recorded.get(name) == digest for name, digest in now.items())
 
 
 def _ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe | None]]:

@@ -7,24 +7,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sottovoce.config import Recipe, Suite, as_yaml, load_recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import evaluate
+from sottovoce.evaluation.evaluate import score, select
+from sottovoce.federated.engines import DistributedEngine, Engine
 from sottovoce.files import write_json
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
 from sottovoce.privacy.plan import Plan
-from sottovoce.processes import Processes, joined, own_device
+from sottovoce.privacy.settings import Mode
+from sottovoce.processes import ALONE, Processes, joined, own_device, restarted
 from sottovoce.seeds import derive
 from sottovoce.store import Progress, Store
 from sottovoce.training import central
 from sottovoce.training.central import Report
 from sottovoce.training.engines import choose_engine
 from sottovoce.training.federation import Ended, Federating, RoundReport, describe_end
+from sottovoce.training.parts import communication, describe_part, trained_part
 from sottovoce.training.preparing import (
     check_scored,
     choose_tokens,
@@ -36,7 +40,9 @@ from sottovoce.training.preparing import (
 )
 from sottovoce.training.privacy_report import privacy_report
 from sottovoce.training.run_folder import RESULTS, RunFolder, open_run
+from sottovoce.training.samples import samples, shows_texts
 from sottovoce.training.seeding import Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
+from sottovoce.training.team import Team
 from sottovoce.users.population import Population
 
 Say = Callable[[str], None]
@@ -53,6 +59,10 @@ class Surroundings:
     on_report: Callable[[Report | RoundReport], None] = lambda _: None
     on_stage: Callable[[str], None] = lambda _: None
     say: Say = lambda _: None
+
+    def silent(self, device: torch.device) -> "Surroundings":
+        """For another process than the first."""
+        return Surroundings(self.runs, self.stores, device)
 
 
 @dataclass(frozen=True)
@@ -82,25 +92,27 @@ def run_suite(suite: Suite, *, out: Path, around: Surroundings) -> SuiteOutcome:
     """Run every recipe of `suite`, each in a folder of its own under `out`; what is finished is not run again."""
     outcomes: dict[str, Outcome] = {}
     recipes = {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
-    for label, recipe in recipes.items():
-        around.on_stage(label)
-        outcomes[label] = run_recipe(recipe, out=out / label, resume=True, around=around)
-        if outcomes[label].stopped_at is not None:
-            break
+    with joined(own_device(around.device)) as processes:
+        for label, recipe in recipes.items():
+            around.on_stage(label)
+            outcomes[label] = run_recipe(recipe, out=out / label, resume=True, around=around)
+            if processes.any(outcomes[label].stopped_at is not None):
+                break
     return SuiteOutcome(outcomes)
 
 
 def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings) -> Outcome:
     """Run `recipe` in the folder `out`, its seed before it."""
     device = own_device(around.device)
-    resume = resume or (out / RESULTS).exists()  # a finished run only has to be shown
+    resume = resume or restarted() or (out / RESULTS).exists()  # a finished run only has to be shown
     with joined(device) as processes:
+        around = replace(around, device=device) if processes.first else around.silent(device)
         if processes.first:
             ensure_store(recipe, around.stores, around.on_prepare)
         processes.wait()
         if recipe.federation is not None:
-            return _federated(recipe, out=out, resume=resume, around=replace(around, device=device))
-        return _central(recipe, out=out, resume=resume, around=replace(around, device=device), processes=processes)
+            return _federated(recipe, out=out, resume=resume, around=around, processes=processes)
+        return _central(recipe, out=out, resume=resume, around=around, processes=processes)
 
 
 @dataclass(frozen=True)
@@ -120,39 +132,44 @@ class _Places:
     def evaluated(self) -> dict[str, tuple[Store, str]]:
         return {"data.dev": self.dev} | {f"data.test {name}": place for name, place in self.tests.items()}
 
+    def team(self, processes: Processes, start: Recogniser, device: torch.device) -> Team:
+        stores = {str(store.path): store for store, _ in self.evaluated.values()}
+        return Team(processes, start, stores, device)
+
     def digests(self) -> dict[str, str]:
         stores = {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()}
         return {f"{what} digest": store.digest for what, store in stores.items()}
 
 
-def _seed_model(name: str | None, recipe: Recipe, around: Surroundings) -> tuple[Seed | None, Outcome | None]:
+def _seed_model(
+    name: str | None, recipe: Recipe, around: Surroundings, processes: Processes
+) -> tuple[Seed | None, Outcome | None]:
     """The seed, trained now if it is not there; an outcome where that was interrupted."""
     if name is None:
         return None, None
     seed = find_seed(name, runs=around.runs, root_seed=recipe.seed)
-    if seed.is_there:
+    if processes.share(seed.is_there):
         return seed, None
     assert seed.recipe is not None
     around.on_stage(f"seed model {name}")
     outcome = run_recipe(seed.recipe, out=seed.folder, resume=True, around=around)
-    return seed, outcome if outcome.stopped_at is not None else None
+    return seed, outcome if processes.any(outcome.stopped_at is not None) else None
 
 
 # Central training.
 
 
 def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, processes: Processes) -> Outcome:
-    seed, stopped = _seed_model(recipe.training.start_from, recipe, around)
+    seed, stopped = _seed_model(recipe.training.start_from, recipe, around, processes)
     if stopped is not None:
         return stopped
     places = _Places.of(recipe, around.stores)
     tokens = choose_tokens(recipe, places.store)
     longest = min(recipe.data.longest_seconds, recipe.training.batch_seconds)
     speech = load_speech(places.store, training_rows(recipe, places.store), tokens, longest_seconds=longest)
-    if processes.first:
-        counts = [f"{count:,} {reason}" for reason, count in speech.left_out.items() if count]
-        left_out = f" (left out: {', '.join(counts)})" if counts else ""
-        around.say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
+    counts = [f"{count:,} {reason}" for reason, count in speech.left_out.items() if count]
+    left_out = f" (left out: {', '.join(counts)})" if counts else ""
+    around.say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
     start = central.starting_point(
         recipe, tokens, None if seed is None else seed.load(), language=places.store.language
     )
@@ -175,7 +192,8 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
         if step < recipe.training.steps:
             return Outcome(out, stopped_at=step)
         best = load_recogniser(run.best)
-        return _finished(run, {"model": dict(best.about), "test": _tested(best, places, around.device)})
+        team = places.team(ALONE, best, around.device)
+        return _finished(run, {"model": dict(best.about), "test": _tested(best, recipe, places, team)})
 
     if not processes.first:
         return Outcome(out) if processes.any(False) else go(RunFolder(out))
@@ -186,11 +204,15 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
         return known or go(run)
 
 
-def _tested(model: Recogniser, places: _Places, device: torch.device) -> dict[str, Any]:
-    return {
-        name: evaluate(model, store, split=split, device=device).as_json()
-        for name, (store, split) in places.tests.items()
-    }
+def _tested(model: Recogniser, recipe: Recipe, places: _Places, team: Team) -> dict[str, Any]:
+    found = {}
+    for name, (store, split) in places.tests.items():
+        chosen = select(store, split=split)
+        hypotheses = team.recognise(model, store, chosen.rows)
+        found[name] = score(store, chosen, hypotheses).as_json()
+        if shows_texts(recipe, store):
+            found[name]["samples"] = samples(chosen, hypotheses)
+    return found
 
 
 def _finished(run: RunFolder, results: dict[str, Any]) -> Outcome:
@@ -207,9 +229,9 @@ def _known(run: RunFolder) -> Outcome | None:
 # Federated training.
 
 
-def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings) -> Outcome:
+def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, processes: Processes) -> Outcome:
     settings = recipe.federated
-    seed, stopped = _seed_model(settings.seed_model, recipe, around)
+    seed, stopped = _seed_model(settings.seed_model, recipe, around, processes)
     if stopped is not None:
         return stopped
     places = _Places.of(recipe, around.stores)
@@ -222,31 +244,54 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings)
     inputs = {"tokens digest": start.tokens.digest, "start model digest": model}
     if plan.settings.root_seed is not None:
         # A release replays nothing, and whoever sees its folder could try guesses of the data against digests of it.
-        inputs |= {**places.digests(), "population digest": population.digest}
+        # Its sums are exact besides, whereas a simulation's round by how many they are divided among.
+        inputs |= {
+            **places.digests(),
+            "population digest": population.digest,
+            "number of processes": str(processes.world),
+        }
+    team = places.team(processes, start, around.device)
+
+    def engine(run: RunFolder) -> Engine:
+        return choose_engine(recipe, population, start, plan, run=run, device=around.device, processes=processes)
+
+    if not processes.first:
+        if not processes.any(False):
+            follower = engine(RunFolder(out))
+            assert isinstance(follower, DistributedEngine)
+            team.follow(follower, plan)
+        return Outcome(out)
     with open_run(out, config=as_yaml(recipe), inputs=inputs, resume=resume) as run:
-        if known := _known(run):
+        known = _known(run)
+        if processes.any(known is not None):  # then there is nothing to do for the others either
+            assert known is not None
             return known
-        for line in (*plan.warnings, plan.guarantee):
-            around.say(line)
-        write_json(run.path / "population.json", _public(population, plan))
-        federating = Federating(
-            recipe,
-            run,
-            start=start,
-            plan=plan,
-            engine=choose_engine(recipe, population, start, plan, run=run, device=around.device),
-            dev=places.dev,
-            inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),
-            device=around.device,
-            on_report=around.on_report,
-            say=around.say,
-        )
-        ended = federating.run()
-        if ended.reason == "interrupted":
-            return Outcome(out, stopped_at=ended.step)
-        if ended.words:
-            around.say(ended.words)
-        return _finished(run, _results(recipe, run, start, plan, ended, places, around))
+        with team:
+            if settings.trainable is not None:
+                around.say(describe_part(trained_part(recipe, start)))
+            for line in (*plan.warnings, plan.guarantee):
+                around.say(line)
+            write_json(run.path / "population.json", _public(population, plan))
+            federating = Federating(
+                recipe,
+                run,
+                start=start,
+                plan=plan,
+                engine=engine(run),
+                team=team,
+                dev=places.dev,
+                inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),
+                device=around.device,
+                on_report=around.on_report,
+                say=around.say,
+            )
+            ended = federating.run()
+            if ended.reason == "interrupted":
+                return Outcome(out, stopped_at=ended.step)
+            if ended.words:
+                around.say(ended.words)
+            around.on_stage("testing")
+            return _finished(run, _results(recipe, run, start, plan, ended, places, team))
 
 
 def starting_model(recipe: Recipe, seed: Seed | None, store: Store) -> Recogniser:
@@ -265,10 +310,11 @@ def private_plan(
     """The plan for the people who are there; refuses one that assumes more of them."""
     settings = recipe.federated
     assumed = settings.privacy.population_size
-    if assumed is not None and len(population) < assumed:
+    if assumed is not None and len(population) != assumed:
+        # Drawing from some of more people would put somebody else in the place of one who leaves.
         raise InputError(
-            f"federation.privacy.population_size={assumed}: the store has only {len(population)} clients, and with "
-            "fewer people each one counts for more than the plan says"
+            f"federation.privacy.population_size={assumed}: the store has {len(population)} clients, and ε is worked "
+            "out for exactly the number that the plan assumes; =null takes those there are"
         )
     if settings.cohort_size > len(population):
         raise InputError(
@@ -276,7 +322,10 @@ def private_plan(
         )
     heard = heard_by(seed, population, runs=around.runs, stores=around.stores)
     for folder in heard.unknown:
-        around.say(f"{folder} came without its recipe: nobody can say whether it has heard some of the clients")
+        why = f"seed model {folder}: nobody can say whether it has heard some of the clients"
+        if settings.privacy.mode is Mode.SECURE:
+            raise InputError(f"{why} (its recipe or its store as it was is missing); a release needs to know")
+        around.say(why)
     private = settings.privacy.settings(
         population_size=assumed or len(population),
         cohort_size=settings.cohort_size,
@@ -285,20 +334,20 @@ def private_plan(
         users_also_in_seed=heard.clients,
         root_seed=derive(recipe.seed, "privacy"),
     )
-    return Plan(private, Layout.of(start.parameters))
+    return Plan(private, Layout.of(trained_part(recipe, start).initial))
 
 
 def _results(
-    recipe: Recipe, run: RunFolder, start: Recogniser, plan: Plan, ended: Ended, places: _Places, around: Surroundings
+    recipe: Recipe, run: RunFolder, start: Recogniser, plan: Plan, ended: Ended, places: _Places, team: Team
 ) -> dict[str, Any]:
-    around.on_stage("testing")
     best = load_recogniser(run.best)
     return {
         "model": dict(best.about),
         "ended": dict(describe_end(ended)),
-        "test": _tested(best, places, around.device),
-        "start": {"test": _tested(start, places, around.device)},
+        "test": _tested(best, recipe, places, team),
+        "start": {"test": _tested(start, recipe, places, team)},
         "privacy": privacy_report(recipe.federated, plan, run),
+        "communication": communication(trained_part(recipe, start)),
     }
 
 
@@ -306,7 +355,8 @@ def _public(population: Population, plan: Plan) -> dict[str, Any]:
     """What may be said of the clients: in a release, only what the plan has made public anyway."""
     described = population.describe()
     if plan.settings.root_seed is not None:
-        return {"accounted": False, **described}
+        deciles = np.quantile(population.seconds, np.linspace(0, 1, 11)).tolist()
+        return {"accounted": False, **described, "seconds_per_client_deciles": deciles}
     return {name: described[name] for name in ("population_size", "privacy_unit", "settings")}
 
 

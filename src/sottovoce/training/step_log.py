@@ -90,16 +90,22 @@ class StepLog:
 def by_kind(names: Sequence[str], values: Sequence[float], *, join: Callable[[float, float], float]) -> dict[str, Any]:
     """Values of single tensors per kind of parameter: a list over the layers where it has one, else one number.
 
-    A kind may have several tensors in a layer (a norm's weight and bias): `join` makes one number of theirs.
+    A kind may have several tensors in a layer (a norm's weight and bias): `join` makes one number of theirs. A layer
+    that is not trained has not moved: 0 keeps its place.
+
+    >>> by_kind(["blocks.02.mlp.hidden.weight", "output.bias"], [3.0, 4.0], join=max)
+    {'mlp': [0.0, 0.0, 3.0], 'output': 4.0}
     """
     grouped: dict[str, dict[int | None, float]] = {}
     for name, value in zip(names, values, strict=True):
         of_kind, layer = grouped.setdefault(parameter_kind(name), {}), layer_index(name)
         of_kind[layer] = join(of_kind[layer], value) if layer in of_kind else value
-    return {
-        kind: [found[layer] for layer in sorted(k for k in found if k is not None)] or found[None]
-        for kind, found in grouped.items()
-    }
+    return {kind: _by_layer(found) or found[None] for kind, found in grouped.items()}
+
+
+def _by_layer(found: Mapping[int | None, float]) -> list[float]:
+    last = max((layer for layer in found if layer is not None), default=-1)
+    return [found.get(layer, 0.0) for layer in range(last + 1)]
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class SequentialEngine(Engine):
         compute: Compute = PLAIN,
         weighting: Weighting = Weighting.UNIFORM,
     ) -> None:
-        self._room, self._device, self._weighting = room, device, weighting
+        self._room, self._device, self._weighting = room.on(device, dtype), device, weighting
         self.compute = compute
         self.weights = Weights(layout, room.local.built_optimiser(), device=device, dtype=dtype)
 
@@ -50,8 +50,8 @@ class SequentialEngine(Engine):
         for client in cohort:
             try:
                 yield load_client(self._room, client, step=step, device=self._device)
-            except (InputError, OSError) as error:
-                yield Dropped(client, str(error))
+            except (InputError, OSError, torch.OutOfMemoryError) as error:
+                yield Dropped(client, "out of memory" if isinstance(error, torch.OutOfMemoryError) else str(error))
 
     def _train_one(self, server_P: Tensor, loaded: LoadedClient, step: int) -> Trained | Dropped:
         index = loaded.client.index

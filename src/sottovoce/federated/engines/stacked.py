@@ -23,7 +23,7 @@ from torch import Tensor
 from sottovoce.audio.batches import Batch
 from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.federated.client import ClientRoom, held_out_wer
+from sottovoce.federated.client import ClientRoom, gradients_of, held_out_wer
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
@@ -79,7 +79,7 @@ class StackedEngine(Engine):
         weighting: Weighting = Weighting.UNIFORM,
         size: int | None = None,
     ) -> None:
-        self._room, self._layout, self._device, self._dtype = room, layout, device, dtype
+        self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
         self._compute, self._weighting = compute, weighting
         self.size = size or fitting_size(room, layout, device)
         self._weights: dict[int, Weights] = {}
@@ -191,8 +191,8 @@ class StackedEngine(Engine):
             if len(indices) == 1:
                 yield Dropped(indices[0], "out of memory")
                 return
-            self.size = max(1, len(indices) // 2)
-            halves = stack.members[: self.size], stack.members[self.size :]
+            half = len(indices) // 2
+            halves = stack.members[:half], stack.members[half:]
             for loaded in self._loaded(halves, step):
                 yield from [loaded] if isinstance(loaded, Dropped) else self._train_stack(server_P, loaded, step)
             return
@@ -209,9 +209,10 @@ class StackedEngine(Engine):
         total_N = torch.zeros(count, device=self._device)
         for lock_step in stack.steps:
             losses_N = stacked_losses(
-                weights.working,
+                room.frozen.joined(weights.working),
                 lock_step.batch,
                 rows_U=lock_step.rows_U,
+                clients=count,
                 settings=room.model,
                 spec_augment=local.spec_augment_at(step),
                 draws=lock_step.draws,
@@ -219,7 +220,7 @@ class StackedEngine(Engine):
                 compute=self._compute,
             )
             leaves = list(weights.working.values())
-            weights.set_gradients(torch.autograd.grad(losses_N.sum(), leaves, allow_unused=True))
+            weights.set_gradients(gradients_of(losses_N.sum(), leaves))
             if local.proximal is not None:
                 pull_NP = local.proximal.pull(weights.master, server_P)
                 weights.add_to_gradients(pull_NP.mul_(self._active(lock_step)[:, None]))

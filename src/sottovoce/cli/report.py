@@ -1,0 +1,54 @@
+"""`sottovoce report`: what runs did, on one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, say
+from sottovoce.errors import InputError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, or of suites with runs inside.")],
+    out: Annotated[Path, typer.Option(help="The page: one HTML file that fetches nothing.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every figure as PNG and SVG, too.")] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every table as CSV, too.")] = None,
+    title: Annotated[str | None, typer.Option(help="What the page is called.")] = None,
+    json: Json = False,
+) -> None:
+    """One page about one run, or several compared: errors, privacy, layers, speakers, speed, and the ledger verified.
+
+    Example: sottovoce report runs/demo --out report.html --csv tables
+
+    Reads run folders and nothing else. An unfinished run is shown as far as it has come.
+    """
+    from sottovoce.reporting.page import build_report, write_figures, write_page, write_tables
+    from sottovoce.reporting.records import find_runs, read_run
+    from sottovoce.reporting.summary import summarise
+
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"out={out}: expected a file name that ends in .html")
+    if not out.parent.is_dir():
+        raise InputError(f"out={out}: the folder {out.parent} does not exist")
+    folders = find_runs(runs)
+    records = [read_run(label, folder) for label, folder in folders.items()]
+    finished = {record.label: record.folder for record in records if record.tests}
+    summary = summarise(finished, path=out)
+    name = title or (str(records[0].config.get("about") or records[0].label) if len(records) == 1 else "Runs compared")
+    made = build_report(records, title=name, headline=summary.headline, notes=summary.notes)
+    written = [out]
+    write_page(out, made)
+    if figures is not None:
+        written += write_figures(figures, made)
+    if csv is not None:
+        written += write_tables(csv, made)
+    if json:
+        print_json(
+            {"runs": {label: str(folder) for label, folder in folders.items()}, "written": list(map(str, written))}
+        )
+        return
+    for record in records:
+        if record.ledger is not None and record.ledger.report is None:
+            say(f"warning: {record.ledger.problem}")
+    say(f"wrote {out}" + (f" and {len(written) - 1:,} files beside it" if written[1:] else ""))

@@ -1,0 +1,184 @@
+"""Training a part of a model: chosen tensors, or low-rank corrections of its block matrices (LoRA, Hu et al. 2022).
+
+    start ─► split ─► trained   a dictionary of tensors like any model's: trained, sent, clipped, noised, stepped
+                  └─► frozen    the rest, which stays as it is
+
+    frozen.joined(trained)      what a forward pass takes; gradients flow to `trained`
+    frozen.merged(trained)      a plain model again: what is evaluated and saved
+
+What is trained is written as a list of
+    blocks.30-35, output, *.norm.*    names of parameters: a shell-like pattern, or what a name begins with
+    lora(r=16), lora(r=8, alpha=16)   for every block matrix W that is not trained itself: W + alpha/r · b·a
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.models.ctc_transformer import BLOCK_NAMES, Parameters, layer_index, low_rank_names
+
+ALLOWED = 'expected "lora(r=16)", "lora(r=8, alpha=16)", "blocks.30-35", "output", "*.norm.*", or several with commas'
+
+_LORA = re.compile(r"lora\(\s*r\s*=\s*([0-9]{1,6})\s*(?:,\s*alpha\s*=\s*([0-9.eE+-]+)\s*)?\)")
+_BLOCKS = re.compile(r"blocks\.([0-9]{1,3})(?:-([0-9]{1,3}))?(\..+)?")
+_PATTERN = re.compile(r"[\w.*?\[\]-]+")
+_COMMA = re.compile(r",(?![^(]*\))")  # not within parentheses
+_MATRICES = tuple(name for name in BLOCK_NAMES if ".norm." not in name)
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank corrections of rank `rank`. `scale` is alpha/r."""
+
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a list of names and `lora(…)` says: which tensors are trained, and whether block matrices are corrected."""
+
+    text: str
+    patterns: tuple[str, ...]
+    lora: Lora | None
+
+
+def parse_part(text: str) -> Part:
+    """Read what is to be trained; InputError where it cannot be understood.
+
+    >>> parse_part("blocks.9-10, output").patterns
+    ('blocks.09', 'blocks.10', 'output')
+    >>> parse_part("lora(r=8, alpha=16)").lora
+    Lora(rank=8, scale=2.0)
+    """
+    patterns: list[str] = []
+    loras: list[Lora] = []
+    for item in (item.strip() for item in _COMMA.split(text)):
+        if found := _LORA.fullmatch(item):
+            loras.append(_lora(*found.groups(), text=text))
+        elif found := _BLOCKS.fullmatch(item):
+            patterns += _blocks(*found.groups(), text=text)
+        elif _PATTERN.fullmatch(item):
+            patterns.append(item)
+        else:
+            raise InputError(f"trainable={text!r}: {item!r} is not understood, {ALLOWED}")
+    if len(loras) > 1:
+        raise InputError(f"trainable={text!r}: expected lora(…) at most once")
+    return Part(text, tuple(patterns), loras[0] if loras else None)
+
+
+def _lora(rank: str, alpha: str | None, *, text: str) -> Lora:
+    try:
+        scale = 1.0 if alpha is None else float(alpha) / int(rank)
+    except (ValueError, ZeroDivisionError):
+        scale = math.nan
+    if int(rank) < 1 or not (math.isfinite(scale) and scale > 0):
+        raise InputError(f"trainable={text!r}: expected a rank r of at least 1 and a positive alpha")
+    return Lora(int(rank), scale)
+
+
+def _blocks(first: str, last: str | None, below: str | None, *, text: str) -> list[str]:
+    numbers = range(int(first), int(last or first) + 1)
+    if not numbers:
+        raise InputError(f"trainable={text!r}: blocks.{first}-{last} is empty, expected the lower number first")
+    return [f"blocks.{number:02d}{below or ''}" for number in numbers]
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """What is not trained, and how it goes together with what is. `scale` is that of the low-rank corrections."""
+
+    tensors: Parameters = field(default_factory=dict)
+    scale: float = 1.0
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Frozen":
+        return Frozen({name: tensor.to(device, dtype) for name, tensor in self.tensors.items()}, self.scale)
+
+    def joined(self, trained: Parameters) -> Parameters:
+        """All that a forward pass needs. `trained` may have a leading client axis; what is frozen is shared."""
+        if not self.tensors:
+            return trained
+        whole = {**self.tensors, **trained}
+        if self.scale != 1:
+            whole |= {name: tensor * self.scale for name, tensor in trained.items() if name.endswith(".lora_b")}
+        return whole
+
+    @torch.no_grad()
+    def merged(self, trained: Parameters) -> dict[str, Tensor]:
+        """One model's plain parameters, by their usual names and with corrections added, where `trained` lies."""
+        whole = dict(self.tensors)
+        for name, tensor in trained.items():
+            if name.endswith(".lora_a"):
+                continue
+            if not name.endswith(".lora_b"):
+                whole[name] = tensor
+                continue
+            matrix = name.removesuffix("lora_b") + "weight"
+            low_rank = self.scale * tensor @ trained[low_rank_names(matrix)[0]]
+            whole[matrix] = self.tensors[matrix].to(tensor.device) + low_rank
+        return whole
+
+
+NOTHING_FROZEN = Frozen()
+
+
+@dataclass(frozen=True, eq=False)
+class Trainable:
+    """A model at its start in two parts: `initial` is what is trained."""
+
+    initial: Parameters
+    frozen: Frozen
+
+    @property
+    def trained_count(self) -> int:
+        return sum(tensor.numel() for tensor in self.initial.values())
+
+    @property
+    def frozen_count(self) -> int:
+        return sum(tensor.numel() for tensor in self.frozen.tensors.values())
+
+
+def split(part: Part | None, parameters: Parameters, *, generator: torch.Generator) -> Trainable:
+    """`parameters` as what is trained and what is not; None trains everything.
+
+    Low-rank corrections start as nothing: a is drawn like a block's matrices, b is zero.
+    """
+    if part is None:
+        return Trainable(parameters, NOTHING_FROZEN)
+    chosen = _chosen(part, parameters)
+    initial: dict[str, Tensor] = {}
+    for name, tensor in parameters.items():
+        if name in chosen:
+            initial[name] = tensor
+        elif part.lora is not None and layer_index(name) is not None and name.endswith(_MATRICES):
+            initial |= _low_rank(part, name, tensor, generator=generator)
+    frozen = {name: tensor for name, tensor in parameters.items() if name not in initial}
+    return Trainable(initial, Frozen(frozen, 1.0 if part.lora is None else part.lora.scale))
+
+
+def _chosen(part: Part, parameters: Mapping[str, Tensor]) -> set[str]:
+    chosen: set[str] = set()
+    for pattern in part.patterns:
+        matched = [name for name in parameters if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+        if not matched:
+            known = f"{next(iter(parameters))!r} to {next(reversed(list(parameters)))!r}"
+            raise InputError(f"trainable={part.text!r}: {pattern!r} matches no parameter of the model ({known})")
+        chosen.update(matched)
+    return chosen
+
+
+def _low_rank(part: Part, name: str, matrix: Tensor, *, generator: torch.Generator) -> dict[str, Tensor]:
+    assert part.lora is not None
+    rank, (rows, columns) = part.lora.rank, matrix.shape
+    if rank > min(rows, columns):
+        raise InputError(f"trainable={part.text!r}: r={rank}, expected at most {min(rows, columns)}, {name}'s own rank")
+    limit = 1 / math.sqrt(columns)
+    a, b = low_rank_names(name)
+    drawn = torch.empty(rank, columns).uniform_(-limit, limit, generator=generator)
+    return {a: drawn, b: torch.zeros(rows, rank)}

@@ -1,0 +1,219 @@
+"""Updates, noise and steps, layer by layer: the flagship paper's Figure 5 for a run, and what noise makes of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from sottovoce.models.ctc_transformer import layer_index, parameter_kind
+from sottovoce.reporting.drawings import Drawing, data_id, dress, label_decades, new_axes, pens, plot
+from sottovoce.reporting.records import Record, RunRecord
+
+# Kinds of parameters in the order of the network, under the names the figures give them.
+KINDS = {
+    "conv": "convolution",
+    "layer_norm": "layer norm",
+    "attention": "attention (q, k, v)",
+    "attention_output": "attention output",
+    "mlp": "MLP",
+    "output": "output layer",
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One quantity for each kind of parameter: over the blocks, and outside of them before or after."""
+
+    blocks: Mapping[str, tuple[float, ...]]
+    outside: Mapping[str, float]
+
+    def __bool__(self) -> bool:
+        return any(value > 0 for values in (*self.blocks.values(), self.outside.values()) for value in values)
+
+    def rows(self) -> list[tuple[str, str, float]]:
+        """(kind, layer, value), for a table."""
+        inside = [
+            (kind, str(layer), value) for kind, values in self.blocks.items() for layer, value in enumerate(values)
+        ]
+        return inside + [(kind, "outside the blocks", value) for kind, value in self.outside.items()]
+
+
+def norm_profiles(diagnostics: Sequence[Record]) -> tuple[Profile, Profile]:
+    """Mean update norms before and after clipping, over rounds and clients."""
+    return _norm_profile(diagnostics, "norm_before"), _norm_profile(diagnostics, "norm_after")
+
+
+def noise_profile(diagnostics: Sequence[Record], *, sizes: Mapping[str, int]) -> Profile:
+    """Noise-to-signal: the expected norm of the noise over that of the summed updates, whose squares are averaged.
+
+    Several tensors of one kind in a layer are one vector here: squares add up, weighted by their sizes, because
+    the noise of a tensor grows with the root of its size.
+    """
+    ratios: dict[str, list[float]] = {}
+    for record in diagnostics:
+        for name, ratio in (record.get("signal_to_noise") or {}).items():
+            if ratio:
+                ratios.setdefault(name, []).append(ratio)
+    signal = {name: fmean(r**2 for r in found) * sizes.get(name, 1) for name, found in ratios.items()}
+    noise = {name: float(sizes.get(name, 1)) for name in ratios}
+    over, under = _profile(noise), _profile(signal)
+    return Profile(
+        {kind: tuple(map(_over, over.blocks[kind], under.blocks[kind])) for kind in over.blocks},
+        {kind: _over(over.outside[kind], under.outside[kind]) for kind in over.outside},
+    )
+
+
+def trust_profile(metrics: Sequence[Record]) -> Profile:
+    """Mean trust ratios over the rounds."""
+    found = [record["trust_ratios"] for record in metrics if record.get("trust_ratios")]
+    if not found:
+        return Profile({}, {})
+    blocks, outside = {}, {}
+    for kind, first in found[0].items():
+        values = [record[kind] for record in found]
+        if isinstance(first, list):
+            blocks[kind] = tuple(fmean(layer) for layer in zip(*values, strict=True))
+        else:
+            outside[kind] = fmean(values)
+    return Profile(blocks, outside)
+
+
+def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
+    """The figures of one run; those it has no numbers for are left out. `prefix` begins their names."""
+    before, after = norm_profiles(run.diagnostics)
+    largest = [max(v for _, _, v in p.rows()) for p in (before, after) if p]
+    smallest = [min((v for _, _, v in p.rows() if v > 0), default=1.0) for p in (before, after) if p]
+    limits = (min(smallest) / 1.5, max(largest) * 1.5) if largest else None
+    over = "Mean over rounds and clients; conv and output stand before and after the blocks."
+    wanted = (
+        (
+            "norms-before",
+            "Update norms before clipping",
+            before,
+            "norm of a client's update",
+            f"{over} A wide gap between the kinds is the imbalance that per-layer clipping is made for.",
+        ),
+        (
+            "norms-after",
+            "Update norms after clipping",
+            after,
+            "norm after clipping",
+            "On the same scale as before clipping: how much of each kind is left is what the clients still say.",
+        ),
+        (
+            "noise-to-signal",
+            "Noise to signal",
+            noise_profile(run.diagnostics, sizes=run.layer_sizes),
+            "noise norm / signal norm",
+            "Expected norm of the noise over the norm of the clients' summed updates. Above 1, a round's step in that "
+            "layer is more noise than learning.",
+        ),
+        (
+            "trust-ratios",
+            "Trust ratios of the server's steps",
+            trust_profile(run.metrics),
+            "trust ratio",
+            "LAMB and LARS scale each layer's step by the norm of its weights over that of the step: small where noise "
+            "has made the step long. Mean over rounds.",
+        ),
+    )
+    return [
+        Drawing(
+            f"{prefix}{name}",
+            title,
+            caption,
+            _told(title, profile),
+            partial(_figure, profile, y=y, limits=limits if name.startswith("norms") else None),
+        )
+        for name, title, profile, y, caption in wanted
+        if profile
+    ]
+
+
+def layer_rows(run: RunRecord) -> list[tuple[str, ...]]:
+    """The same numbers as cells: kind, layer, norm before, after, noise to signal, trust ratio."""
+    before, after = norm_profiles(run.diagnostics)
+    profiles = (before, after, noise_profile(run.diagnostics, sizes=run.layer_sizes), trust_profile(run.metrics))
+    values = [{(kind, layer): value for kind, layer, value in profile.rows()} for profile in profiles]
+    places = list(dict.fromkeys(place for column in values for place in column))
+    return [
+        (KINDS.get(kind, kind), layer, *(f"{v[kind, layer]:.4g}" if (kind, layer) in v else "–" for v in values))
+        for kind, layer in sorted(places, key=lambda place: _order(place[0]))
+    ]
+
+
+def _norm_profile(diagnostics: Sequence[Record], which: str) -> Profile:
+    found: dict[str, list[float]] = {}
+    for record in diagnostics:
+        for name, norms in (record.get("layers") or {}).items():
+            found.setdefault(name, []).append(norms[which])
+    return _profile({name: fmean(values) ** 2 for name, values in found.items()})
+
+
+def _profile(squares: Mapping[str, float]) -> Profile:
+    """Roots of sums of squares of the tensors of one kind in one layer."""
+    blocks: dict[str, dict[int, float]] = {}
+    outside: dict[str, float] = {}
+    for name, square in squares.items():
+        kind, layer = parameter_kind(name), layer_index(name)
+        if layer is None:
+            outside[kind] = outside.get(kind, 0.0) + square
+        else:
+            of_kind = blocks.setdefault(kind, {})
+            of_kind[layer] = of_kind.get(layer, 0.0) + square
+    return Profile(
+        # Layers that are not trained keep their place.
+        {kind: tuple(math.sqrt(found.get(n, 0.0)) for n in range(max(found) + 1)) for kind, found in blocks.items()},
+        {kind: math.sqrt(square) for kind, square in outside.items()},
+    )
+
+
+def _over(noise: float, signal: float) -> float:
+    return noise / signal if signal else 0.0
+
+
+def _order(kind: str) -> int:
+    return list(KINDS).index(kind) if kind in KINDS else len(KINDS)
+
+
+def _told(title: str, profile: Profile) -> str:
+    parts = [f"{KINDS.get(k, k)} {min(v):.3g} to {max(v):.3g}" for k, v in profile.blocks.items()]
+    parts += [f"{KINDS.get(k, k)} outside the blocks {v:.3g}" for k, v in profile.outside.items()]
+    return f"{title} by kind of parameter over the layers: {'; '.join(parts)}."
+
+
+def _figure(profile: Profile, *, y: str, limits: tuple[float, float] | None) -> Figure:
+    """A line over the blocks for each kind; what lies outside of them stands before or after."""
+    figure, axes = new_axes(height=3.5)
+    depth = max((len(values) for values in profile.blocks.values()), default=0)
+    kinds = sorted({*profile.blocks, *profile.outside}, key=_order)
+    for kind, pen in zip(kinds, pens([KINDS.get(kind, kind) for kind in kinds]), strict=True):
+        if values := [(layer, value) for layer, value in enumerate(profile.blocks.get(kind, ())) if value > 0]:
+            plot(axes, pen, values)
+        alone = profile.outside.get(kind, 0.0)
+        if alone > 0:
+            place = -1 if kind == "conv" else depth
+            label = None if values else pen.label
+            axes.plot(
+                [place],
+                [alone],
+                color=pen.colour,
+                marker=pen.marker,
+                markersize=5,
+                linestyle="",
+                label=label,
+                gid=data_id(axes),
+            )
+    axes.set_yscale("log")
+    if limits is not None:
+        axes.set_ylim(*limits)
+    label_decades(axes.yaxis)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+    axes.set_xlim(-1.5, depth + 0.5)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if 0 <= value < depth else "")
+    dress(axes, x="layer", y=y)
+    return figure

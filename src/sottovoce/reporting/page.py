@@ -1,0 +1,186 @@
+"""The report of one run or several: one HTML file that fetches nothing, and its figures and tables as files.
+
+Everything comes from run folders: what was not written down cannot be claimed, and what is missing is named.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from pathlib import Path
+
+from sottovoce.drawing import Page, write_drawing
+from sottovoce.errors import InputError
+from sottovoce.files import written_atomically
+from sottovoce.reporting.cells import NOTHING, Table, epsilon, integer, percent, said_once
+from sottovoce.reporting.drawings import Drawing, titled
+from sottovoce.reporting.html import Html, Part, Section, render
+from sottovoce.reporting.records import RunRecord
+from sottovoce.reporting.sections import (
+    bound_section,
+    clients_section,
+    layer_section,
+    learning_section,
+    ledger_section,
+    paper_section,
+    people_section,
+    privacy_section,
+    settings_section,
+    speed_section,
+    transcript_section,
+)
+from sottovoce.reporting.tables import speaker_table
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page says, in order. `extra_tables` are too long for a page: they are for files alone."""
+
+    title: str
+    lead: str
+    sections: tuple[Section, ...]
+    extra_tables: tuple[Table, ...]
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        return [part for section in self.sections for part in section.all_parts if isinstance(part, Drawing)]
+
+    @property
+    def tables(self) -> list[Table]:
+        shown = [part for section in self.sections for part in section.all_parts if isinstance(part, Table)]
+        return [*shown, *self.extra_tables]
+
+
+def build_report(
+    runs: Sequence[RunRecord], *, title: str, headline: Table | None = None, notes: Sequence[str] = ()
+) -> Report:
+    """Put the report of `runs` together; `headline` is the table it opens with, `notes` what must be said of it."""
+    assert runs
+    makers: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
+        settings_section,
+        learning_section,
+        privacy_section,
+        layer_section,
+        bound_section,
+        people_section,
+        transcript_section,
+        clients_section,
+        speed_section,
+        ledger_section,
+        paper_section,
+    )
+    made = [section for section in (make(runs) for make in makers) if section is not None]
+    found = speaker_table(runs)
+    return Report(
+        title=title,
+        lead=_lead(runs, title),
+        sections=(_headline(runs, headline, notes), *made),
+        extra_tables=() if found is None else (found,),
+    )
+
+
+def write_page(path: Path, report: Report) -> None:
+    """Write the page to `path`, whole or not at all."""
+    _write(path, render(report.title, report.lead, report.sections))
+
+
+def write_figures(folder: Path, report: Report) -> list[Path]:
+    """Every figure as PNG and SVG in `folder`, which is made if it is not there."""
+    _make(folder)
+    paths = [folder / f"{drawing.name}{suffix}" for drawing in report.drawings for suffix in (".png", ".svg")]
+    for drawing in report.drawings:
+        for suffix in (".png", ".svg"):
+            write_drawing(folder / f"{drawing.name}{suffix}", partial(titled, drawing), _no_page)
+    return paths
+
+
+def write_tables(folder: Path, report: Report) -> list[Path]:
+    """Every table as CSV in `folder`, which is made if it is not there."""
+    _make(folder)
+    for table in report.tables:
+        _write(folder / f"{table.name}.csv", table.as_csv())
+    return [folder / f"{table.name}.csv" for table in report.tables]
+
+
+def _lead(runs: Sequence[RunRecord], title: str) -> str:
+    if len(runs) > 1:
+        return f"{len(runs)} runs: {', '.join(run.label for run in runs)}."
+    about = runs[0].config.get("about")
+    return f"One run, {runs[0].label}: {about}." if about and about != title else f"One run: {runs[0].label}."
+
+
+def _headline(runs: Sequence[RunRecord], headline: Table | None, notes: Sequence[str]) -> Section:
+    parts: list[Part] = []
+    if len(runs) == 1 and runs[0].tests:
+        parts.append(Html(_key_figures(runs[0])))
+    if headline is not None and headline.rows:
+        parts.append(headline)
+    parts += [Html(f'<p class="quiet">{escape(note)}</p>') for note in _gathered(runs, notes)]
+    for run in runs:
+        if not run.results:
+            parts.append(Html(_notice(f"{run.label} is not finished: there are no results yet.")))
+        parts += [Html(_notice(f"{run.label}: {problem}")) for problem in run.problems]
+    return Section("headline", "In short", "", tuple(parts))
+
+
+def _gathered(runs: Sequence[RunRecord], notes: Sequence[str]) -> list[str]:
+    """Notes that begin with a run's label, once for all runs of which they are true; then the others."""
+    labels = {run.label for run in runs}
+    split = [(note, *note.partition(": ")[::2]) for note in notes]
+    gathered = said_once((label, words) for _, label, words in split if label in labels)
+    return [f"{label}: {words}" for label, words in gathered] + [n for n, label, _ in split if label not in labels]
+
+
+def _key_figures(run: RunRecord) -> str:
+    """The numbers that everybody asks for first."""
+    name, test = next(iter(run.tests.items()))
+    interval = test.get("wer_interval")
+    between = f"95 % interval {percent(interval[0])} to {percent(interval[1])}" if interval else "no interval"
+    cells = [("word error rate", percent(test.get("wer")), f"{name}, speakers never trained on; {between}")]
+    privacy = run.privacy
+    if run.is_federated:
+        if privacy.get("epsilon_rdp") is None:
+            cells.append(("ε at this population", "none", "no noise, no guarantee"))
+        else:
+            best = privacy["epsilon_rdp"] if privacy.get("epsilon_pld") is None else privacy["epsilon_pld"]
+            told = f"PLD {epsilon(privacy.get('epsilon_pld'))}, RDP {epsilon(privacy['epsilon_rdp'])}"
+            cells.append(("ε at this population", epsilon(best), f"{told}; δ = {privacy.get('delta', 0):g}"))
+        useful = privacy.get("useful") or {}
+        if "population_size" in useful:
+            needs = f"with a cohort of {integer(useful['cohort_size'])}; same noise, rate and rounds"
+            needs += "; δ would have to be smaller there" if useful.get("delta_too_large") else ""
+            cells.append(("population for ε ≤ 8", integer(useful["population_size"]), needs))
+        elif useful:
+            cells.append(("population for ε ≤ 8", NOTHING, "no population is large enough for this recipe"))
+        kind = ("release", "secure randomness") if run.is_release else ("simulated", "seeded: not a release")
+        cells.append(("status", *kind))
+    items = "".join(
+        f'<div><dt>{escape(term)}</dt><dd class="large">{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'
+        for term, value, note in cells
+    )
+    return f'<dl class="key">{items}</dl>'
+
+
+def _notice(words: str) -> str:
+    return f'<p class="notice">{escape(words)}</p>'
+
+
+def _no_page() -> Page:
+    raise AssertionError("figures are written as .png and .svg alone")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"folder={folder}: cannot be made ({error.strerror})") from None
+
+
+def _write(path: Path, content: str) -> None:
+    if not path.parent.is_dir():
+        raise InputError(f"out={path}: the folder {path.parent} does not exist")
+    try:
+        with written_atomically(path) as file:
+            file.write(content.encode())
+    except OSError as error:
+        raise InputError(f"out={path}: cannot be written ({error.strerror})") from None

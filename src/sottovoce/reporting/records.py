@@ -1,0 +1,170 @@
+"""What a run folder says, read with patience: a piece that is missing or torn is named, and the rest is shown."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.accounting import rdp_epsilon
+from sottovoce.privacy.chain import Mark
+from sottovoce.privacy.ledger import LedgerReport, verify
+from sottovoce.training.run_folder import CONFIG, DIAGNOSTICS, ENVIRONMENT, LEDGER, METRICS, RESULTS
+
+POPULATION, ENGINE = "population.json", "engine.json"
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LedgerCheck:
+    """A ledger, verified line by line when the report was made: `report` if it is sound, else `problem`."""
+
+    report: LedgerReport | None = None
+    problem: str = ""
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε by RDP of all that was charged, computed anew; None without a guarantee."""
+        if self.report is None:
+            return None
+        spent = rdp_epsilon(self.report.spent, self.report.header["delta"])
+        return spent if math.isfinite(spent) else None
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """One run, as its folder tells it. What is not there is empty; `problems` says what could not be read."""
+
+    label: str
+    folder: Path
+    config: Record
+    environment: Record
+    engine: Record
+    population: Record
+    results: Record
+    metrics: Sequence[Record]
+    diagnostics: Sequence[Record]
+    ledger: LedgerCheck | None
+    problems: tuple[str, ...]
+
+    @property
+    def federation(self) -> Record:
+        """Its settings; empty for central training."""
+        return self.config.get("federation") or {}
+
+    @property
+    def privacy(self) -> Record:
+        """What the finished run said of its privacy."""
+        return self.results.get("privacy") or {}
+
+    @property
+    def tests(self) -> Mapping[str, Record]:
+        return self.results.get("test") or {}
+
+    @property
+    def is_federated(self) -> bool:
+        return bool(self.federation) or bool(self.privacy)
+
+    @property
+    def is_release(self) -> bool:
+        """Whether cohorts and noise came from the operating system: a secure run, which keeps no diagnostics."""
+        return (self.federation.get("privacy") or {}).get("mode") == "secure" or self.privacy.get("simulated") is False
+
+    @cached_property
+    def layer_sizes(self) -> Mapping[str, int]:
+        """How many parameters each tensor has; from the ledger's header."""
+        if self.ledger is None or self.ledger.report is None:
+            return {}
+        layout = self.ledger.report.header["plan"].get("layout") or {}
+        return {name: math.prod(shape) for name, shape in layout.items()}
+
+
+def read_run(label: str, folder: Path) -> RunRecord:
+    """Read the run in `folder`, finished or not."""
+    problems: list[str] = []
+    results = _read(folder / RESULTS, json.loads, problems) or {}
+    return RunRecord(
+        label=label,
+        folder=folder,
+        config=_read(folder / CONFIG, yaml.safe_load, problems) or {},
+        environment=_read(folder / ENVIRONMENT, json.loads, problems) or {},
+        engine=_read(folder / ENGINE, json.loads, problems) or {},
+        population=_read(folder / POPULATION, json.loads, problems) or {},
+        results=results,
+        metrics=_read_lines(folder / METRICS, problems),
+        diagnostics=_read_lines(folder / DIAGNOSTICS, problems),
+        ledger=_check_ledger(folder / LEDGER, results.get("privacy") or {}),
+        problems=tuple(problems),
+    )
+
+
+def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
+    """The run folders among `paths`, by label: folders of runs themselves, or of suites, which hold several.
+
+    Labels are the shortest ends of the paths that tell them apart.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise InputError(f"run={path}: expected the folder of a run")
+        inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        if not inside:
+            raise InputError(f"run={path}: neither a run ({CONFIG}, {METRICS}) nor a folder of runs")
+        found += [folder for folder in inside if folder.resolve() not in {known.resolve() for known in found}]
+    longest = max(len(folder.resolve().parts) for folder in found)
+    for depth in range(1, longest + 1):
+        labels = ["/".join(folder.resolve().parts[-depth:]) for folder in found]
+        if len(set(labels)) == len(labels):
+            break
+    return dict(zip(labels, found, strict=True))
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (CONFIG, METRICS, RESULTS))
+
+
+def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> Any:
+    if not path.is_file():
+        return None
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problems.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
+        return None
+    if not isinstance(content, dict):
+        problems.append(f"{path.name} holds no settings or results")
+        return None
+    return content
+
+
+def _read_lines(path: Path, problems: list[str]) -> list[Record]:
+    if not path.is_file():
+        return []
+    found: list[Record] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "step" not in record:
+            problems.append(f"{path.name}: line {number} is torn; it and what follows are left out")
+            break
+        found.append(record)
+    return found
+
+
+def _check_ledger(path: Path, privacy: Record) -> LedgerCheck | None:
+    if not path.is_file():
+        return None
+    # What the finished run wrote down pins the end of its ledger: only so are missing lines seen.
+    known = Mark(privacy["length"], privacy["head"]) if {"length", "head"} <= privacy.keys() else None
+    try:
+        return LedgerCheck(report=verify(path, checkpoint=known))
+    except InputError as problem:
+        return LedgerCheck(problem=str(problem))

@@ -1,0 +1,97 @@
+"""The processes of a federated run: the first one leads, and asks the others for parts of cohorts and of evaluations.
+
+The others hold no ledger, no checkpoint and no server. They learn from each order what they need, so whatever makes
+the first one stop, go back or go on, they simply wait for what comes next.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+from sottovoce.evaluation.evaluate import Evaluation, score, select
+from sottovoce.evaluation.together import recognise_together
+from sottovoce.federated.engines import DistributedEngine, RoundOrder
+from sottovoce.federated.round import take_part
+from sottovoce.flat.layout import Layout
+from sottovoce.models.saved import Recogniser
+from sottovoce.privacy.plan import Plan
+from sottovoce.processes import Processes
+from sottovoce.store import Store
+from sottovoce.training.interrupts import interruptible
+
+
+@dataclass(frozen=True, eq=False)
+class _RecogniseOrder:
+    """Recognise `rows` of the store that lies at `store`; the model follows."""
+
+    store: str
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Team(AbstractContextManager["Team"]):
+    """Made in every process. In the first one it is entered, and the others are sent home when it is left.
+
+    `start` is a model of the kind that is evaluated, `stores` what it is evaluated on, by path.
+    """
+
+    processes: Processes
+    start: Recogniser
+    stores: Mapping[str, Store]
+    device: torch.device
+
+    def recognise(self, model: Recogniser, store: Store, rows: NDArray[np.int64]) -> list[str]:
+        """The text of each utterance in `rows` of `store`, with the help of all."""
+        if self.processes.several:
+            self.processes.share(_RecogniseOrder(str(store.path), rows))
+            layout = self._layout
+            flat_P = layout.flatten({name: model.parameters[name] for name in layout.names})
+            self.processes.spread(flat_P.to(self.device))
+        return self._recognised(model, store, rows)
+
+    def evaluate(self, model: Recogniser, store: Store, *, split: str) -> Evaluation:
+        """What `evaluate` gives, with the help of all."""
+        chosen = select(store, split=split)
+        return score(store, chosen, self.recognise(model, store, chosen.rows))
+
+    def follow(self, engine: DistributedEngine, plan: Plan) -> None:
+        """In the others: do what is asked for, until nothing more is."""
+        server_P = plan.layout.zeros(device=self.device)
+        with interruptible() as interrupted:
+            engine.watch(interrupted)
+            while (order := self._hear()) is not None:
+                if isinstance(order, RoundOrder):
+                    take_part(order, server_P, plan=plan, engine=engine)
+                else:
+                    self._help(order)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After any other error nobody knows where the others stand: torchrun ends them.
+        if error is None or isinstance(error, InputError):
+            self.processes.share(None)
+
+    def _hear(self) -> RoundOrder | _RecogniseOrder | None:
+        order: Any = self.processes.share(None)
+        return cast(RoundOrder | _RecogniseOrder | None, order)
+
+    def _help(self, order: _RecogniseOrder) -> None:
+        parameters_P = self._layout.zeros(device=self.device)
+        self.processes.spread(parameters_P)
+        model = replace(self.start, parameters=self._layout.views(parameters_P))
+        self._recognised(model, self.stores[order.store], order.rows)
+
+    def _recognised(self, model: Recogniser, store: Store, rows: NDArray[np.int64]) -> list[str]:
+        return recognise_together(model, store, rows, processes=self.processes, device=self.device)
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout.of(self.start.parameters)

@@ -1,0 +1,163 @@
+"""However many processes share a cohort, the round comes to the same."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.federated.small import Small, furthest, small
+from tests.reference_round import Model
+from tests.several import in_processes
+
+from sottovoce.errors import InputError
+from sottovoce.federated.engines import DistributedEngine, RoundOrder, StackedEngine
+from sottovoce.federated.round import sum_cohort, take_part
+from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.processes import Processes, joined
+from sottovoce.store import Store
+
+CPU = torch.device("cpu")
+WORLDS = (1, 2, 3)
+STEPS = 2
+FLOAT32 = 20.0  # units of rounding (see `furthest`), as for the round itself
+BAD = {2, 5, 7}
+
+CASES: dict[str, dict[str, Any]] = {
+    "private": {"privacy": {"noise_multiplier": 0.7, "share": "dim"}, "cohort_size": 6},
+    "stacked": {"privacy": {"noise_multiplier": 0.7}, "cohort_size": 6},
+    "clip bound moves": {
+        "privacy": {
+            "noise_multiplier": 0.7,
+            "adaptive": AdaptiveClipping(target_quantile=0.3, count_noise_std=2.0),
+        },
+        "cohort_size": 6,
+    },
+    "shares by utterances": {"privacy": {"weighting": "utterances", "clip_bound": math.inf}, "cohort_size": 9},
+    "shares by loss": {"privacy": {"weighting": "loss", "clip_bound": math.inf}, "cohort_size": 9},
+    "one client, or none": {"privacy": {"noise_multiplier": 0.7}, "cohort_size": 1},
+    "some clients fail": {"privacy": {"weighting": "utterances", "clip_bound": math.inf}, "cohort_size": 9},
+}
+
+
+# In each of the processes.
+
+
+def all_cases(store: Path, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with joined(CPU) as processes:
+        for name, case in CASES.items():
+            ours = small(store, folder / f"{processes.world}-{processes.rank}-{name}.jsonl", **case)
+            if name == "some clients fail":
+                spoil(ours)
+            found[name] = rounds(ours, processes, stacked=name == "stacked", steps=8 if "none" in name else STEPS)
+        found["exact"] = exact_sum(store, folder, processes)
+    return found
+
+
+def rounds(ours: Small, processes: Processes, *, stacked: bool, steps: int) -> dict[str, Any]:
+    inner: Any = StackedEngine(ours.room, ours.layout, device=CPU, size=2) if stacked else ours.engine
+    engine = DistributedEngine(inner, processes, seconds=ours.room.population.seconds)
+    ours.engine = engine if processes.several else inner
+    start, figures = ours.model(), []
+    for step in range(steps):
+        if processes.first:
+            done = ours.round(step)
+            figures.append(done.private.as_json(ours.plan) | {"audio_seconds": done.private.audio_seconds})
+            ours.plan = done.plan
+        else:
+            order: Any = processes.share(None)
+            assert isinstance(order, RoundOrder)
+            take_part(order, ours.server.parameters_P, plan=ours.plan, engine=engine)
+    return {"start": start, "end": ours.model(), "figures": figures, "clip_bound": ours.plan.clip_bound}
+
+
+def spoil(ours: Small) -> None:
+    """The audio of three clients cannot be read; who gets them is up to the dealing."""
+    rows = {row for bad in BAD for row in ours.room.population.client(bad).utterances.tolist()}
+    whole = Store.samples
+
+    def samples(self: Store, row: int) -> Any:
+        if row in rows:
+            raise InputError("its audio is damaged")
+        return whole(self, row)
+
+    Store.samples = samples  # type: ignore[method-assign]
+
+
+def exact_sum(store: Path, folder: Path, processes: Processes) -> np.ndarray:
+    """The sum of a release over six given clients, before the noise."""
+    ours = small(
+        store,
+        folder / f"{processes.world}-{processes.rank}-exact.jsonl",
+        privacy={"mode": "secure", "noise_multiplier": 1.0, "root_seed": None},
+    )
+    engine = DistributedEngine(ours.engine, processes, seconds=ours.room.population.seconds)
+    summed = sum_cohort(np.array([0, 1, 3, 4, 6, 8]), ours.server.parameters_P, plan=ours.plan, engine=engine, step=0)
+    assert summed.total.dtype == torch.float64
+    return summed.total.numpy()
+
+
+def votes(store: Path, folder: Path) -> list[bool]:
+    """What the first of two processes hears in two rounds, before the second of which the other was asked to stop."""
+    with joined(CPU) as processes:
+        ours = small(store, folder / f"votes-{processes.rank}.jsonl")
+        engine = DistributedEngine(ours.engine, processes, seconds=ours.room.population.seconds)
+        heard, step = [], 0
+        stops = engine.watch(lambda: step == 1 and processes.rank == 1)
+        for step in range(2):
+            sum_cohort(np.arange(3), ours.server.parameters_P, plan=ours.plan, engine=engine, step=step)
+            heard.append(stops())
+    return heard
+
+
+# What comes of it.
+
+
+@pytest.fixture(scope="module")
+def found(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """By the number of processes: what the first one has."""
+    folder = tmp_path_factory.mktemp("ledgers")
+    return {world: in_processes(world, all_cases, tones, folder)[0] for world in WORLDS}
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+@pytest.mark.parametrize("name", CASES)
+def test_the_model_is_the_same_up_to_rounding(name: str, world: int, found: dict[int, dict[str, Any]]) -> None:
+    one, several = found[1][name], found[world][name]
+    start: Model = one["start"]
+    assert furthest(several["end"], one["end"], start) < FLOAT32
+    assert any(np.any(one["end"][layer] != start[layer]) for layer in start)
+    assert several["clip_bound"] == one["clip_bound"]
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+@pytest.mark.parametrize("name", CASES)
+def test_the_figures_are_those_of_the_whole_cohort(name: str, world: int, found: dict[int, dict[str, Any]]) -> None:
+    for one, several in zip(found[1][name]["figures"], found[world][name]["figures"], strict=True):
+        for figure in ("cohort", "dropped", "utterances_left_out", "updates", "non_finite", "clip_fraction"):
+            assert several[figure] == one[figure]
+        for figure in ("loss", "norm", "audio_seconds"):
+            # Without clients there is no loss.
+            assert (several[figure] or 0.0) == pytest.approx(one[figure] or 0.0, rel=1e-4)
+        for layer, norms in one["layers"].items():
+            assert several["layers"][layer] == pytest.approx(norms, rel=1e-3, abs=1e-7)
+
+
+def test_cases_are_what_they_are_called(found: dict[int, dict[str, Any]]) -> None:
+    sizes = [figures["cohort"] for figures in found[3]["one client, or none"]["figures"]]
+    assert {0, 1} <= set(sizes)
+    failed = [figures["dropped"] for figures in found[2]["some clients fail"]["figures"]]
+    assert failed[0]["its audio is damaged"] >= 2
+    assert found[2]["clip bound moves"]["clip_bound"] != 0.2
+
+
+def test_the_sum_of_a_release_has_the_same_bits_whoever_adds_it_up(found: dict[int, dict[str, Any]]) -> None:
+    assert found[1]["exact"].any()
+    for world in WORLDS[1:]:
+        assert np.array_equal(found[world]["exact"], found[1]["exact"])
+
+
+def test_whoever_is_asked_to_stop_the_first_one_hears_of_it_after_that_round(tones: Path, tmp_path: Path) -> None:
+    assert in_processes(2, votes, tones, tmp_path)[0] == [False, True]

@@ -1,0 +1,168 @@
+"""Stacked clients are what they would be one by one: their updates, their accidents, and the rounds made of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.federated import test_engines, test_round
+from tests.federated.small import CPU, Small, small
+from torch import Tensor
+
+from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.federated.client import Proximal
+from sottovoce.federated.engines import Dropped, Engine, StackedEngine
+from sottovoce.models.recogniser import Compute, inputs
+
+EVERYBODY = range(9)
+# Of an update's own length. The worst case below has 4e-5, after some local steps; a wrong factor anywhere has 1e-2.
+ROUNDING = 2e-4
+
+
+def stacked_of(ours: Small, *, size: int = 4, compute: Compute | None = None) -> StackedEngine:
+    """Nine clients in stacks of four: full ones, and one that is not."""
+    return StackedEngine(
+        ours.room,
+        ours.layout,
+        device=CPU,
+        size=size,
+        weighting=ours.plan.settings.weighting,
+        **{} if compute is None else {"compute": compute},
+    )
+
+
+def updates_of(engine: Engine, ours: Small, *, step: int = 0, clients: Sequence[int] = EVERYBODY) -> dict[int, Tensor]:
+    updates: dict[int, Tensor] = {}
+    for trained in engine.train(ours.server.parameters_P, clients, step=step):
+        assert not isinstance(trained, Dropped), trained
+        rows = trained.update if trained.update.dim() == 2 else trained.update[None]
+        updates |= {client: row.clone() for client, row in zip(trained.clients, rows, strict=True)}
+    return updates
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "local steps": {},
+    "local epochs of unequal clients": {"local": {"local_epochs": 2, "batch_seconds": 1.3}},
+    "each its own layers dropped": {"model": {"layers": 4, "layer_drop": 0.5}},
+    "layers dropped together": {"model": {"layers": 4, "layer_drop": 0.5}, "local": {"layerdrop_group": 4}},
+    "post-norm": {"model": {"norm": "post"}},
+    "FedProx, epochs": {"local": {"local_epochs": 2, "proximal": Proximal(name="fedprox", mu=0.5)}},
+    "FedProx, not squared": {"local": {"local_steps": 3, "proximal": Proximal(name="distance", mu=0.3)}},
+    # Adam's first steps are signs: with a larger eps they are as well conditioned as the gradients.
+    "Adam, epochs": {"local": {"local_epochs": 2, "optimiser": {"name": "adam", "eps": 1e-2}, "lr": 0.01}},
+    "LARS": {"local": {"optimiser": {"name": "lars"}, "lr": 0.1}},
+    "masks": {"local": {"spec_augment": SpecAugmentSettings()}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_updates_are_those_of_clients_trained_one_by_one(name: str, tones: Path, tmp_path: Path) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", people={"max_seconds": 3.0}, cohort_size=9, **CASES[name])
+    engine = stacked_of(ours)
+    for step in (0, 1):
+        found, expected = updates_of(engine, ours, step=step), updates_of(ours.engine, ours, step=step)
+        assert found.keys() == expected.keys() == set(EVERYBODY)
+        for client in EVERYBODY:
+            assert (found[client] - expected[client]).norm() <= ROUNDING * expected[client].norm(), client
+
+
+def test_the_cases_have_clients_of_unequal_size(tones: Path, tmp_path: Path) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", people={"max_seconds": 3.0}, cohort_size=9)
+    assert len({len(ours.room.speech(client).rows) for client in ours.room.population}) > 1
+
+
+@pytest.mark.parametrize("name", test_round.CASES)
+def test_rounds_are_those_of_the_twin(name: str, tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small_and_stacked(*arguments: Any, **options: Any) -> Small:
+        ours = small(*arguments, **options)
+        ours.engine = stacked_of(ours)  # type: ignore[assignment]
+        return ours
+
+    monkeypatch.setattr(test_round, "small", small_and_stacked)
+    test_round.test_three_rounds_are_those_of_the_twin(name, tones, tmp_path)
+
+
+def test_with_dropout_updates_are_equal_in_distribution(tones: Path, tmp_path: Path) -> None:
+    """Mean and spread over many rounds, which differ in nothing but dropout; and no two clients share a mask.
+
+    Means of n draws each lie √((Σ₁+Σ₂)/n) apart, Σ being the trace of a covariance. Without the rescaling by
+    1/(1 − p), or with dropout in one place only, they lie many times as far apart.
+    """
+    rounds, clients = 40, range(3)
+    ours = small(
+        tones,
+        tmp_path / "ledger.jsonl",
+        model={"dropout": 0.4, "positions": "sinusoidal"},
+        local={"local_steps": 1, "batch_seconds": 30.0, "clip_gradients": float("inf"), "lr": 0.01},
+        cohort_size=9,
+    )
+    drawn = {}
+    for name, engine in (("one by one", ours.engine), ("stacked", stacked_of(ours, size=3))):
+        per_round = [updates_of(engine, ours, step=step, clients=clients) for step in range(rounds)]
+        drawn[name] = torch.stack([torch.stack([own[client] for client in clients]) for own in per_round]).double()
+    means = {name: draws_RNP.mean(0) for name, draws_RNP in drawn.items()}
+    spreads = {name: draws_RNP.var(0).sum(1) for name, draws_RNP in drawn.items()}
+
+    apart_N = (means["stacked"] - means["one by one"]).square().sum(1)
+    expected_N = (spreads["stacked"] + spreads["one by one"]) / rounds
+    assert (apart_N / expected_N).mean() == pytest.approx(1, abs=0.5)
+    assert spreads["stacked"].sum() == pytest.approx(float(spreads["one by one"].sum()), rel=0.2)
+
+    directions_RNP = torch.nn.functional.normalize(drawn["stacked"] - means["stacked"], dim=2)
+    alike_NN = torch.einsum("rnp,rmp->nm", directions_RNP, directions_RNP) / rounds
+    assert alike_NN.fill_diagonal_(0).abs().max() < 0.5
+
+
+def poisoned_for(ours: Small, client: int) -> Compute:
+    """Features of `client` are NaN, whatever batch they are in."""
+    room = ours.room
+    rows = room.population.client(client).utterances.tolist()
+    starts = {tuple(room.store.samples(row)[:50].tolist()) for row in rows}
+
+    def poisoned(waveforms_BN: Tensor, *others: Any) -> Tensor:
+        features_BTF = inputs(waveforms_BN, *others)
+        own_B = torch.tensor([tuple(wave[:50].tolist()) in starts for wave in waveforms_BN])
+        return features_BTF.masked_fill(own_B[:, None, None], torch.nan)
+
+    return Compute(inputs=poisoned)
+
+
+def test_a_client_that_is_not_finite_spoils_its_own_row_only(tones: Path, tmp_path: Path) -> None:
+    """Bit for bit: the other rows are as if its numbers were fine."""
+    bad = 3
+    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
+    whole, spoilt = (
+        updates_of(stacked_of(ours, size=9, compute=compute), ours) for compute in (None, poisoned_for(ours, bad))
+    )
+    assert spoilt[bad].isnan().any()
+    for client in set(EVERYBODY) - {bad}:
+        assert torch.equal(spoilt[client], whole[client])
+
+    ours.engine = stacked_of(ours, size=9, compute=poisoned_for(ours, bad))  # type: ignore[assignment]
+    figures = ours.round(0).private.as_json(ours.plan)
+    assert (figures["cohort"], figures["non_finite"], figures["dropped"]) == (9, 1, {})
+    assert ours.server.parameters_P.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("accident", "reason"), [(test_engines.unreadable, "audio is damaged"), (test_engines.gone, "Input/output error")]
+)
+def test_a_client_that_cannot_be_read_is_dropped_and_its_stack_goes_on(
+    accident: Any, reason: str, tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
+    expected = updates_of(ours.engine, ours)
+    accident(ours, monkeypatch)
+    rows: dict[int, Tensor] = {}
+    dropped: dict[int, str] = {}
+    for result in stacked_of(ours).train(ours.server.parameters_P, EVERYBODY, step=0):
+        if isinstance(result, Dropped):
+            dropped[result.client] = result.reason
+        else:
+            rows |= {client: row.clone() for client, row in zip(result.clients, result.update, strict=True)}
+    assert dropped.keys() == {test_engines.BAD}
+    assert reason in dropped[test_engines.BAD]
+    assert rows.keys() == set(EVERYBODY) - {test_engines.BAD}
+    for client, update in rows.items():
+        assert (update - expected[client]).norm() <= ROUNDING * expected[client].norm()

@@ -1,0 +1,143 @@
+"""Clients that train a part of a model: every engine gives the same updates, of that part alone."""
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.federated.small import CPU, small_room, start_stream
+
+from sottovoce.config import Federation
+from sottovoce.federated.client import ClientRoom, Proximal, load_client
+from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.engines.workers import WorkersEngine
+from sottovoce.flat.layout import Layout
+from sottovoce.models.ctc_transformer import init
+from sottovoce.models.recogniser import batch_loss
+from sottovoce.models.trainable import Trainable, parse_part, split
+from sottovoce.privacy.settings import Weighting
+from sottovoce.seeds import torch_stream
+
+EVERYBODY = range(9)
+PARTS = ["lora(r=2, alpha=6)", "lora(r=2), output", "blocks.1, output.bias", "*.norm.*"]
+
+
+@dataclass
+class Parted:
+    """A room in which a part is trained, and the server's model of that part, some way from its start."""
+
+    room: ClientRoom
+    part: Trainable
+    layout: Layout
+    server_P: torch.Tensor
+
+    def updates(self, engine: Engine, *, step: int = 0) -> dict[int, torch.Tensor]:
+        found: dict[int, torch.Tensor] = {}
+        for trained in engine.train(self.server_P, EVERYBODY, step=step):
+            assert not isinstance(trained, Dropped), trained
+            rows = trained.update if trained.update.dim() == 2 else trained.update[None]
+            found |= {client: row.clone() for client, row in zip(trained.clients, rows, strict=True)}
+        return found
+
+
+def parted(store: Path, text: str, **room: Any) -> Parted:
+    made = small_room(store, **room)
+    part = split(parse_part(text), init(made.model, generator=start_stream()), generator=torch_stream(3, "low rank"))
+    layout = Layout.of(part.initial)
+    server_P = layout.flatten(part.initial)
+    for number, view in enumerate(layout.views(server_P).values()):
+        view += 0.05 * torch.randn(view.shape, generator=torch_stream(3, "moved", number))
+    return Parted(replace(made, frozen=part.frozen), part, layout, server_P)
+
+
+@pytest.mark.parametrize("text", PARTS)
+@pytest.mark.parametrize("local", [{}, {"local_epochs": 2, "batch_seconds": 1.0}], ids=["steps", "epochs"])
+def test_stacked_clients_move_as_they_do_one_by_one(text: str, local: dict[str, Any], tones: Path) -> None:
+    """With blocks dropped, each client its own, a pull back to the server, and stacks that do not divide the nine."""
+    ours = parted(tones, text, model={"layer_drop": 0.4}, local={**local, "proximal": Proximal(mu=0.1)})
+    expected = ours.updates(SequentialEngine(ours.room, ours.layout, device=CPU))
+    found = ours.updates(StackedEngine(ours.room, ours.layout, device=CPU, size=4))
+    assert found.keys() == expected.keys() == set(EVERYBODY)
+    for client, update in expected.items():
+        assert update.any()
+        torch.testing.assert_close(found[client], update, rtol=1e-3, atol=1e-5 * float(update.abs().max()))
+
+
+def test_worker_processes_have_the_sequential_engines_bits(tones: Path) -> None:
+    ours = parted(tones, "lora(r=2, alpha=6)")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    try:
+        expected = ours.updates(SequentialEngine(ours.room, ours.layout, device=CPU))
+    finally:
+        torch.set_num_threads(threads)
+    with closing(WorkersEngine(ours.room, ours.layout, workers=1)) as engine:
+        found = ours.updates(engine)
+    for client, update in expected.items():
+        assert torch.equal(found[client], update)
+
+
+@pytest.mark.parametrize("text", PARTS)
+def test_an_update_is_a_step_against_the_gradient_of_the_part(text: str, tones: Path) -> None:
+    """One local step of plain SGD, unclipped: θ_server − θ_local is lr times the gradient, autograd's own."""
+    ours = parted(tones, text, local={"local_steps": 1, "clip_gradients": float("inf")})
+    found = ours.updates(SequentialEngine(ours.room, ours.layout, device=CPU))
+    loaded = load_client(ours.room, 4, step=0, device=CPU)
+    draws = ours.room.draws(loaded.batches[0], loaded.client, step=0, local_step=0)
+    leaf_P = ours.server_P.clone().requires_grad_()
+    whole = ours.part.frozen.joined(ours.layout.views(leaf_P))
+    loss = batch_loss(whole, loaded.batches[0], settings=ours.room.model, draws=draws)
+    (gradient_P,) = torch.autograd.grad(loss, [leaf_P])
+    torch.testing.assert_close(found[4], ours.room.local.lr * gradient_P, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", PARTS)
+def test_what_is_frozen_never_changes(text: str, tones: Path) -> None:
+    ours = parted(tones, text)
+    before = {name: tensor.clone() for name, tensor in ours.part.frozen.tensors.items()}
+    for engine in (
+        SequentialEngine(ours.room, ours.layout, device=CPU),
+        StackedEngine(ours.room, ours.layout, device=CPU, size=4),
+    ):
+        ours.updates(engine)
+    merged = ours.part.frozen.merged(ours.layout.views(ours.server_P))
+    corrected = {name.replace("lora_b", "weight") for name in ours.layout.names if name.endswith("lora_b")}
+    for name, tensor in before.items():
+        assert torch.equal(ours.part.frozen.tensors[name], tensor)
+        assert torch.equal(merged[name], tensor) == (name not in corrected)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_step_in_which_layer_drop_leaves_nothing_to_train_moves_nobody(stacked: bool, tones: Path) -> None:
+    """Both steps of nearly everybody leave out block 1, the only one that is trained: 0.999² of them do."""
+    ours = parted(tones, "blocks.1", model={"layer_drop": 0.999})
+    options: dict[str, Any] = {"device": CPU}
+    engine = StackedEngine(ours.room, ours.layout, size=4, **options) if stacked else None
+    updates = ours.updates(engine or SequentialEngine(ours.room, ours.layout, **options))
+    assert all(not update.any() for update in updates.values())
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_clients_are_weighted_by_the_wer_of_the_whole_model(stacked: bool, tones: Path) -> None:
+    ours = parted(tones, "lora(r=2)", people={"holdout": 0.25})
+    options: dict[str, Any] = {"device": CPU, "weighting": Weighting.WER}
+    engine: Engine = SequentialEngine(ours.room, ours.layout, **options)
+    if stacked:
+        engine = StackedEngine(ours.room, ours.layout, size=4, **options)
+    (trained,) = engine.train(ours.server_P, [4], step=0)
+    assert not isinstance(trained, Dropped)
+    assert trained.figures[0].wer is not None
+
+
+def test_a_recipe_says_at_once_that_a_part_is_not_understood() -> None:
+    settings: dict[str, Any] = {
+        "steps": 1,
+        "cohort_size": 1,
+        "local": {"batch_seconds": 2, "lr": 0.1, "local_steps": 1},
+        "server": {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1}},
+    }
+    assert Federation(**settings, trainable="blocks.30-35, output").trainable == "blocks.30-35, output"
+    with pytest.raises(ValueError, match=r"'lora\(16\)' is not understood, expected \"lora\(r=16\)\""):
+        Federation(**settings, trainable="lora(16)")

@@ -1,0 +1,138 @@
+"""Federated runs that train a part of a model: what is accounted, what is saved, and what a kill leaves."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sottovoce.config import load_recipe
+from sottovoce.config.smoke import smoke
+from sottovoce.errors import InputError
+from sottovoce.federated.server import Server
+from sottovoce.flat.layout import Layout
+from sottovoce.models.saved import load
+from sottovoce.models.trainable import parse_part
+from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.training import checkpoint
+from sottovoce.training.central import starting_point
+from sottovoce.training.parts import trained_part
+from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+
+# The pairs of a block have r·(in + out) numbers each: r·width times 4 (queries, keys, values), 2 (attention's output)
+# and twice 5 (the MLP's two). Here r = 2, and there are 4 blocks.
+LORA_TINY = 16 * 96 * 2 * 4
+CHANGES = ["federation.steps=4", "federation.evaluate_every=2", "federation.checkpoint_every=2"]
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> Run:
+    def go(*changes: str, out: str = "run", resume: bool = False) -> Outcome:
+        said.clear()
+        around = Surroundings(runs=tmp_path / "runs", stores=short_stores, device=torch.device("cpu"), say=said.append)
+        recipe = load_recipe(str(federated_recipe), [*CHANGES, "federation.privacy.adaptive=null", *changes])
+        return run_recipe(recipe, out=tmp_path / out, resume=resume, around=around)
+
+    said: list[str] = []
+    go.said = said  # type: ignore[attr-defined]
+    return go
+
+
+def ledger(folder: Path) -> list[dict[str, Any]]:
+    lines = (json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines())
+    return [line["record"] for line in lines]
+
+
+def test_a_run_of_pairs_releases_pairs_and_saves_a_plain_model(
+    run: Run, federated_recipe: Path, tmp_path: Path
+) -> None:
+    outcome = run("federation.trainable=lora(r=2, alpha=4)")
+    saved, results = load(outcome.folder), outcome.results
+    assert results is not None
+    whole = sum(p.numel() for p in saved.parameters.values())
+    assert results["communication"] == {
+        "trained_parameters": LORA_TINY,
+        "frozen_parameters": whole,
+        "bytes_up": 4 * LORA_TINY,
+        "bytes_down": 4 * LORA_TINY,
+        "bytes_down_first": 4 * (LORA_TINY + whole),
+    }
+    share = f"training 12,288 of {whole + LORA_TINY:,} parameters (2.17%): 0.05 MB each way per client and round"
+    assert share in run.said  # type: ignore[attr-defined]
+
+    recipe = load_recipe(str(federated_recipe), [*CHANGES, "federation.trainable=lora(r=2, alpha=4)"])
+    start = starting_point(recipe, saved.tokens, None, language=saved.language)
+    part = trained_part(recipe, start)
+    found, _ = checkpoint.load_latest(outcome.folder / "checkpoints")
+    assert found is not None
+    # The average of the pairs, merged, is the model; the server's own pairs are what the ledger has signed.
+    flat_P, average_P = found.optimiser[checkpoint.PARAMETERS], found.optimiser["ema"]
+    layout = Layout.of(part.initial)
+    assert layout.dimension == LORA_TINY
+    header, *records = ledger(outcome.folder)
+    assert header["plan"]["layout"] == {name: list(tensor.shape) for name, tensor in part.initial.items()}
+    merged = part.frozen.merged(layout.views(average_P))
+    for name, tensor in found.recogniser.parameters.items():
+        assert torch.equal(tensor, merged[name]), name
+        moved = name.startswith("blocks.") and ".norm." not in name
+        assert torch.equal(tensor, start.parameters[name]) != moved, name
+    commits = [record for record in records if record["kind"] == "commit"]
+    assert commits[-1]["result"] == fingerprint(flat_P)
+
+
+def test_chosen_tensors_move_and_the_rest_of_the_model_does_not(
+    run: Run, federated_recipe: Path, tmp_path: Path
+) -> None:
+    outcome = run("federation.trainable=blocks.3, output")
+    saved = load(outcome.folder)
+    recipe = load_recipe(str(federated_recipe), CHANGES)
+    start = starting_point(recipe, saved.tokens, None, language=saved.language)
+    for name, tensor in saved.parameters.items():
+        trained = name.startswith(("blocks.03.", "output."))
+        assert torch.equal(tensor, start.parameters[name]) != trained, name
+
+
+@pytest.mark.parametrize("part", ["lora(r=2, alpha=4)", "blocks.3"])
+@pytest.mark.parametrize("average", ["0.5", "null"])
+def test_a_run_that_breaks_off_goes_on_to_the_same_bits(
+    part: str, average: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the server's moments; it breaks off in the third round, charged already, after the checkpoint of two."""
+    changes = [f"federation.trainable={part}", f"federation.server.ema={average}"]
+    whole = run(*changes, out="whole").folder
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "step", breaking_off(Server.step, at=2))
+        with pytest.raises(RuntimeError, match="broken off"):
+            run(*changes, out="broken")
+    broken = run(*changes, out="broken", resume=True).folder
+    for file in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimiser.safetensors", "ledger.jsonl"):
+        assert (whole / file).read_bytes() == (broken / file).read_bytes(), file
+
+
+def breaking_off(whole: Any, *, at: int) -> Any:
+    def step(self: Server, pseudo_gradient_P: torch.Tensor, *, step: int) -> Any:
+        if step == at:
+            raise RuntimeError("broken off")
+        return whole(self, pseudo_gradient_P, step=step)
+
+    return step
+
+
+def test_a_part_that_the_model_does_not_have_is_one_clear_line(run: Run) -> None:
+    with pytest.raises(InputError, match=r"trainable='blocks.2-5': 'blocks.04' matches no parameter of the model"):
+        run("federation.trainable=blocks.2-5")
+
+
+def test_a_smoke_test_trains_a_part_that_its_tiny_model_has(federated_recipe: Path) -> None:
+    for text, expected in (
+        ("lora(r=128, alpha=16), output", "lora(r=2), output"),
+        ("blocks.30-35, output", "blocks.*, output"),
+        ("blocks.3?.mlp.*", "blocks.*.mlp.*"),
+    ):
+        recipe = smoke(load_recipe(str(federated_recipe), [f"federation.trainable='{text}'"]))
+        assert recipe.federated.trainable == expected
+        parse_part(expected)
