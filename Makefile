@@ -42,6 +42,8 @@ bench: $(STAMP)  ## side-by-side measurements (minutes)
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/encoder_cpu.py
 	$(BIN)/python benchmarks/privacy.py
+	$(BIN)/python benchmarks/ranks.py
+	test ! -x .venv-pfl/bin/python || test ! -x .venv-flower/bin/python || $(BIN)/python benchmarks/peers.py tiny
 
 lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt

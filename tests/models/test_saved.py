@@ -58,6 +58,7 @@ def change(key: str, value: Any) -> Callable[[Path], None]:
         (lambda folder: (folder / PARAMETERS).unlink(), "the model cannot be read"),
         (lambda folder: (folder / CONFIG).write_text("{"), "no model at"),
         (change("architecture", "conformer"), "architecture='conformer', expected 'ctc_transformer'"),
+        (change("sample_rate", 8000), "a model for sample_rate=8000, expected 16000"),
         (change("layers", 3), "parameter 'blocks.02.* is missing: a model of another architecture"),
         (change("layers", 1), "unknown parameter 'blocks.01.*: a model of another architecture"),
         (change("width", 32), "has shape .*, expected"),

@@ -302,6 +302,9 @@ def test_damaged_or_foreign_stores_are_refused(tmp_path: Path) -> None:
     (out / "store.json").write_text(json.dumps(header | {"version": 99}))
     with pytest.raises(InputError, match="version=99"):
         Store(out)
+    (out / "store.json").write_text(json.dumps(header | {"sample_rate": 8000}))
+    with pytest.raises(InputError, match="sample_rate=8000, expected 16000"):
+        Store(out)
     (out / "store.json").write_text("{")
     with pytest.raises(InputError, match="not readable"):
         Store(out)

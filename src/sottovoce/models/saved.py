@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.files import write_json
 from sottovoce.models.ctc_transformer import Settings, init, parameter_shapes
@@ -55,6 +56,7 @@ def save(recogniser: Recogniser, folder: Path) -> None:
     save_file(parameters, folder / PARAMETERS)
     config = {
         "architecture": ARCHITECTURE,
+        "sample_rate": SAMPLE_RATE,
         "language": recogniser.language,
         "settings": asdict(recogniser.settings),
         "tokens": recogniser.tokens.digest,
@@ -114,6 +116,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"no model at {folder}: expected a readable {CONFIG} ({error})") from None
     if architecture != ARCHITECTURE:
         raise InputError(f"{folder}: architecture={architecture!r}, expected {ARCHITECTURE!r}")
+    if (rate := config.get("sample_rate", SAMPLE_RATE)) != SAMPLE_RATE:
+        raise InputError(f"{folder}: a model for sample_rate={rate}, expected {SAMPLE_RATE}, the stores' rate")
     if absent:
         raise InputError(f"{folder}: {CONFIG} has no {', '.join(sorted(absent))}")
     return config

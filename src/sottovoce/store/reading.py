@@ -76,6 +76,10 @@ class Store:
         self._split_starts = [rows.start for rows in self.splits.values()]
         self._split_names = list(self.splits)
 
+        if header["sample_rate"] != SAMPLE_RATE:
+            raise InputError(
+                f"store {self.path}: sample_rate={header['sample_rate']}, expected {SAMPLE_RATE}; prepare it anew"
+            )
         folder = self.path / header["generation"]
         for name, size in header["sizes"].items():
             _check_size(folder / name, size)

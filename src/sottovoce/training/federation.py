@@ -120,6 +120,7 @@ class Federating:
                 self._folder.diagnostics.cut(after_step=known)
                 return self._rounds(records, self._engine.watch(interrupted))
         finally:
+            self._engine.close()
             self._ledger.close()
 
     def _rounds(self, records: Recorder, interrupted: Callable[[], bool]) -> Ended:

@@ -55,6 +55,9 @@ class DistributedEngine(Engine):
         self._asked: Callable[[], bool] = lambda: False
         self._interrupted = False
 
+    def close(self) -> None:
+        self._inner.close()
+
     def watch(self, interrupted: Callable[[], bool]) -> Callable[[], bool]:
         self._asked = interrupted
         return lambda: self._interrupted

@@ -43,6 +43,9 @@ class Engine(ABC):
 
     waited = 0.0  # seconds that training has waited for data in this round
 
+    def close(self) -> None:  # noqa: B027  # few engines hold anything
+        """Give back what it holds besides memory."""
+
     @abstractmethod
     def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
         """Local training of every client in `cohort`, starting from the server's model [P]."""
