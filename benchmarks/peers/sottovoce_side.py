@@ -172,7 +172,7 @@ class FixedCohorts(Plan):
 
     cohorts: Callable[[int], Indices] = field(kw_only=True)
 
-    def sample(self, step: int) -> Indices:
+    def sample(self, step: int, *, attempt: int = 1) -> Indices:
         return self.cohorts(step)
 
 

@@ -104,7 +104,19 @@ def test_a_seeded_run_repeats_and_its_steps_differ() -> None:
     assert plan.cohort_nonce(3) == again.cohort_nonce(3) != plan.cohort_nonce(4)
     assert "simulated" in plan.guarantee
     # torch's CPU generator keeps 32 bits of a seed: no two steps of a run may share them.
-    assert len({plan._noise_seed(step) % 2**32 for step in range(200_000)}) == 200_000
+    assert len({plan._noise_seed(step, 1) % 2**32 for step in range(200_000)}) == 200_000
+
+
+def test_a_later_attempt_at_a_step_draws_anew() -> None:
+    plan = plan_of()
+    assert plan.sample(3).tolist() == plan.sample(3, attempt=1).tolist() != plan.sample(3, attempt=2).tolist()
+    noises = []
+    for attempt in (1, 2, 3):
+        charge = Charge(plan.event, step=3, clip_bound=plan.clip_bound, attempt=attempt)
+        noises.append(plan.add_noise(plan.new_total(), charge))
+    assert torch.equal(torch.cat(LAYOUT.parts(noises[0])), noise_of(plan, 3))
+    assert not torch.equal(noises[0], noises[1])
+    assert not torch.equal(noises[1], noises[2])
 
 
 def test_a_secure_run_never_repeats_not_even_the_same_step() -> None:

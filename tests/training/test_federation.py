@@ -18,7 +18,7 @@ from sottovoce.federated import client as client_module
 from sottovoce.models.saved import load
 from sottovoce.models.saved import save as save_model
 from sottovoce.privacy.ledger import verify
-from sottovoce.training import checkpoint
+from sottovoce.training import checkpoint, federation
 from sottovoce.training.run_folder import open_run
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
@@ -273,3 +273,44 @@ def test_a_model_folder_may_be_the_seed_and_is_said_to_be_unknown(run: Run, tmp_
     outcome = run(f"federation.seed_model={seed}", "federation.privacy.noise_multiplier=0")
     assert any("nobody can say whether it has heard" in line for line in run.said)  # type: ignore[attr-defined]
     assert outcome.results is not None
+
+
+class Killed(Exception):
+    pass
+
+
+def test_where_bits_do_not_repeat_lost_rounds_are_new_attempts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on a GPU: the lost rounds have other cohorts and other noise, and are paid for again."""
+    monkeypatch.setattr(federation.Federating, "_repeatable", False)
+    rounds = ["federation.steps=6", "federation.evaluate_every=6", "federation.checkpoint_every=2"]
+    whole = federation.run_round
+    made = []
+
+    def killed_after(count: int) -> Callable[..., Any]:
+        def go(*arguments: Any, **options: Any) -> Any:
+            if len(made) == count:
+                raise Killed
+            done = whole(*arguments, **options)
+            made.append(options["step"])
+            return done
+
+        return go
+
+    monkeypatch.setattr(federation, "run_round", killed_after(3))
+    with pytest.raises(Killed):
+        run(*rounds)
+    monkeypatch.setattr(federation, "run_round", killed_after(-1))
+    outcome = run(*rounds, resume=True)
+    assert made == [0, 1, 2, 2, 3, 4, 5], "round 3 was lost with the process, and made again"
+    report = verify(outcome.folder / "ledger.jsonl")
+    assert (report.steps, report.attempts) == (6, 7)
+    intents = [r["record"] for r in lines(outcome.folder / "ledger.jsonl") if r["record"]["kind"] == "intent"]
+    again = [intent for intent in intents if intent["step"] == 2]
+    assert [intent["attempt"] for intent in again] == [1, 2]
+    assert again[0]["parameters"] == again[1]["parameters"]
+    first, second = (intents[2], intents[4])
+    assert first["cohort"] != second["cohort"]
+    assert outcome.results is not None
+    assert outcome.results["privacy"]["simulated"] is True

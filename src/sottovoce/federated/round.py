@@ -65,7 +65,7 @@ def run_round(server: Server, *, plan: Plan, engine: Engine, ledger: Ledger, ste
 
     Raises BudgetSpent, before anything is released, where the budget does not allow the step.
     """
-    cohort = plan.sample(step)
+    cohort = plan.sample(step, attempt=ledger.next_attempt(step))
     engine.begin(server.parameters_P, cohort, plan=plan, step=step)
     summed = sum_cohort(cohort, server.parameters_P, plan=plan, engine=engine, step=step)
     summed.private.signal_H = layer_norms(summed.total, plan.clipper.layers)

@@ -5,8 +5,9 @@ digest of the parameters, commitment to the cohort, ε so far); at each checkpoi
 the result, and a *budget* wherever somebody changed it. What `intend` gives back, a `Charge`, pays for one release and
 no more. There is no clock in it: a resumed simulation writes the same bytes as one that was never interrupted.
 
-    seeded   steps after the checkpoint are done again with the same cohort and noise: checked, and charged once
-    secure   steps after the checkpoint are new attempts with new cohort and noise: charged again
+    seeded      steps after the checkpoint are done again with the same cohort and noise: checked, and charged once
+    secure      steps after the checkpoint are new attempts with new cohort and noise: charged again
+    unrepeated  a simulation where arithmetic does not repeat itself to the bit (on a GPU): as secure, from a seed
 """
 
 import hashlib
@@ -52,8 +53,8 @@ class Charge:
     Guarantee: each at most once. Only `Ledger.intend` makes one, but for tests and measurements that release nothing.
     """
 
-    def __init__(self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float) -> None:
-        self.event, self.step, self.clip_bound = event, step, clip_bound
+    def __init__(self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float, attempt: int = 1) -> None:
+        self.event, self.step, self.clip_bound, self.attempt = event, step, clip_bound, attempt
         self.epsilon: float | None = None  # so far, this step included; None without a guarantee
         self._released: set[str] = set()
 
@@ -75,7 +76,7 @@ class Header:
     """
 
     run: str
-    mode: Literal["seeded", "secure"]
+    mode: Literal["seeded", "secure", "unrepeated"]
     plan: Mapping[str, object]
     event: GaussianRelease | NoGuarantee
     delta: float
@@ -83,7 +84,7 @@ class Header:
     inputs: str = ""
 
     def __post_init__(self) -> None:
-        assert self.mode == "seeded" or not self.inputs, "a digest of private data in the ledger of a release"
+        assert self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release"
 
     def as_record(self) -> Record:
         return {
@@ -289,6 +290,10 @@ class Ledger:
         """Length and head, for the checkpoint."""
         return self._writer.mark
 
+    def next_attempt(self, step: int) -> int:
+        """Which attempt at `step` the next one is: the first, unless a crash has lost what was charged for."""
+        return 1 if self._state.seeded else _attempts_at(self._state, step) + 1
+
     def intend(
         self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
     ) -> Charge:
@@ -302,7 +307,7 @@ class Ledger:
         assert self._next in (None, step), f"step={step}: the step after the last is {self._next}"
         known = state.intents.get(step)
         inputs = {"event": written, "clip_bound": _json_number(clip_bound), "parameters": parameters, "cohort": cohort}
-        charge = Charge(event, step=step, clip_bound=clip_bound)
+        charge = Charge(event, step=step, clip_bound=clip_bound, attempt=self.next_attempt(step))
         if known is not None and state.seeded:
             _check_same_inputs(known, inputs)
             charge.epsilon = known["epsilon"]
@@ -427,9 +432,10 @@ class LedgerReport:
         release = "secure: cohorts and noise were drawn once and cannot be repeated"
         by_pld = f"{account.pld:.4g}" if account.pld is not None else f"none: {account.pld_reason}"
         repeats = self.attempts - self.steps
+        mode = self.header["mode"]
         rows = {
             "run": self.header["run"],
-            "mode": release if self.header["mode"] == "secure" else "seeded: a simulation, not a release",
+            "mode": release if mode == "secure" else f"{mode}: a simulation, not a release",
             "each step": event.get("reason") or ", ".join(f"{k}={v}" for k, v in event.items() if k != "kind"),
             "steps": f"{self.steps} charged, {0 if self.committed_step is None else self.committed_step + 1} committed",
             "attempts": f"{self.attempts}, {repeats} of them repeated after a crash" if repeats else self.attempts,

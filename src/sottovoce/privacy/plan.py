@@ -19,6 +19,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -187,14 +188,14 @@ class Plan:
         most = self.settings.population_size if self.settings.sampling is Sampling.POISSON else self.cohort_size
         return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.noise_std_sum)
 
-    def sample(self, step: int) -> Indices:
-        """The cohort of `step`: indices of users, ascending. Private."""
-        words: Words = SecureRandom().words if self.settings.root_seed is None else self._seeded_words(step)
+    def sample(self, step: int, *, attempt: int = 1) -> Indices:
+        """The cohort of `step`: indices of users, ascending. Private. A later attempt at the step has another one."""
+        words: Words = SecureRandom().words if self.settings.root_seed is None else self._seeded_words(step, attempt)
         return self.sampler.sample(self.settings.population_size, words=words)
 
-    def _seeded_words(self, step: int) -> Words:
+    def _seeded_words(self, step: int, attempt: int) -> Words:
         assert self.settings.root_seed is not None
-        raw = stream(self.settings.root_seed, "cohort", step).bit_generator.random_raw
+        raw = stream(self.settings.root_seed, "cohort", step, *_again(attempt)).bit_generator.random_raw
         return lambda count: raw(count)
 
     def new_total(self, *, device: torch.device | str = "cpu") -> Tensor:
@@ -258,14 +259,14 @@ class Plan:
             )
             return total.float()
         factors = settings.noise_scope.parameter_factors(self.layout) if settings.noise_scope else None
-        generator = torch.Generator(device=total.device).manual_seed(self._noise_seed(step))
+        generator = torch.Generator(device=total.device).manual_seed(self._noise_seed(step, charge.attempt))
         add_gaussian(total, std=self.noise_std_sum, generator=generator, layout=self.layout, factors=factors)
         return total.float()
 
-    def _noise_seed(self, step: int) -> int:
+    def _noise_seed(self, step: int, attempt: int) -> int:
         """Counted up: torch's CPU generator keeps 32 bits of a seed, where hashed ones of two steps may meet."""
         assert self.settings.root_seed is not None
-        return (derive(self.settings.root_seed, "noise") + step) % 2**63
+        return (derive(self.settings.root_seed, "noise", *_again(attempt)) + step) % 2**63
 
     def adapt(self, centred_count: float, charge: Charge) -> "Plan":
         """The plan of the next step, its clip bound moved by the noised count (see `adaptive.centred_count`).
@@ -280,9 +281,13 @@ class Plan:
             grid = grid_spacing(clip_bound=1.0, most_users=self.settings.population_size, std=std)
             noise = float(grid_gaussian(1, std=std, grid=grid, random=SecureRandom()))
         else:
-            noise = float(stream(self.settings.root_seed, "clip count noise", step).normal(0.0, std))
+            noise = float(self._count_stream(step, charge.attempt).normal(0.0, std))
         bound = next_clip_bound(self.clip_bound, centred_count + noise, cohort_size=self.cohort_size, settings=adaptive)
         return self.with_clip_bound(bound)
+
+    def _count_stream(self, step: int, attempt: int) -> np.random.Generator:
+        assert self.settings.root_seed is not None
+        return stream(self.settings.root_seed, "clip count noise", step, *_again(attempt))
 
     def with_clip_bound(self, clip_bound: float) -> "Plan":
         """The same plan further on in an adaptive run, for resuming."""
@@ -302,18 +307,26 @@ class Plan:
         rule = {} if self.rule is None else {"rule": _name(self.rule)}
         return {**described, "layout": layout, **rule}
 
-    def ledger_header(self, *, run: str, inputs: str = "") -> Header:
-        """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by seeded runs only."""
+    def ledger_header(self, *, run: str, inputs: str = "", repeatable: bool = True) -> Header:
+        """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by simulations only.
+
+        `repeatable`: whether the run's arithmetic repeats itself to the bit, so that lost steps can be done again.
+        """
         seeded = self.settings.mode is Mode.SEEDED
         return Header(
             run=run,
-            mode="seeded" if seeded else "secure",
+            mode="secure" if not seeded else "seeded" if repeatable else "unrepeated",
             plan=self.describe(),
             event=self.event,
             delta=self.settings.delta,
             epsilon_budget=self.settings.epsilon_budget,
             inputs=inputs if seeded else "",
         )
+
+
+def _again(attempt: int) -> tuple[str | int, ...]:
+    """What a later attempt adds to the name of a random stream: its draws must be new ones."""
+    return () if attempt == 1 else ("attempt", attempt)
 
 
 def _name(rule: Any) -> str:

@@ -1,7 +1,8 @@
 """Federated training: round after round, evaluated on people who are no clients, with every release in the ledger.
 
 Killed at any instant, a run goes on from its last checkpoint. A seeded run (a simulation) does the lost rounds again
-with the same cohorts and the same noise and ends with the same bits, each step charged once. A secure run (a release)
+with the same cohorts and the same noise and ends with the same bits, each step charged once. On a GPU, where bits do
+not repeat, it makes new attempts as a release does, from its seed. A secure run (a release)
 makes new attempts with new cohorts and new noise, and each attempt is charged.
 
 Nothing of a step is written down before the commit that covers it: its records wait in memory until then.
@@ -99,7 +100,7 @@ class Federating:
         parameters_P = self._layout.flatten(part.initial).to(device)
         self._server = Server(self._settings.server, self._layout, parameters_P)
         mark = self._restore()
-        header = plan.ledger_header(run=recipe.about, inputs=inputs)
+        header = plan.ledger_header(run=recipe.about, inputs=inputs, repeatable=self._repeatable)
         self._ledger = Ledger(folder.path / LEDGER, header=header, checkpoint=mark)
         if self._ledger.repaired:
             say(self._ledger.repaired)
@@ -107,6 +108,11 @@ class Federating:
     @property
     def _settings(self) -> Federation:
         return self._recipe.federated
+
+    @property
+    def _repeatable(self) -> bool:
+        """Attention on a GPU adds gradients in no fixed order, so that a lost round cannot be made again to the bit."""
+        return self._server.parameters_P.device.type == "cpu"
 
     @property
     def _secure(self) -> bool:
