@@ -12,7 +12,7 @@ import torch
 
 from sottovoce.config import Recipe, Suite, as_yaml, load_recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import score, select
+from sottovoce.evaluation.evaluate import check_language, score, select
 from sottovoce.federated.engines import DistributedEngine, Engine
 from sottovoce.files import write_json
 from sottovoce.flat.layout import Layout
@@ -238,7 +238,8 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
     population = population_of(recipe, places.store, settings.clients.population(recipe.data))
     check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
     start = starting_model(recipe, seed, places.store)
-    check_scored([(places.store, recipe.data.train[0]), *places.evaluated.values()], start)
+    check_language(start, places.store)
+    check_scored(places.evaluated.values(), start)
     plan = private_plan(recipe, population, start, seed=seed, around=around)
     model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
     inputs = {"tokens digest": start.tokens.digest, "start model digest": model}
