@@ -173,6 +173,7 @@ def test_a_round_in_which_everybody_diverges_is_one_clear_line(run: Run, monkeyp
         (["federation.privacy.clip_bond=1"], "unknown key 'federation.privacy.clip_bond', did you mean 'clip_bound'?"),
         (["federation.local.local_epochs=1"], "local_steps=1, local_epochs=1: expected exactly one"),
         (["federation.cohort_size=10"], "cohort_size=10: the population has only 9 clients"),
+        (["federation.engine=stacked", "federation.privacy.mode=secure"], "engine=stacked with privacy.mode=secure"),
         (["federation.privacy.population_size=8"], "population_size=8: the store has 9 clients"),
         (["federation.privacy.population_size=10"], "population_size=10: the store has 9 clients"),
         (["federation.privacy.clip_bound=.inf"], "noise but clip_bound is infinite"),

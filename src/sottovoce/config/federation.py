@@ -130,4 +130,9 @@ class Federation(Section):
         noise = self.privacy.noise_multiplier or self.privacy.sigma_dp
         if noise and math.isinf(self.privacy.clip_bound):
             raise ValueError("privacy adds noise but clip_bound is infinite: noise is in units of the clip bound")
+        if self.engine == "stacked" and self.privacy.mode is Mode.SECURE:
+            raise ValueError(
+                "engine=stacked with privacy.mode=secure: in a stack one client's numbers hang on who else is there, "
+                "which no clipping bounds; expected auto, sequential or workers"
+            )
         return self

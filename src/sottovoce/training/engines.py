@@ -64,11 +64,7 @@ def _chosen(
     And nobody's speed is tried out, which would depend on their speech.
     """
     asked, secure = recipe.federated.engine, plan.settings.mode is Mode.SECURE
-    if secure and asked == "stacked":
-        raise InputError(
-            "federation.engine=stacked with privacy.mode=secure: in a stack one client's numbers hang on who else is "
-            "there, which no clipping bounds; expected sequential or workers"
-        )
+    assert not (secure and asked == "stacked"), "the recipe's check refuses this"
     known = run.path / ENGINE
     if known.exists():
         chosen: dict[str, Any] = json.loads(known.read_text(encoding="utf-8"))
