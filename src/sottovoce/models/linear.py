@@ -71,7 +71,8 @@ def by_row(vector: Tensor) -> Tensor:
 
 def attend_segments(q: Tensor, k: Tensor, v: Tensor, *, ends: Tensor, longest: int, dropout: float) -> Tensor:
     """Attention within segments of frames that lie end to end, [frames, heads, d]: without padding on a GPU."""
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+    flash_takes = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    if q.is_cuda and flash_takes:
         flash = torch.ops.aten._flash_attention_forward
         mixed: Tensor = flash(q, k, v, ends, ends, longest, longest, dropout, False, False)[0]
         return mixed
