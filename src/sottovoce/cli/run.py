@@ -77,6 +77,8 @@ def run(
     for note in report.notes:
         stdout.print(note, highlight=False, soft_wrap=True)
     stdout.print(f"report: {report.path}", highlight=False, soft_wrap=True)
+    *_, last = finished.values()
+    stdout.print(f"to use it: sottovoce transcribe {last} FILE", highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def decode(path: str) -> tuple[NDArray[np.int16], list[tuple[Kind, str]]]:
     conversions: list[tuple[Kind, str]] = []
     try:
         with soundfile.SoundFile(path) as file:
-            _check_header(file)
+            check_header(file)
             rate, channels, subtype = file.samplerate, file.channels, file.subtype
             if (rate, channels, subtype) == (SAMPLE_RATE, 1, "PCM_16"):
                 return _read(file, np.int16), conversions
@@ -153,13 +153,18 @@ def decode(path: str) -> tuple[NDArray[np.int16], list[tuple[Kind, str]]]:
     return _to_int16(sound), conversions
 
 
+def check_regular(path: Path | str) -> None:
+    """Refuse what is no file with something in it; OSError where it cannot even be looked at."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):  # a named pipe would wait for ever
+        raise Unusable(Kind.UNREADABLE_AUDIO, "not a regular file")
+    if status.st_size == 0:
+        raise Unusable(Kind.EMPTY_AUDIO, "0 bytes")
+
+
 def _check_file(path: str) -> None:
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # a named pipe would wait for ever
-            raise Unusable(Kind.UNREADABLE_AUDIO, "not a regular file")
-        if status.st_size == 0:
-            raise Unusable(Kind.EMPTY_AUDIO, "0 bytes")
+        check_regular(path)
         with open(path, "rb") as file:
             start = file.read(4)
             if start != b"fLaC" and cut_short(start + file.read()):
@@ -170,7 +175,8 @@ def _check_file(path: str) -> None:
         raise Unusable(Kind.UNREADABLE_AUDIO, _reason(error)) from None
 
 
-def _check_header(file: soundfile.SoundFile) -> None:
+def check_header(file: soundfile.SoundFile) -> None:
+    """Refuse a sound whose header cannot be believed."""
     if file.samplerate < _LOWEST_RATE:
         raise Unusable(Kind.UNREADABLE_AUDIO, f"sample rate {file.samplerate} Hz")
     if file.frames > _UNKNOWN_FRAMES:

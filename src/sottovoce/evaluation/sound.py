@@ -4,8 +4,6 @@
 """
 
 import mmap
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -17,14 +15,12 @@ from numpy.typing import NDArray
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.corpora.problems import Kind
-from sottovoce.corpora.recordings import AUDIO_SUFFIXES, Unusable
+from sottovoce.corpora.recordings import AUDIO_SUFFIXES, Unusable, check_header, check_regular
 from sottovoce.corpora.truncation import cut_short
 
 # What a folder is searched for; a file that is named itself may be called anything.
 SUFFIXES = frozenset({*AUDIO_SUFFIXES, ".oga", ".aif", ".aiff", ".aifc", ".au", ".snd", ".caf", ".w64", ".rf64"})
 BLOCK_SECONDS = 10
-_LOWEST_RATE = 4_000  # below telephone quality a header is damaged
-_UNKNOWN_FRAMES = 1 << 62
 
 Samples = NDArray[np.int16]
 
@@ -34,7 +30,7 @@ def blocks(path: Path) -> Iterator[Samples]:
     _check_file(path)
     try:
         with soundfile.SoundFile(path) as file:
-            _check_header(file)
+            check_header(file)
             found = 0
             for block in _decoded(file):
                 found += len(block)
@@ -103,21 +99,10 @@ def _to_int16(sound: NDArray[np.float32], resampler: soxr.ResampleStream | None,
 
 def _check_file(path: Path) -> None:
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # a named pipe would wait for ever
-            raise Unusable(Kind.UNREADABLE_AUDIO, "not a regular file")
-        if status.st_size == 0:
-            raise Unusable(Kind.EMPTY_AUDIO, "0 bytes")
+        check_regular(path)
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             # Mapped, since reading hours of sound only to look at its container would fill the memory.
             if mapped[:4] != b"fLaC" and cut_short(cast(bytes, mapped)):
                 raise Unusable(Kind.TRUNCATED_AUDIO)
     except OSError as error:
         raise Unusable(Kind.UNREADABLE_AUDIO, error.strerror or str(error)) from None
-
-
-def _check_header(file: soundfile.SoundFile) -> None:
-    if file.samplerate < _LOWEST_RATE:
-        raise Unusable(Kind.UNREADABLE_AUDIO, f"sample rate {file.samplerate} Hz")
-    if file.frames > _UNKNOWN_FRAMES:
-        raise Unusable(Kind.UNREADABLE_AUDIO, "its header gives no length")

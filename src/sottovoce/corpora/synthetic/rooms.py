@@ -22,7 +22,6 @@ NOISES = ("hiss", "pink", "traffic", "hum", "babble")
 # 20 ms is 441 samples at espeak's 22,050 Hz and 320 at 16,000 Hz. A vocal tract of n/32 of the usual length stretches
 # the wave by as much (lower formants and pitch, slower speech): 10 n samples instead of 320.
 BLOCK = 441
-TRACT_UNIT = 32
 PEAK = 0.95
 MARGIN_SECONDS = (0.08, 0.45)  # of room before and after the speech
 REVERB_CUT = 0.7  # of the RT60 is kept: 42 dB of decay, below any crowd's noise

@@ -1,9 +1,10 @@
 """What a round asks of an engine."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from sottovoce.privacy.sampling import Indices
 
 if TYPE_CHECKING:
     from sottovoce.federated.round import CohortSum
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +46,17 @@ class Engine(ABC):
     """Trains a cohort. It may fuse, stack, shard and reorder; it may not change what comes out."""
 
     waited = 0.0  # seconds that training has waited for data in this round
+
+    def awaited(self, loading: Iterator[T]) -> Iterator[T]:
+        """The items of `loading`, with the time that each one kept training waiting added to `waited`."""
+        self.waited = 0.0
+        while True:
+            asked = time.perf_counter()
+            item = next(loading, None)
+            self.waited += time.perf_counter() - asked
+            if item is None:
+                return
+            yield item
 
     def close(self) -> None:  # noqa: B027  # few engines hold anything
         """Give back what it holds besides memory."""

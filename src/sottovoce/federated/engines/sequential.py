@@ -1,6 +1,5 @@
 """The reference engine: one client after another, on one copy of the model, while the next ones' data are read."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
@@ -36,14 +35,8 @@ class SequentialEngine(Engine):
         self.weights = Weights(layout, room.local.built_optimiser(), device=device, dtype=dtype)
 
     def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
-        self.waited = 0.0
         with closing(ahead(self._load(cohort, step))) as loading:
-            while True:
-                asked = time.perf_counter()
-                loaded = next(loading, None)
-                self.waited += time.perf_counter() - asked
-                if loaded is None:
-                    return
+            for loaded in self.awaited(loading):
                 yield loaded if isinstance(loaded, Dropped) else self._train_one(server_P, loaded, step)
 
     def _load(self, cohort: Sequence[int], step: int) -> Iterator[LoadedClient | Dropped]:

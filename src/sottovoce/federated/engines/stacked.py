@@ -11,7 +11,6 @@ skipped for all of them, and among these clients with about as much speech, so t
 Shapes: N clients of a stack, U utterances of a lock-step, P flat length.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -85,7 +84,6 @@ class StackedEngine(Engine):
         self._weights: dict[int, Weights] = {}
 
     def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
-        self.waited = 0.0
         members: list[_Member] = []
         for index in cohort:
             try:
@@ -94,12 +92,7 @@ class StackedEngine(Engine):
                 yield Dropped(index, str(error))
         groups = self._groups(members, step)
         with closing(ahead(self._loaded(groups, step), depth=1)) as loading:
-            while True:
-                asked = time.perf_counter()
-                loaded = next(loading, None)
-                self.waited += time.perf_counter() - asked
-                if loaded is None:
-                    return
+            for loaded in self.awaited(loading):
                 if isinstance(loaded, Dropped):
                     yield loaded
                 else:
