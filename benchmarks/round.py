@@ -168,8 +168,8 @@ def floor(setting: Setting, cohort: int) -> Callable[[], float]:
         audio = 0.0
         for number in range(cohort):
             client = loaded[number % len(loaded)]
-            for local_step, batch in enumerate(client.batches):
-                draws = room.draws(batch, client.client, step=number, local_step=local_step)
+            batches = client.heard(dtype=weights.dtype, compute=engine.compute)
+            for batch, draws in zip(batches, client.draws, strict=True):
                 loss = batch_loss(
                     weights.working,
                     batch,

@@ -25,7 +25,7 @@ from workload import (
 from sottovoce.audio.batches import Batch, client_batches
 from sottovoce.federated.client import ClientRoom, LocalTraining
 from sottovoce.models.ctc_transformer import Draws
-from sottovoce.models.recogniser import SpeechBatch, StepDraws, draw_step
+from sottovoce.models.recogniser import StepDraws, draw_steps
 from sottovoce.models.speech import Speech
 from sottovoce.privacy.sampling import Indices
 from sottovoce.seeds import derive, name_key, torch_stream
@@ -91,12 +91,21 @@ class WorkloadRoom(ClientRoom):
             _count(speech.left_out, steps=1, checksum=batch_checksum(f"{step}/{number}/{index}", shape))
             yield batch
 
-    def draws(self, batch: SpeechBatch, client: Client, *, step: int, local_step: int) -> StepDraws:
+    def draws(self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int) -> list[StepDraws]:
         settings = self.model
         if not self.workload.drop:
-            return StepDraws(masks=None, model=Draws(tuple(range(settings.layers)), positions=None, dropout_seed=0))
-        generator = torch_stream(SEED, "draws", step, int(client.id), local_step)
-        return draw_step(batch, settings=settings, spec_augment=self.workload.spec_augment, generator=generator)
+            none = StepDraws(masks=None, model=Draws(tuple(range(settings.layers)), positions=None, dropout_seed=0))
+            return [none] * len(batches)
+        drawn = []
+        for local_step, batch in enumerate(batches):
+            drawn += draw_steps(
+                [len(batch.rows)],
+                samples=[batch.padded_samples],
+                settings=settings,
+                spec_augment=self.workload.spec_augment,
+                generator=torch_stream(SEED, "draws", step, int(client.id), local_step),
+            )
+        return drawn
 
 
 def _count(tally: dict[str, int], **amounts: int) -> None:

@@ -14,7 +14,8 @@ from sottovoce.federated.round import Round, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import Settings, init
-from sottovoce.models.recogniser import batch_loss
+from sottovoce.models.heard import HeardBatch
+from sottovoce.models.recogniser import StepDraws, batch_loss
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
@@ -78,10 +79,7 @@ class Small:
         """What client `index` computes in round `step`, batch by batch, in float64."""
         room, loaded = self.room, load_client(self.room, index, step=step, device=CPU)
 
-        def gradient_of(local_step: int) -> Gradient:
-            batch = loaded.batches[local_step]
-            draws = room.draws(batch, loaded.client, step=step, local_step=local_step)
-
+        def gradient_of(batch: HeardBatch, draws: StepDraws) -> Gradient:
             def gradient(theta: Model) -> Model:
                 parameters = {name: torch.from_numpy(layer).requires_grad_() for name, layer in theta.items()}
                 spec_augment = room.local.spec_augment_at(step)
@@ -93,7 +91,7 @@ class Small:
 
             return gradient
 
-        return [gradient_of(local_step) for local_step in range(len(loaded.batches))]
+        return [gradient_of(*pair) for pair in zip(loaded.heard(dtype=torch.float32), loaded.draws, strict=True)]
 
 
 def as_model(layout: Layout, flat_P: torch.Tensor) -> Model:

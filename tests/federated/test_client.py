@@ -55,10 +55,9 @@ def test_what_chance_decides_for_a_client_hangs_on_its_name_and_the_step(
     room, elsewhere = small_room(tones, **options), small_room(tones, **options)
     load_client(elsewhere, other, step=step, device=CPU)  # somebody else first
     one, same = (load_client(r, client, step=step, device=CPU) for r in (room, elsewhere))
-    assert len(one.batches) == len(same.batches)
-    for local_step, (a, b) in enumerate(zip(one.batches, same.batches, strict=True)):
-        assert torch.equal(a.waveforms_BN, b.waveforms_BN)
-        first, second = (r.draws(a, one.client, step=step, local_step=local_step) for r in (room, elsewhere))
+    assert torch.equal(one.recordings.samples_N, same.recordings.samples_N)
+    assert all(torch.equal(a, b) for a, b in zip(one.lines, same.lines, strict=True))
+    for first, second in zip(one.draws, same.draws, strict=True):
         assert first.masks is not None
         assert second.masks is not None
         assert torch.equal(first.masks, second.masks)
@@ -71,8 +70,7 @@ def test_clients_of_one_group_drop_the_same_layers_and_groups_are_about_so_large
     kept: dict[tuple[int, int], set[tuple[int, ...]]] = {}
     for step in range(20):
         for client in room.population:
-            batch = load_client(room, client.index, step=step, device=CPU).batches[0]
-            drawn = room.draws(batch, client, step=step, local_step=0)
+            drawn = load_client(room, client.index, step=step, device=CPU).draws[0]
             kept.setdefault((step, room.draw_group(client, step=step)), set()).add(drawn.model.kept)
     assert all(len(choices) == 1 for choices in kept.values())
     assert len(set.union(*kept.values())) > 40, "of up to 60 groups with 2^12 choices each"

@@ -13,7 +13,8 @@ from torch import Tensor
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.federated.client import Proximal
 from sottovoce.federated.engines import Dropped, Engine, StackedEngine
-from sottovoce.models.recogniser import Compute, inputs
+from sottovoce.models.heard import Recordings, hear
+from sottovoce.models.recogniser import Compute
 
 EVERYBODY = range(9)
 # Of an update's own length. The worst case below has 4e-5, after some local steps; a wrong factor anywhere has 1e-2.
@@ -56,10 +57,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("full_stacks", [False, True], ids=["as they come", "with idle rows"])
 @pytest.mark.parametrize("name", CASES)
-def test_updates_are_those_of_clients_trained_one_by_one(name: str, tones: Path, tmp_path: Path) -> None:
+def test_updates_are_those_of_clients_trained_one_by_one(
+    name: str, full_stacks: bool, tones: Path, tmp_path: Path
+) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", people={"max_seconds": 3.0}, cohort_size=9, **CASES[name])
-    engine = stacked_of(ours)
+    engine = stacked_of(ours, compute=Compute(full_stacks=full_stacks))
     for step in (0, 1):
         found, expected = updates_of(engine, ours, step=step), updates_of(ours.engine, ours, step=step)
         assert found.keys() == expected.keys() == set(EVERYBODY)
@@ -120,12 +124,12 @@ def poisoned_for(ours: Small, client: int) -> Compute:
     rows = room.population.client(client).utterances.tolist()
     starts = {tuple(room.store.samples(row)[:50].tolist()) for row in rows}
 
-    def poisoned(waveforms_BN: Tensor, *others: Any) -> Tensor:
-        features_BTF = inputs(waveforms_BN, *others)
-        own_B = torch.tensor([tuple(wave[:50].tolist()) in starts for wave in waveforms_BN])
-        return features_BTF.masked_fill(own_B[:, None, None], torch.nan)
+    def poisoned(recordings: Recordings, **options: Any) -> Tensor:
+        features_UTF = hear(recordings, **options)
+        own_U = [tuple(recordings.samples_N[start : start + 50].tolist()) in starts for start in recordings.starts_U]
+        return features_UTF.masked_fill(torch.tensor(own_U)[:, None, None], torch.nan)
 
-    return Compute(inputs=poisoned)
+    return Compute(hear=poisoned)
 
 
 def test_a_client_that_is_not_finite_spoils_its_own_row_only(tones: Path, tmp_path: Path) -> None:

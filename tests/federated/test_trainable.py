@@ -60,8 +60,8 @@ def test_stacked_clients_move_as_they_do_one_by_one(text: str, local: dict[str, 
     expected = ours.updates(SequentialEngine(ours.room, ours.layout, device=CPU))
     found = ours.updates(StackedEngine(ours.room, ours.layout, device=CPU, size=4))
     assert found.keys() == expected.keys() == set(EVERYBODY)
+    assert sum(bool(update.any()) for update in expected.values()) > 6, "few lose every block that is trained"
     for client, update in expected.items():
-        assert update.any()
         torch.testing.assert_close(found[client], update, rtol=1e-3, atol=1e-5 * float(update.abs().max()))
 
 
@@ -85,10 +85,10 @@ def test_an_update_is_a_step_against_the_gradient_of_the_part(text: str, tones: 
     ours = parted(tones, text, local={"local_steps": 1, "clip_gradients": float("inf")})
     found = ours.updates(SequentialEngine(ours.room, ours.layout, device=CPU))
     loaded = load_client(ours.room, 4, step=0, device=CPU)
-    draws = ours.room.draws(loaded.batches[0], loaded.client, step=0, local_step=0)
+    (batch,) = loaded.heard(dtype=torch.float32)
     leaf_P = ours.server_P.clone().requires_grad_()
     whole = ours.part.frozen.joined(ours.layout.views(leaf_P))
-    loss = batch_loss(whole, loaded.batches[0], settings=ours.room.model, draws=draws)
+    loss = batch_loss(whole, batch, settings=ours.room.model, draws=loaded.draws[0])
     (gradient_P,) = torch.autograd.grad(loss, [leaf_P])
     torch.testing.assert_close(found[4], ours.room.local.lr * gradient_P, rtol=1e-4, atol=1e-6)
 

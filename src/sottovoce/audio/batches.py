@@ -12,6 +12,7 @@ once, only the batch of its shortest is not full, and padding stays near half th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 
 import numpy as np
@@ -84,7 +85,7 @@ def plan_epoch(
     lengths = np.asarray(lengths, dtype=np.int64)
     max_samples = int(max_seconds * SAMPLE_RATE)
     overlong = _check_lengths(lengths, max_samples=max_samples, allow_overlong=allow_overlong)
-    ladder = _ladder(int(lengths.max(initial=1)), max_samples=max_samples)
+    ladder = _ladder(max(int(lengths.max(initial=1)), max_samples), max_samples=max_samples)
     rungs = np.searchsorted(ladder, lengths)
     shuffled = keyed_order(np.arange(len(lengths), dtype=np.uint64), seed, "utterances", epoch)
     # int16 makes the stable sort a radix sort, which takes a million utterances in some hundredths of a second.
@@ -112,9 +113,11 @@ def client_batches(
     Exactly one of `local_steps` and `local_epochs` is set. A client with no utterances gives no batches.
     """
     assert (local_steps is None) != (local_epochs is None), "set exactly one of local_steps and local_epochs"
-    given = 0
+    given, plan = 0, None
     for epoch in count() if local_epochs is None else range(local_epochs):
-        plan = plan_epoch(lengths, max_seconds=max_seconds, seed=seed, epoch=epoch, fixed_shapes=fixed_shapes)
+        # What fits into one batch needs no other order: most clients hold little.
+        if plan is None or len(plan.batches) > 1:
+            plan = plan_epoch(lengths, max_seconds=max_seconds, seed=seed, epoch=epoch, fixed_shapes=fixed_shapes)
         for batch in plan.batches:
             if given == local_steps:
                 return
@@ -178,6 +181,7 @@ def _check_lengths(lengths: Rows, *, max_samples: int, allow_overlong: bool) -> 
     return overlong
 
 
+@lru_cache(maxsize=16)
 def _ladder(longest: int, *, max_samples: int) -> Rows:
     """Rising padded lengths in samples, up to one that holds `longest`, and `max_samples` among them."""
     rungs = [sample_count(RUNG_FRAMES)]

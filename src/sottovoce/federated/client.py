@@ -18,13 +18,15 @@ from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.audio.batches import Batch, client_batches
+from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.models.ctc_transformer import Parameters, Settings, draw_kept
-from sottovoce.models.recogniser import PLAIN, Compute, SpeechBatch, StepDraws, batch_loss, draw_step
+from sottovoce.models.heard import HeardBatch, Recordings, heard_batch, record
+from sottovoce.models.recogniser import PLAIN, Compute, StepDraws, batch_loss, draw_steps
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Speech, load_batch, load_speech
+from sottovoce.models.speech import Speech, load_speech, read_batches
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.optimisers.weights import Weights
@@ -146,44 +148,63 @@ class ClientRoom:
             fixed_shapes=True,
         )
 
-    def draws(self, batch: SpeechBatch, client: Client, *, step: int, local_step: int) -> StepDraws:
-        """What chance decides in one local step of `client`."""
-        generator = torch_stream(self.seed, "local step", step, client.key, local_step)
-        spec_augment = self.local.spec_augment_at(step)
-        drawn = draw_step(batch, settings=self.model, spec_augment=spec_augment, generator=generator)
+    def draws(self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int) -> list[StepDraws]:
+        """What chance decides in each of the local steps of `client`."""
+        drawn = draw_steps(
+            [len(batch.rows) for batch in batches],
+            samples=[int(speech.lengths[batch.rows].max()) for batch in batches],
+            settings=self.model,
+            spec_augment=self.local.spec_augment_at(step),
+            generator=torch_stream(self.seed, "local steps", step, client.key),
+        )
         if self.local.layerdrop_group == 1 or not self.model.layer_drop:
             return drawn
-        kept = self.kept_layers(self.draw_group(client, step=step), step=step, local_step=local_step)
-        return replace(drawn, model=replace(drawn.model, kept=kept))
+        shared = self.kept_layers(self.draw_group(client, step=step), step=step, steps=len(batches))
+        return [replace(own, model=replace(own.model, kept=kept)) for own, kept in zip(drawn, shared, strict=True)]
 
     def draw_group(self, client: Client, *, step: int) -> int:
         """Which of the round's shared draws of layer-drop `client` follows: a function of its name and the step."""
         groups = -(-self.cohort_size // self.local.layerdrop_group)
         return derive(self.seed, "layer-drop group", step, client.key) % groups
 
-    def kept_layers(self, group: int, *, step: int, local_step: int) -> tuple[int, ...]:
-        return draw_kept(self.model, generator=torch_stream(self.seed, "layer-drop", step, group, local_step))
+    def kept_layers(self, group: int, *, step: int, steps: int) -> list[tuple[int, ...]]:
+        """The blocks that the clients of `group` keep in each of their first local `steps`."""
+        generator = torch_stream(self.seed, "layer-drop", step, group)
+        return draw_kept(self.model, steps=steps, generator=generator)
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedClient:
-    """A client's round on the way to the device: its batches, in order."""
+    """A client's round on the way to the device: its utterances, and for each local step which of them, and the draws.
+
+    `lines` are places in `recordings`, which hold every utterance of the round once.
+    """
 
     client: Client
-    batches: list[SpeechBatch]
     speech: Speech
+    recordings: Recordings
+    lines: list[Tensor]
+    draws: list[StepDraws]
 
     @property
     def audio_seconds(self) -> float:
-        return sum(batch.audio_seconds for batch in self.batches)
+        lengths_U = self.recordings.lengths_U
+        return sum(float(lengths_U[lines].sum()) for lines in self.lines) / SAMPLE_RATE
+
+    def heard(self, *, dtype: torch.dtype, compute: Compute = PLAIN) -> Iterator[HeardBatch]:
+        """The batches of its local steps, in order."""
+        features_UTF = compute.hear(self.recordings, dtype=dtype)
+        return (heard_batch(features_UTF, self.recordings, lines) for lines in self.lines)
 
 
 def load_client(room: ClientRoom, index: int, *, step: int, device: torch.device) -> LoadedClient:
     """Read client `index`; InputError or OSError where its data cannot be used."""
     client = room.population.client(index)
     speech = room.speech(client)
-    batches = [load_batch(speech, batch, device=device) for batch in room.plan_batches(client, speech, step=step)]
-    return LoadedClient(client, batches, speech)
+    batches = list(room.plan_batches(client, speech, step=step))
+    samples, texts, lines = read_batches(speech, batches)
+    draws = room.draws(client, speech, batches, step=step)
+    return LoadedClient(client, speech, record(samples, texts, device=device), lines, draws)
 
 
 def train_locally(
@@ -193,8 +214,7 @@ def train_locally(
     local = room.local
     weights.reset(server_P)
     losses = []
-    for local_step, batch in enumerate(loaded.batches):
-        draws = room.draws(batch, loaded.client, step=step, local_step=local_step)
+    for batch, draws in zip(loaded.heard(dtype=weights.dtype, compute=compute), loaded.draws, strict=True):
         loss = batch_loss(
             room.frozen.joined(weights.working),
             batch,

@@ -215,27 +215,34 @@ class Draws:
 
 
 def draw(settings: Settings, *, batch_size: int, frames: int, generator: torch.Generator) -> Draws:
-    """Draw a training step for `batch_size` utterances padded to `frames` feature frames. `generator` is on the host.
+    """Draw a training step for `batch_size` utterances padded to `frames` feature frames, on the host."""
+    return draw_several(settings, batch_sizes=[batch_size], frames=[frames], generator=generator)[0]
 
-    Each block is left out with probability `layer_drop`, for the whole batch. Nothing is rescaled for it.
+
+def draw_several(
+    settings: Settings, *, batch_sizes: Sequence[int], frames: Sequence[int], generator: torch.Generator
+) -> list[Draws]:
+    """As `draw`, for several training steps at once.
+
+    Each block is left out of a step with probability `layer_drop`, for the whole batch. Nothing is rescaled for it.
     """
-    kept = draw_kept(settings, generator=generator)
-    positions = None
+    steps = len(batch_sizes)
+    kept = draw_kept(settings, steps=steps, generator=generator)
+    positions: Sequence[PositionDraws | None] = [None] * steps
     if settings.positions == "cape":
-        positions = draw_positions(
-            settings.cape, batch_size=batch_size, frames=padded_output_frames(frames), generator=generator
+        own_frames = [padded_output_frames(count) for count in frames]
+        drawn = draw_positions(
+            settings.cape, batch_size=sum(batch_sizes), frames=max(own_frames, default=0), generator=generator
         )
-    return Draws(
-        kept=kept,
-        positions=positions,
-        dropout_seed=int(torch.randint(2**62, (), generator=generator)),
-    )
+        positions = drawn.split(batch_sizes, frames=own_frames)
+    seeds = torch.randint(2**62, (steps,), generator=generator).tolist()
+    return [Draws(*own) for own in zip(kept, positions, seeds, strict=True)]
 
 
-def draw_kept(settings: Settings, *, generator: torch.Generator) -> tuple[int, ...]:
-    """The blocks that layer-drop leaves in one step."""
-    chances = torch.rand(settings.layers, generator=generator).tolist()
-    return tuple(layer for layer, chance in enumerate(chances) if chance >= settings.layer_drop)
+def draw_kept(settings: Settings, *, steps: int, generator: torch.Generator) -> list[tuple[int, ...]]:
+    """The blocks that layer-drop leaves in each of some steps."""
+    chances = torch.rand(steps, settings.layers, generator=generator).tolist()
+    return [tuple(layer for layer, chance in enumerate(own) if chance >= settings.layer_drop) for own in chances]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ sinusoid taken at centred seconds.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,15 @@ class PositionDraws:
     shift_B: Tensor
     scale_B: Tensor
     jitter_BT: Tensor | None
+
+    def split(self, sizes: Sequence[int], *, frames: Sequence[int]) -> list["PositionDraws"]:
+        """The draws of consecutive batches: so many utterances and (at most) so many frames each."""
+        shifts, scales = torch.split(self.shift_B, list(sizes)), torch.split(self.scale_B, list(sizes))
+        jitters: Sequence[Tensor | None] = [None] * len(sizes)
+        if self.jitter_BT is not None:
+            parts = torch.split(self.jitter_BT, list(sizes))
+            jitters = [part[:, :count] for part, count in zip(parts, frames, strict=True)]
+        return [PositionDraws(*own) for own in zip(shifts, scales, jitters, strict=True)]
 
 
 def draw_positions(cape: Cape, *, batch_size: int, frames: int, generator: torch.Generator) -> PositionDraws:

@@ -2,6 +2,7 @@
 
     waveforms ─► log-mel ─► normalise ─► SpecAugment ─► ctc_transformer.forward ─► ctc.loss
                  └──────── inputs ─────────────────┘
+                 └──── hear (once) ──┘                                             for speech that is trained on often
 
 Shapes: B utterances, N samples, T frames, F mel features, U tokens, V tokens with the blank.
 
@@ -19,10 +20,11 @@ from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings, apply_masks, draw_masks
 from sottovoce.audio.batches import collate
-from sottovoce.audio.features import frame_lengths, log_mel, normalise
+from sottovoce.audio.features import frame_count, frame_lengths, log_mel, normalise
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models import ctc
-from sottovoce.models.ctc_transformer import Draws, Parameters, Settings, Stacking, draw, forward, run_blocks
+from sottovoce.models.ctc_transformer import Draws, Parameters, Settings, Stacking, draw_several, forward, run_blocks
+from sottovoce.models.heard import HeardBatch, hear, padded_tokens
 from sottovoce.models.packing import ROW_MULTIPLE
 
 
@@ -50,10 +52,7 @@ def make_batch(
     """Collate utterances and their tokens, and send the waveforms on their way to `device`."""
     pin = torch.device(device).type == "cuda"
     waveforms_BN, lengths_B = collate(samples, padded_samples=padded_samples, pin_memory=pin)
-    token_lengths_B = torch.tensor([len(t) for t in tokens], dtype=torch.int64)
-    tokens_BU = torch.zeros(len(tokens), max(map(len, tokens), default=0), dtype=torch.int64)
-    for row, ids in zip(tokens_BU, tokens, strict=True):
-        row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
+    tokens_BU, token_lengths_B = padded_tokens(tokens)
     return SpeechBatch(waveforms_BN.to(device, non_blocking=True), lengths_B, tokens_BU, token_lengths_B)
 
 
@@ -73,12 +72,28 @@ def draw_step(
     generator: torch.Generator,
 ) -> StepDraws:
     """Draw one step for `batch` from a generator on the host."""
-    masks = None
+    utterances, samples = batch.waveforms_BN.shape
+    (drawn,) = draw_steps(
+        [utterances], samples=[samples], settings=settings, spec_augment=spec_augment, generator=generator
+    )
+    return drawn
+
+
+def draw_steps(
+    utterances: Sequence[int],
+    *,
+    samples: Sequence[int],
+    settings: Settings,
+    spec_augment: SpecAugmentSettings | None,
+    generator: torch.Generator,
+) -> list[StepDraws]:
+    """Draw several steps at once: of so many `utterances` each, padded to so many `samples`."""
+    masks: Sequence[Tensor | None] = [None] * len(utterances)
     if spec_augment is not None:
-        masks = draw_masks(len(batch.lengths_B), settings=spec_augment, generator=generator)
-    frames = int(frame_lengths(torch.tensor(batch.waveforms_BN.shape[1])))
-    model = draw(settings, batch_size=len(batch.lengths_B), frames=frames, generator=generator)
-    return StepDraws(masks=masks, model=model)
+        masks = torch.split(draw_masks(sum(utterances), settings=spec_augment, generator=generator), list(utterances))
+    frames = [frame_count(count) for count in samples]
+    models = draw_several(settings, batch_sizes=utterances, frames=frames, generator=generator)
+    return [StepDraws(masks=own, model=model) for own, model in zip(masks, models, strict=True)]
 
 
 def inputs(
@@ -94,11 +109,16 @@ def inputs(
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """How the arithmetic runs: the two functions that carry it, plain or otherwise, and what packed rows end on."""
+    """How the arithmetic runs: the functions that carry it, plain or otherwise, and what packed rows end on.
+
+    `full_stacks`: every stack of clients is as high as the engine's size, with idle rows, so that few shapes occur.
+    """
 
     inputs: Callable[..., Tensor] = inputs
+    hear: Callable[..., Tensor] = hear
     blocks: Callable[..., Tensor] = run_blocks
     row_multiple: int = ROW_MULTIPLE
+    full_stacks: bool = False
 
 
 PLAIN = Compute()
@@ -106,7 +126,7 @@ PLAIN = Compute()
 
 def log_probabilities(
     parameters: Parameters,
-    batch: SpeechBatch,
+    batch: SpeechBatch | HeardBatch,
     *,
     settings: Settings,
     spec_augment: SpecAugmentSettings | None = None,
@@ -115,11 +135,9 @@ def log_probabilities(
     stacking: Stacking | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T, V] and their lengths [B]: training with `draws`, evaluation without."""
-    device = batch.waveforms_BN.device
-    masks = None if draws is None or draws.masks is None else draws.masks.to(device, non_blocking=True)
+    masks = None if draws is None else draws.masks
     with torch.no_grad():
-        lengths_B = batch.lengths_B.to(device, non_blocking=True)
-        features_BTF = compute.inputs(batch.waveforms_BN, lengths_B, masks, spec_augment)
+        features_BTF = _features(batch, masks, spec_augment, compute)
     return forward(
         parameters,
         features_BTF,
@@ -132,9 +150,22 @@ def log_probabilities(
     )
 
 
+def _features(
+    batch: SpeechBatch | HeardBatch, masks: Tensor | None, spec_augment: SpecAugmentSettings | None, compute: Compute
+) -> Tensor:
+    if isinstance(batch, SpeechBatch):
+        device = batch.waveforms_BN.device
+        masks = None if masks is None else masks.to(device, non_blocking=True)
+        return compute.inputs(batch.waveforms_BN, batch.lengths_B.to(device, non_blocking=True), masks, spec_augment)
+    if masks is None or spec_augment is None:
+        return batch.features_BTF
+    lengths_B = frame_lengths(batch.lengths_B).to(batch.features_BTF.device, non_blocking=True)
+    return apply_masks(batch.features_BTF, lengths_B, draws=masks, settings=spec_augment)
+
+
 def batch_loss(
     parameters: Parameters,
-    batch: SpeechBatch,
+    batch: SpeechBatch | HeardBatch,
     *,
     settings: Settings,
     spec_augment: SpecAugmentSettings | None = None,
@@ -150,7 +181,7 @@ def batch_loss(
 
 def stacked_losses(
     parameters: Parameters,
-    batch: SpeechBatch,
+    batch: SpeechBatch | HeardBatch,
     *,
     rows_U: Sequence[int],
     clients: int,

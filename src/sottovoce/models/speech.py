@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sottovoce.audio.batches import Batch, plan_epoch, share
 from sottovoce.audio.features import frame_count
@@ -92,3 +93,14 @@ def load_batch(speech: Speech, batch: Batch, *, device: torch.device) -> SpeechB
     samples = [speech.store.samples(int(speech.rows[i])) for i in batch.rows]
     texts = [speech.tokens[i].tolist() for i in batch.rows]
     return make_batch(samples, texts, padded_samples=batch.padded_samples, device=device)
+
+
+def read_batches(
+    speech: Speech, batches: Sequence[Batch]
+) -> tuple[list[NDArray[np.int16]], list[NDArray[np.int32]], list[Tensor]]:
+    """Samples and tokens of all utterances of `batches`, each once however often it occurs, and the places of each
+    batch's utterances among them."""
+    used = np.unique(np.concatenate([batch.rows for batch in batches]))
+    samples = [speech.store.samples(row) for row in speech.rows[used].tolist()]
+    tokens = [speech.tokens[i] for i in used.tolist()]
+    return samples, tokens, [torch.from_numpy(np.searchsorted(used, batch.rows)) for batch in batches]

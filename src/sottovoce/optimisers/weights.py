@@ -89,6 +89,11 @@ class Weights:
         return self._flat.step(self.gradient, lr=lr, max_norm=max_norm)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What the forward pass computes in."""
+        return self._copy.dtype
+
+    @property
     def norm_names(self) -> list[str]:
         """The names that the norms of `step` go by."""
         return [*self.layout.names]

@@ -15,6 +15,8 @@ from sottovoce.models.recogniser import PLAIN, Compute, inputs
 Precision = Literal["auto", "bfloat16", "float32"]
 
 WORTH_COMPILING = 2000  # steps: compiling takes half a minute
+# Clients trained in a run: stacks come in many shapes, a minute of compiling in all, for a tenth of the time.
+WORTH_COMPILING_STACKS = 100_000
 
 SHAPES = 32  # how many shapes of rows may be compiled in one run; torch's own limit is 8
 
@@ -41,16 +43,20 @@ def one_model(
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
     fused = torch.compile(block, dynamic=False)
     if working is None or settings.width**2 * batch_seconds > HOST_BOUND:
-        return Compute(torch.compile(inputs), partial(run_blocks, block=fused), rows)
-    return Compute(torch.compile(inputs), graphed_blocks(working, settings=settings, block=fused), rows)
+        return Compute(torch.compile(inputs), blocks=partial(run_blocks, block=fused), row_multiple=rows)
+    return Compute(
+        torch.compile(inputs), blocks=graphed_blocks(working, settings=settings, block=fused), row_multiple=rows
+    )
 
 
 def many_models(*, steps: int, batch_seconds: float, device: torch.device) -> Compute:
-    """For stacked clients. The first eight shapes are compiled, full stacks among them; what is rare runs plainly."""
-    if device.type != "cuda" or steps < WORTH_COMPILING:
+    """For stacked clients; `steps` counts those of each."""
+    if device.type != "cuda" or steps < WORTH_COMPILING_STACKS:
         return PLAIN
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
     fused = torch.compile(block, dynamic=False)
-    return Compute(torch.compile(inputs), partial(run_blocks, block=fused), row_multiple(batch_seconds, lengths=8))
+    rows = row_multiple(batch_seconds, lengths=4)
+    return Compute(blocks=partial(run_blocks, block=fused), row_multiple=rows, full_stacks=True)
 
 
 def row_multiple(batch_seconds: float, *, lengths: int = 16) -> int:

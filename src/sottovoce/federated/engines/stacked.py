@@ -17,19 +17,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.audio.batches import Batch
+from sottovoce.audio.features import MEL_COUNT
+from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import ClientRoom, gradients_of, held_out_wer
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import Draws
+from sottovoce.models.ctc_transformer import STRIDE, Draws
+from sottovoce.models.heard import Recordings, heard_batch, record
 from sottovoce.models.positions import PositionDraws
-from sottovoce.models.recogniser import PLAIN, Compute, SpeechBatch, StepDraws, make_batch, stacked_losses
-from sottovoce.models.speech import Speech
+from sottovoce.models.recogniser import PLAIN, Compute, StepDraws, stacked_losses
+from sottovoce.models.speech import Speech, read_batches
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting
 from sottovoce.users.population import Client
@@ -50,9 +54,9 @@ class _Member:
 
 @dataclass(frozen=True, eq=False)
 class _LockStep:
-    """One local step of all clients of a stack. `rows_U` is the client of each utterance."""
+    """One local step of all clients of a stack: which utterances (`lines` of the recordings), and whose (`rows_U`)."""
 
-    batch: SpeechBatch
+    lines: Tensor
     rows_U: list[int]
     draws: StepDraws
     kept_by: list[tuple[int, ...] | None]  # the blocks that each client keeps; None where it has no batch any more
@@ -61,7 +65,13 @@ class _LockStep:
 @dataclass(frozen=True, eq=False)
 class _Stack:
     members: list[_Member]
+    recordings: Recordings
     steps: list[_LockStep]
+
+    @property
+    def audio_seconds(self) -> float:
+        lengths_U = self.recordings.lengths_U
+        return sum(float(lengths_U[step.lines].sum()) for step in self.steps) / SAMPLE_RATE
 
 
 class StackedEngine(Engine):
@@ -147,30 +157,18 @@ class StackedEngine(Engine):
                     members.remove(failure.member)
 
     def _stack(self, members: list[_Member], step: int) -> _Stack:
-        samples = {id(member): _samples_of(member) for member in members}
+        samples: list[NDArray[np.int16]] = []
+        texts: list[NDArray[np.int32]] = []
+        lines: list[list[Tensor]] = []  # of each member, for each of its local steps
+        for member in members:
+            own_samples, own_texts, own_lines = _read(member)
+            lines.append([places + len(samples) for places in own_lines])
+            samples += own_samples
+            texts += own_texts
+        draws = [self._room.draws(m.client, m.speech, m.batches, step=step) for m in members]
         count = max(len(member.batches) for member in members)
-        return _Stack(members, [self._lock_step(members, samples, step, t) for t in range(count)])
-
-    def _lock_step(
-        self, members: Sequence[_Member], samples: dict[int, dict[int, np.ndarray]], step: int, local_step: int
-    ) -> _LockStep:
-        utterances, texts, rows, draws = [], [], [], []
-        kept_by: list[tuple[int, ...] | None] = []
-        for row, member in enumerate(members):
-            if local_step >= len(member.batches):
-                kept_by.append(None)
-                continue
-            chosen = member.batches[local_step].rows.tolist()
-            own = [samples[id(member)][i] for i in chosen]
-            utterances += own
-            texts += [member.speech.tokens[i].tolist() for i in chosen]
-            rows += [row] * len(chosen)
-            # Draws depend on the number of utterances alone, so a batch without a device will do.
-            drawn = self._room.draws(make_batch(own, [()] * len(own)), member.client, step=step, local_step=local_step)
-            draws.append(drawn)
-            kept_by.append(drawn.model.kept)
-        batch = make_batch(utterances, texts, device=self._device)
-        return _LockStep(batch, rows, joined_draws(draws), kept_by)
+        steps = [_lock_step(lines, draws, local_step) for local_step in range(count)]
+        return _Stack(members, record(samples, texts, device=self._device), steps)
 
     # Training.
 
@@ -190,41 +188,43 @@ class StackedEngine(Engine):
                 yield from [loaded] if isinstance(loaded, Dropped) else self._train_stack(server_P, loaded, step)
             return
         figures = self._figures(stack, weights, losses_N)
-        audio = sum(lock_step.batch.audio_seconds for lock_step in stack.steps)
         with torch.no_grad():
-            updates_NP = weights.master.neg_().add_(server_P)
-        yield Trained(updates_NP, indices, losses_N, figures, audio)
+            updates_NP = weights.master[: len(indices)].neg_().add_(server_P)
+        yield Trained(updates_NP, indices, losses_N, figures, stack.audio_seconds)
 
     def _trained(self, server_P: Tensor, stack: _Stack, step: int) -> tuple[Weights, Tensor]:
-        room, local, count = self._room, self._room.local, len(stack.members)
+        room, local = self._room, self._room.local
+        count = self.size if self._compute.full_stacks else len(stack.members)
         weights = self._weights_for(count)
         weights.reset(server_P)
         total_N = torch.zeros(count, device=self._device)
+        idle: list[None] = [None] * (count - len(stack.members))
+        features_UTF = self._compute.hear(stack.recordings, dtype=self._dtype)
         for lock_step in stack.steps:
             losses_N = stacked_losses(
                 room.frozen.joined(weights.working),
-                lock_step.batch,
+                heard_batch(features_UTF, stack.recordings, lock_step.lines),
                 rows_U=lock_step.rows_U,
                 clients=count,
                 settings=room.model,
                 spec_augment=local.spec_augment_at(step),
                 draws=lock_step.draws,
-                kept_by=lock_step.kept_by,
+                kept_by=[*lock_step.kept_by, *idle],
                 compute=self._compute,
             )
             leaves = list(weights.working.values())
             weights.set_gradients(gradients_of(losses_N.sum(), leaves))
             if local.proximal is not None:
                 pull_NP = local.proximal.pull(weights.master, server_P)
-                weights.add_to_gradients(pull_NP.mul_(self._active(lock_step)[:, None]))
+                weights.add_to_gradients(pull_NP.mul_(self._active([*lock_step.kept_by, *idle])[:, None]))
             weights.step(lr=local.lr, max_norm=local.clip_gradients)
             total_N += losses_N.detach()
         steps_N = torch.tensor([float(len(member.batches)) for member in stack.members])
-        return weights, total_N / steps_N.to(self._device, non_blocking=True)
+        return weights, total_N[: len(steps_N)] / steps_N.to(self._device, non_blocking=True)
 
-    def _active(self, lock_step: _LockStep) -> Tensor:
+    def _active(self, kept_by: Sequence[tuple[int, ...] | None]) -> Tensor:
         """1 for the clients that have a batch in this step, 0 for those that are done."""
-        active_N = torch.tensor([float(kept is not None) for kept in lock_step.kept_by])
+        active_N = torch.tensor([float(kept is not None) for kept in kept_by])
         return active_N.to(self._device, non_blocking=True)
 
     def _weights_for(self, count: int) -> Weights:
@@ -259,13 +259,23 @@ class _ClientFailure(Exception):
         self.member = member
 
 
-def _samples_of(member: _Member) -> dict[int, np.ndarray]:
-    """The client's utterances, each read once however often it is trained on."""
-    used = {int(i) for batch in member.batches for i in batch.rows}
+def _read(member: _Member) -> tuple[list[NDArray[np.int16]], list[NDArray[np.int32]], list[Tensor]]:
     try:
-        return {i: member.speech.store.samples(int(member.speech.rows[i])) for i in used}
+        return read_batches(member.speech, member.batches)
     except (InputError, OSError) as error:
         raise _ClientFailure(member, error) from error
+
+
+def _lock_step(lines: Sequence[Sequence[Tensor]], draws: Sequence[Sequence[StepDraws]], local_step: int) -> _LockStep:
+    """The local step of that number of all clients that have one."""
+    active = [row for row, own in enumerate(draws) if local_step < len(own)]
+    own_lines = [lines[row][local_step] for row in active]
+    own_draws = [draws[row][local_step] for row in active]
+    kept_by: list[tuple[int, ...] | None] = [None] * len(draws)
+    for row, drawn in zip(active, own_draws, strict=True):
+        kept_by[row] = drawn.model.kept
+    rows_U = [row for row, places in zip(active, own_lines, strict=True) for _ in range(len(places))]
+    return _LockStep(torch.cat(own_lines), rows_U, joined_draws(own_draws), kept_by)
 
 
 def joined_draws(draws: Sequence[StepDraws]) -> StepDraws:
@@ -297,7 +307,7 @@ def _joined_positions(positions: Sequence[PositionDraws]) -> PositionDraws:
 # Bytes of activations for each frame, block and channel: 24 numbers of two bytes, as measured for the blocks.
 _ACTIVATION_BYTES = 48
 _FRAMES_PER_SECOND = 100 / 3
-_LARGEST_STACK = 256
+_LARGEST_STACK = 128  # more gain little, and wait longer for the one with the most speech
 
 
 def fitting_size(room: ClientRoom, layout: Layout, device: torch.device) -> int:
@@ -308,4 +318,6 @@ def fitting_size(room: ClientRoom, layout: Layout, device: torch.device) -> int:
     frames = room.local.batch_seconds * _FRAMES_PER_SECOND
     activations = frames * room.model.layers * room.model.width * _ACTIVATION_BYTES
     weights = layout.flat_size * 16  # master, copy, gradients as they come and as they are kept
-    return max(1, min(_LARGEST_STACK, int(0.5 * free / (activations + weights))))
+    steps = room.local.local_steps or 1
+    features = frames * STRIDE * steps * MEL_COUNT * 8  # two bytes each, and padding to the longest utterance
+    return max(1, min(_LARGEST_STACK, room.cohort_size, int(0.5 * free / (activations + weights + features))))

@@ -1,0 +1,47 @@
+"""Utterances heard end to end are what they are when heard alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sottovoce.models import heard
+from sottovoce.models.heard import hear, heard_batch, record
+from sottovoce.models.recogniser import inputs, make_batch
+from sottovoce.seeds import stream
+
+
+def noise(*lengths: int) -> list[np.ndarray]:
+    rng = stream(1, "noise")
+    return [rng.integers(-3000, 3000, size=length).astype(np.int16) for length in lengths]
+
+
+@given(lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_features_are_those_of_each_utterance_alone(lengths: list[int]) -> None:
+    """Shorter than a window, on and off whole hops: no utterance hears its neighbours, and padding is zero."""
+    samples = noise(*lengths)
+    features_UTF = hear(record(samples, [[]] * len(samples)), dtype=torch.float32)
+    for own, features_TF in zip(samples, features_UTF, strict=True):
+        alone = make_batch([own], [()])
+        expected_TF = inputs(alone.waveforms_BN, alone.lengths_B, None, None)[0]
+        torch.testing.assert_close(features_TF[: len(expected_TF)], expected_TF, rtol=1e-4, atol=1e-4)
+        assert not features_TF[len(expected_TF) :].any()
+
+
+def test_many_utterances_are_heard_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = record(noise(5000, 900, 3000, 16_000, 400), [[1]] * 5)
+    at_once = hear(recordings, dtype=torch.float32)
+    monkeypatch.setattr(heard, "PIECE_FRAMES", 200)
+    torch.testing.assert_close(hear(recordings, dtype=torch.float32), at_once, rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_is_lines_of_the_recordings_as_long_as_the_longest_of_them() -> None:
+    recordings = record(noise(5000, 900, 3000), [[1, 2, 3, 4], [5], [6, 7]])
+    features_UTF = hear(recordings, dtype=torch.float32)
+    batch = heard_batch(features_UTF, recordings, torch.tensor([2, 1, 2]))
+    assert batch.lengths_B.tolist() == [3000, 900, 3000]
+    assert batch.tokens_BU.tolist() == [[6, 7], [5, 0], [6, 7]]
+    assert batch.token_lengths_B.tolist() == [2, 1, 2]
+    assert torch.equal(batch.features_BTF, features_UTF[[2, 1, 2], :17])
