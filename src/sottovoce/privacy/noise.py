@@ -1,7 +1,8 @@
 """Gaussian noise on the sum of clipped updates.
 
 `add_gaussian` is for simulation: fast, in float32, and repeatable from its generator. `add_secure_gaussian` is for
-real releases. The two never mix.
+real releases. The two never mix. On a CUDA device with Triton the first is one kernel (`noise_triton`): other bits than
+torch's own draws, and the same on every model of GPU up to the rounding of a logarithm and a root.
 
 Floating-point attacks, and what the secure mode claims
     Textbook noise in floating point leaks: which numbers x + noise can round to depends on x (Mironov 2012). Here
@@ -20,6 +21,9 @@ Floating-point attacks, and what the secure mode claims
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 from torch import Generator, Tensor
@@ -47,6 +51,11 @@ def add_gaussian(
     layout.check(total)
     if std == 0:
         return total
+    kernels = _kernels(total)
+    if kernels is not None:
+        scales = None if factors is None else tuple(factors)
+        kernels.add_normal(total, std=std, key=_key(total.device, generator), layout=layout, factors=scales)
+        return total
     if factors is None:
         for chunk in _chunks(total):
             chunk.add_(_standard_normal(chunk, generator), alpha=std)
@@ -55,6 +64,24 @@ def add_gaussian(
             part.add_(_standard_normal(part, generator), alpha=std * factor)
     layout.clear_padding(total)
     return total
+
+
+def _key(device: torch.device, generator: Generator) -> Tensor:
+    """The generator's next 64 bits, drawn where they are used: nothing waits, and a second call has other noise."""
+    return torch.empty(1, dtype=torch.int64, device=device).random_(-(2**63), None, generator=generator)
+
+
+def _kernels(total: Tensor) -> ModuleType | None:
+    return _triton_kernels() if total.is_cuda and total.dtype == torch.float32 else None
+
+
+@lru_cache(maxsize=1)
+def _triton_kernels() -> ModuleType | None:
+    if find_spec("triton") is None:
+        return None
+    from sottovoce.privacy import noise_triton
+
+    return noise_triton
 
 
 def _chunks(total: Tensor) -> Sequence[Tensor]:
