@@ -147,6 +147,7 @@ def measure(workload: str, options: argparse.Namespace, folder: Path) -> list[Co
         shift = number % len(contestants)
         for contestant in contestants[shift:] + contestants[:shift]:
             contestant.one_round()
+            print(f"  {contestant.name}: {contestant.answers[-1]['seconds']:.3f} s", file=sys.stderr, flush=True)
         check_same_work(contestants)
     for contestant in contestants:
         contestant.end()
@@ -220,7 +221,7 @@ def compare(workload: str, options: argparse.Namespace) -> tuple[list[Row], str]
     """Check, measure, and sum up one workload; also the device it ran on."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        clean = models_without_noise(workload, options, folder)
+        clean = models_without_noise(workload, options, folder) if options.checks else {}
         contestants = measure(workload, options, folder)
         checks = {
             c.name: checked(c, clean=clean, noisy=np.load(folder / f"{c.name}-noisy.npy"), device=options.device)
@@ -252,6 +253,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each side")
     parser.add_argument("--warm-ups", type=int, default=2)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--checks", action=argparse.BooleanOptionalAction, default=True, help="compare models before timing"
+    )
     parser.add_argument("--venvs", type=Path, default=ROOT, help="the folder that holds .venv-pfl and .venv-flower")
     parser.add_argument(
         "--packages", nargs="*", default=[], metavar=".VENV=FOLDER", help="a folder of packages instead of a venv"

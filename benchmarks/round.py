@@ -27,12 +27,13 @@ from rich.table import Table
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.federated.client import ClientRoom, LocalTraining, load_client
+from sottovoce.federated.client import ClientRoom, LocalTraining, load_client, plan_client
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import init, named_settings
+from sottovoce.models.heard import HeardBefore
 from sottovoce.models.recogniser import batch_loss
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.fingerprint import fingerprint
@@ -162,14 +163,17 @@ def floor(setting: Setting, cohort: int) -> Callable[[], float]:
     assert isinstance(engine, SequentialEngine)
     weights, room = engine.weights, setting.room
     weights.reset(setting.start_P)
-    loaded = [load_client(room, index, step=0, device=setting.device) for index in range(min(cohort, 8))]
+    before = HeardBefore(2**33)
+    planned = [plan_client(room, index, step=0) for index in range(min(cohort, 8))]
+    loaded = [load_client(room, client, step=0, device=setting.device, before=before) for client in planned]
 
     def work() -> float:
         audio = 0.0
         for number in range(cohort):
             client = loaded[number % len(loaded)]
-            batches = client.heard(dtype=weights.dtype, compute=engine.compute)
-            for batch, draws in zip(batches, client.draws, strict=True):
+            heard = client.heard(before, dtype=weights.dtype, compute=engine.compute)
+            for lines, draws in zip(client.lines, client.draws, strict=True):
+                batch = heard.batch(lines)
                 loss = batch_loss(
                     weights.working,
                     batch,

@@ -5,7 +5,7 @@ A module of its own, because worker processes import it by name. The room overri
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +74,9 @@ class WorkloadRoom(ClientRoom):
     @property
     def workload(self) -> Workload:
         return WORKLOADS[self.name]
+
+    def speech(self, client: Client) -> Speech:
+        return replace(super().speech(client), left_out={})  # each round counts for itself
 
     def plan_batches(self, client: Client, speech: Speech, *, step: int) -> Iterator[Batch]:
         number = int(client.id)

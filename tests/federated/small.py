@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from tests.reference_round import Gradient, Model
 
-from sottovoce.federated.client import ClientRoom, LocalTraining, load_client
+from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
 from sottovoce.federated.engines import SequentialEngine
 from sottovoce.federated.round import Round, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import Settings, init
-from sottovoce.models.heard import HeardBatch
+from sottovoce.models.heard import HeardBatch, HeardBefore
 from sottovoce.models.recogniser import StepDraws, batch_loss
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.fingerprint import fingerprint
@@ -77,7 +77,7 @@ class Small:
 
     def gradients(self, index: int, *, step: int) -> list[Gradient]:
         """What client `index` computes in round `step`, batch by batch, in float64."""
-        room, loaded = self.room, load_client(self.room, index, step=step, device=CPU)
+        room, loaded = self.room, loaded_client(self.room, index, step=step)
 
         def gradient_of(batch: HeardBatch, draws: StepDraws) -> Gradient:
             def gradient(theta: Model) -> Model:
@@ -91,7 +91,13 @@ class Small:
 
             return gradient
 
-        return [gradient_of(*pair) for pair in zip(loaded.heard(dtype=torch.float32), loaded.draws, strict=True)]
+        heard = loaded.heard(HeardBefore(0), dtype=torch.float32)
+        return [gradient_of(heard.batch(lines), draws) for lines, draws in zip(loaded.lines, loaded.draws, strict=True)]
+
+
+def loaded_client(room: ClientRoom, index: int, *, step: int) -> LoadedClient:
+    """Client `index` as if it had never been heard before."""
+    return load_client(room, plan_client(room, index, step=step), step=step, device=CPU, before=HeardBefore(0))
 
 
 def as_model(layout: Layout, flat_P: torch.Tensor) -> Model:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.federated.small import CPU, small_room
+from tests.federated.small import loaded_client, small_room
 
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.errors import InputError
-from sottovoce.federated.client import LocalTraining, Proximal, load_client
+from sottovoce.federated.client import LocalTraining, Proximal
+from sottovoce.models.heard import Recordings
 from sottovoce.seeds import torch_stream
 
 
@@ -53,9 +54,11 @@ def test_what_chance_decides_for_a_client_hangs_on_its_name_and_the_step(
         "cohort_size": cohort_size,
     }
     room, elsewhere = small_room(tones, **options), small_room(tones, **options)
-    load_client(elsewhere, other, step=step, device=CPU)  # somebody else first
-    one, same = (load_client(r, client, step=step, device=CPU) for r in (room, elsewhere))
-    assert torch.equal(one.recordings.samples_N, same.recordings.samples_N)
+    loaded_client(elsewhere, other, step=step)  # somebody else first
+    one, same = (loaded_client(r, client, step=step) for r in (room, elsewhere))
+    assert isinstance(one.sound, Recordings)
+    assert isinstance(same.sound, Recordings)
+    assert torch.equal(one.sound.samples_N, same.sound.samples_N)
     assert all(torch.equal(a, b) for a, b in zip(one.lines, same.lines, strict=True))
     for first, second in zip(one.draws, same.draws, strict=True):
         assert first.masks is not None
@@ -70,7 +73,7 @@ def test_clients_of_one_group_drop_the_same_layers_and_groups_are_about_so_large
     kept: dict[tuple[int, int], set[tuple[int, ...]]] = {}
     for step in range(20):
         for client in room.population:
-            drawn = load_client(room, client.index, step=step, device=CPU).draws[0]
+            drawn = loaded_client(room, client.index, step=step).draws[0]
             kept.setdefault((step, room.draw_group(client, step=step)), set()).add(drawn.model.kept)
     assert all(len(choices) == 1 for choices in kept.values())
     assert len(set.union(*kept.values())) > 40, "of up to 60 groups with 2^12 choices each"

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.federated.small import Small, as_model, furthest, small
+from tests.federated.small import CPU, Small, as_model, furthest, small
 
 from sottovoce.errors import InputError
 from sottovoce.federated import client as client_module
 from sottovoce.federated.client import LoadedClient
-from sottovoce.federated.engines import Dropped, Trained, sequential
+from sottovoce.federated.engines import Dropped, SequentialEngine, Trained, sequential
 from sottovoce.store import Store
 
 BAD = 2
@@ -102,7 +102,9 @@ def test_a_client_that_fails_counts_as_zero_and_changes_nobody_else(
 
 
 def _trained(ours: Small) -> Iterator[Trained]:
-    for trained in ours.engine.train(ours.server.parameters_P, range(9), step=0):
+    """By an engine of its own, so that the round's has heard nobody yet."""
+    engine = SequentialEngine(ours.room, ours.layout, device=CPU)
+    for trained in engine.train(ours.server.parameters_P, range(9), step=0):
         assert isinstance(trained, Trained)
         yield trained
 

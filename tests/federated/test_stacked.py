@@ -1,6 +1,7 @@
 """Stacked clients are what they would be one by one: their updates, their accidents, and the rounds made of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.federated.client import Proximal
 from sottovoce.federated.engines import Dropped, Engine, StackedEngine
-from sottovoce.models.heard import Recordings, hear
+from sottovoce.models.heard import Heard, Recordings, hear
 from sottovoce.models.recogniser import Compute
 
 EVERYBODY = range(9)
@@ -124,10 +125,11 @@ def poisoned_for(ours: Small, client: int) -> Compute:
     rows = room.population.client(client).utterances.tolist()
     starts = {tuple(room.store.samples(row)[:50].tolist()) for row in rows}
 
-    def poisoned(recordings: Recordings, **options: Any) -> Tensor:
-        features_UTF = hear(recordings, **options)
+    def poisoned(recordings: Recordings, **options: Any) -> Heard:
+        heard = hear(recordings, **options)
         own_U = [tuple(recordings.samples_N[start : start + 50].tolist()) in starts for start in recordings.starts_U]
-        return features_UTF.masked_fill(torch.tensor(own_U)[:, None, None], torch.nan)
+        own_U11 = torch.tensor(own_U)[:, None, None]
+        return replace(heard, features_UTF=heard.features_UTF.masked_fill(own_U11, torch.nan))
 
     return Compute(hear=poisoned)
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.federated.small import CPU, small_room, start_stream
+from tests.federated.small import CPU, loaded_client, small_room, start_stream
 
 from sottovoce.config import Federation
-from sottovoce.federated.client import ClientRoom, Proximal, load_client
+from sottovoce.federated.client import ClientRoom, Proximal
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import init
+from sottovoce.models.heard import HeardBefore
 from sottovoce.models.recogniser import batch_loss
 from sottovoce.models.trainable import Trainable, parse_part, split
 from sottovoce.privacy.settings import Weighting
@@ -84,8 +85,8 @@ def test_an_update_is_a_step_against_the_gradient_of_the_part(text: str, tones: 
     """One local step of plain SGD, unclipped: θ_server − θ_local is lr times the gradient, autograd's own."""
     ours = parted(tones, text, local={"local_steps": 1, "clip_gradients": float("inf")})
     found = ours.updates(SequentialEngine(ours.room, ours.layout, device=CPU))
-    loaded = load_client(ours.room, 4, step=0, device=CPU)
-    (batch,) = loaded.heard(dtype=torch.float32)
+    loaded = loaded_client(ours.room, 4, step=0)
+    batch = loaded.heard(HeardBefore(0), dtype=torch.float32).batch(loaded.lines[0])
     leaf_P = ours.server_P.clone().requires_grad_()
     whole = ours.part.frozen.joined(ours.layout.views(leaf_P))
     loss = batch_loss(whole, batch, settings=ours.room.model, draws=loaded.draws[0])

@@ -150,7 +150,7 @@ def test_a_round_in_which_everybody_fails_is_one_clear_line(run: Run, monkeypatc
     def damaged(*_: Any, **__: Any) -> Any:
         raise InputError("utterance 7: its audio is damaged")
 
-    monkeypatch.setattr(client_module, "read_batches", damaged)
+    monkeypatch.setattr(client_module, "read_speech", damaged)
     with pytest.raises(InputError, match=r"round \d+: every client of the cohort failed; .*its audio is damaged"):
         run()
 

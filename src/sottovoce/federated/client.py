@@ -2,9 +2,10 @@
 
     speech ─► batches by seconds ─► gradient (+ FedProx) ─► clip to norm ─► local optimiser ─► … ─► θ_server − θ_local
 
-Nothing survives on a client between rounds: batches, masks and optimiser state are made anew from
-(seed, step, client, local step). What chance decides for one client never depends on who else was sampled, so a
-user's presence moves nobody's update but their own; the sensitivity that the plan accounts for rests on that.
+Nothing survives on a client between rounds but the features of its own speech, which are the same every time: batches,
+masks and optimiser state are made anew from (seed, step, client). What chance decides for one client never depends on
+who else was sampled, so a user's presence moves nobody's update but their own; the sensitivity that the plan accounts
+for rests on that.
 """
 
 import math
@@ -23,10 +24,10 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.models.ctc_transformer import Parameters, Settings, draw_kept
-from sottovoce.models.heard import HeardBatch, Recordings, heard_batch, record
+from sottovoce.models.heard import Heard, HeardBefore, Recordings, record
 from sottovoce.models.recogniser import PLAIN, Compute, StepDraws, batch_loss, draw_steps
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Speech, load_speech, read_batches
+from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.optimisers.weights import Weights
@@ -34,6 +35,10 @@ from sottovoce.seeds import derive, torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.users.population import Client, Population
+
+# Of a client with at most so much, everything is read and heard, and can be kept for the client's next round.
+WHOLE_SPEECH_SECONDS = 1200.0
+MOST_KNOWN = 10_000  # clients whose texts are kept as tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +127,7 @@ class ClientRoom:
     cohort_size: int
     longest_seconds: float = 36.0
     frozen: Frozen = NOTHING_FROZEN
+    _known: dict[int, Speech] = field(default_factory=dict, repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> "ClientRoom":
         """The same with what is frozen where an engine computes, in its precision."""
@@ -134,8 +140,13 @@ class ClientRoom:
 
     def speech(self, client: Client) -> Speech:
         """What `client` can be trained on; InputError where there is nothing."""
-        longest = min(self.longest_seconds, self.local.batch_seconds)
-        return load_speech(self.store, client.utterances, self.tokens, longest_seconds=longest)
+        if client.index not in self._known:
+            if len(self._known) == MOST_KNOWN:
+                self._known.clear()
+            longest = min(self.longest_seconds, self.local.batch_seconds)
+            found = load_speech(self.store, client.utterances, self.tokens, longest_seconds=longest)
+            self._known[client.index] = found
+        return self._known[client.index]
 
     def plan_batches(self, client: Client, speech: Speech, *, step: int) -> Iterator[Batch]:
         """The client's batches of round `step`, in order."""
@@ -174,50 +185,88 @@ class ClientRoom:
 
 
 @dataclass(frozen=True, eq=False)
+class PlannedClient:
+    """A client's round before anything is read: which of its utterances make up each local step."""
+
+    client: Client
+    speech: Speech
+    batches: list[Batch]
+
+    @property
+    def padded_samples(self) -> int:
+        return sum(len(batch.rows) * batch.padded_samples for batch in self.batches)
+
+
+def plan_client(room: ClientRoom, index: int, *, step: int) -> PlannedClient:
+    """What client `index` will train on in round `step`; InputError where there is nothing."""
+    client = room.population.client(index)
+    speech = room.speech(client)
+    return PlannedClient(client, speech, list(room.plan_batches(client, speech, step=step)))
+
+
+@dataclass(frozen=True, eq=False)
 class LoadedClient:
     """A client's round on the way to the device: its utterances, and for each local step which of them, and the draws.
 
-    `lines` are places in `recordings`, which hold every utterance of the round once.
+    `sound` holds every utterance once; `lines` are places in it. It is the client's `whole` speech, which may be kept
+    for its next round, or where it has far too much only what this round needs.
     """
 
     client: Client
     speech: Speech
-    recordings: Recordings
+    sound: Recordings | Heard
+    whole: bool
     lines: list[Tensor]
     draws: list[StepDraws]
 
     @property
     def audio_seconds(self) -> float:
-        lengths_U = self.recordings.lengths_U
+        lengths_U = self.sound.lengths_U
         return sum(float(lengths_U[lines].sum()) for lines in self.lines) / SAMPLE_RATE
 
-    def heard(self, *, dtype: torch.dtype, compute: Compute = PLAIN) -> Iterator[HeardBatch]:
-        """The batches of its local steps, in order."""
-        features_UTF = compute.hear(self.recordings, dtype=dtype)
-        return (heard_batch(features_UTF, self.recordings, lines) for lines in self.lines)
+    def heard(self, before: HeardBefore, *, dtype: torch.dtype, compute: Compute = PLAIN) -> Heard:
+        """Its features, which are kept in `before` where they may be."""
+        if isinstance(self.sound, Heard):
+            return self.sound
+        heard = compute.hear(self.sound, dtype=dtype)
+        if self.whole:
+            before.keep(self.client.index, heard)
+        return heard
 
 
-def load_client(room: ClientRoom, index: int, *, step: int, device: torch.device) -> LoadedClient:
-    """Read client `index`; InputError or OSError where its data cannot be used."""
-    client = room.population.client(index)
-    speech = room.speech(client)
-    batches = list(room.plan_batches(client, speech, step=step))
-    samples, texts, lines = read_batches(speech, batches)
+def load_client(
+    room: ClientRoom, planned: PlannedClient, *, step: int, device: torch.device, before: HeardBefore
+) -> LoadedClient:
+    """Read a client's speech, unless it was heard `before`; InputError or OSError where it cannot be used."""
+    client, speech, batches = planned.client, planned.speech, planned.batches
     draws = room.draws(client, speech, batches, step=step)
-    return LoadedClient(client, speech, record(samples, texts, device=device), lines, draws)
+    used, lines = batch_lines(speech, batches, most_seconds=WHOLE_SPEECH_SECONDS)
+    whole = len(used) == len(speech.rows)
+    sound = (before.get(client.index) if whole else None) or record(*read_speech(speech, used), device=device)
+    return LoadedClient(client, speech, sound, whole, lines, draws)
 
 
 def train_locally(
-    weights: Weights, loaded: LoadedClient, room: ClientRoom, *, server_P: Tensor, step: int, compute: Compute = PLAIN
+    weights: Weights,
+    loaded: LoadedClient,
+    heard: Heard,
+    room: ClientRoom,
+    *,
+    server_P: Tensor,
+    step: int,
+    compute: Compute = PLAIN,
 ) -> Tensor:
-    """Local training of one client, from `server_P` to `weights.master`; returns the mean loss, on the device."""
+    """Local training of one client on what was `heard` of it, from `server_P` to `weights.master`.
+
+    Returns the mean loss, on the device.
+    """
     local = room.local
     weights.reset(server_P)
     losses = []
-    for batch, draws in zip(loaded.heard(dtype=weights.dtype, compute=compute), loaded.draws, strict=True):
+    for lines, draws in zip(loaded.lines, loaded.draws, strict=True):
         loss = batch_loss(
             room.frozen.joined(weights.working),
-            batch,
+            heard.batch(lines),
             settings=room.model,
             spec_augment=local.spec_augment_at(step),
             draws=draws,

@@ -2,17 +2,18 @@
 
     samples, end to end ─► log-mel frames, end to end ─► features [U, T, F], each normalised ─► batches: lines of them
 
-A client's local steps go through the same few utterances again and again. Their samples travel to the device once and
-without padding, and only masks and the model differ from one step to the next.
+A client's local steps go through the same few utterances again and again, and so do its rounds. Their samples travel
+to the device once and without padding; only masks and the model differ from one step to the next.
 
 Shapes: U utterances, N samples of all of them, T frames of the longest, F mel features, L tokens of the longest text,
 B utterances of a batch.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
+from typing import final
 
 import numpy as np
 import torch
@@ -24,10 +25,6 @@ from sottovoce.corpora.corpus import SAMPLE_RATE
 
 # Frames that are worked on at a time: a window of 400 samples each, several times over, must fit into memory.
 PIECE_FRAMES = 2**17
-
-# Samples from which on several threads read them: ten minutes of speech.
-MANY_SAMPLES = 600 * SAMPLE_RATE
-READERS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,18 +55,9 @@ def record(
     starts = np.cumsum(slots) - slots
     samples_N = torch.empty(int(slots.sum()), dtype=torch.int16, pin_memory=pins)
     target = samples_N.numpy()
-
-    def lay(own: NDArray[np.int16], start: int, slot: int) -> None:
+    for own, start, slot in zip(samples, starts.tolist(), slots.tolist(), strict=True):
         target[start : start + len(own)] = own
         target[start + len(own) : start + slot] = 0
-
-    places = (samples, starts.tolist(), slots.tolist())
-    if pins and len(target) > MANY_SAMPLES:
-        # Reading is what takes long, from a disk or from memory, and NumPy lets others run meanwhile.
-        with ThreadPoolExecutor(READERS) as readers:
-            deque(readers.map(lay, *places, chunksize=64), maxlen=0)
-    else:
-        deque(map(lay, *places), maxlen=0)
     return Recordings(
         samples_N.to(device, non_blocking=True),
         torch.from_numpy(starts),
@@ -87,7 +75,29 @@ def padded_tokens(tokens: Sequence[Sequence[int] | NDArray[np.int32]]) -> tuple[
     return torch.from_numpy(tokens_UL), torch.from_numpy(lengths)
 
 
-def hear(recordings: Recordings, *, dtype: torch.dtype) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """Utterances as features, which are on the compute device; lengths in samples and texts are on the host."""
+
+    features_UTF: Tensor
+    lengths_U: Tensor
+    tokens_UL: Tensor
+    token_lengths_U: Tensor
+
+    def batch(self, lines: Tensor) -> "HeardBatch":
+        """The utterances `lines` (on the host), as long as the longest of them."""
+        lengths_B, token_lengths_B = self.lengths_U[lines], self.token_lengths_U[lines]
+        frames = int(frame_lengths(lengths_B).max())
+        own = lines.pin_memory() if self.features_UTF.is_cuda else lines
+        return HeardBatch(
+            self.features_UTF[:, :frames].index_select(0, own.to(self.features_UTF.device, non_blocking=True)),
+            lengths_B,
+            self.tokens_UL[lines, : int(token_lengths_B.max())],
+            token_lengths_B,
+        )
+
+
+def hear(recordings: Recordings, *, dtype: torch.dtype) -> Heard:
     """Normalised features [U, T, F] on the recordings' device, zero behind each utterance's end."""
     frames_U = frame_lengths(recordings.lengths_U)
     longest, device = int(frames_U.max()), recordings.samples_N.device
@@ -101,7 +111,29 @@ def hear(recordings: Recordings, *, dtype: torch.dtype) -> Tensor:
         index_UT = first_frames_U[:, None] + torch.arange(longest, device=device)
         own_UTF = frames_TF[index_UT.clamp_(max=len(frames_TF) - 1)]
         features_UTF[first:last] = normalise(own_UTF, frames_U[first:last].to(device, non_blocking=True))
-    return features_UTF
+    return Heard(features_UTF, recordings.lengths_U, recordings.tokens_UL, recordings.token_lengths_U)
+
+
+def joined(parts: Sequence[Heard]) -> Heard:
+    """Everything heard in `parts`, one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Heard(
+        _joined([part.features_UTF for part in parts]),
+        torch.cat([part.lengths_U for part in parts]),
+        _joined([part.tokens_UL for part in parts]),
+        torch.cat([part.token_lengths_U for part in parts]),
+    )
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """[U, T, …] of several, zero behind the shorter ones."""
+    whole = parts[0].new_zeros(sum(map(len, parts)), max(part.shape[1] for part in parts), *parts[0].shape[2:])
+    first = 0
+    for part in parts:
+        whole[first : first + len(part), : part.shape[1]] = part
+        first += len(part)
+    return whole
 
 
 def _pieces(recordings: Recordings) -> Iterator[tuple[int, int]]:
@@ -126,15 +158,33 @@ class HeardBatch:
         return float(self.lengths_B.sum()) / SAMPLE_RATE
 
 
-def heard_batch(features_UTF: Tensor, recordings: Recordings, lines: Tensor) -> HeardBatch:
-    """The utterances `lines` (on the host) of what `hear` made of `recordings`, as long as the longest of them."""
-    lengths_B, token_lengths_B = recordings.lengths_U[lines], recordings.token_lengths_U[lines]
-    frames = int(frame_lengths(lengths_B).max())
-    if features_UTF.is_cuda:
-        lines = lines.pin_memory()
-    return HeardBatch(
-        features_UTF[:, :frames].index_select(0, lines.to(features_UTF.device, non_blocking=True)),
-        lengths_B,
-        recordings.tokens_UL[lines, : int(token_lengths_B.max())],
-        token_lengths_B,
-    )
+@final
+class HeardBefore:
+    """What was heard of clients before, the latest kept, within `limit` bytes: to be neither read nor heard again.
+
+    One thread may ask while another keeps.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._bytes = limit, 0
+        self._heard: OrderedDict[int, Heard] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, client: int) -> Heard | None:
+        with self._lock:
+            if client in self._heard:
+                self._heard.move_to_end(client)
+            return self._heard.get(client)
+
+    def keep(self, client: int, heard: Heard) -> None:
+        with self._lock:
+            if client not in self._heard and heard.features_UTF.nbytes <= self._limit:
+                self._heard[client] = heard
+                self._bytes += heard.features_UTF.nbytes
+            while self._bytes > self._limit:
+                self._bytes -= self._heard.popitem(last=False)[1].features_UTF.nbytes
+
+
+def room_for_hearing(device: torch.device) -> int:
+    """How many bytes of features to keep: a tenth of what is free on a GPU, 256 MiB in the memory of a process."""
+    return int(0.1 * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 2**28

@@ -24,7 +24,7 @@ from sottovoce.audio.features import frame_count, frame_lengths, log_mel, normal
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models import ctc
 from sottovoce.models.ctc_transformer import Draws, Parameters, Settings, Stacking, draw_several, forward, run_blocks
-from sottovoce.models.heard import HeardBatch, hear, padded_tokens
+from sottovoce.models.heard import Heard, HeardBatch, hear, padded_tokens
 from sottovoce.models.packing import ROW_MULTIPLE
 
 
@@ -115,7 +115,7 @@ class Compute:
     """
 
     inputs: Callable[..., Tensor] = inputs
-    hear: Callable[..., Tensor] = hear
+    hear: Callable[..., Heard] = hear
     blocks: Callable[..., Tensor] = run_blocks
     row_multiple: int = ROW_MULTIPLE
     full_stacks: bool = False

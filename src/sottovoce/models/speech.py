@@ -95,12 +95,19 @@ def load_batch(speech: Speech, batch: Batch, *, device: torch.device) -> SpeechB
     return make_batch(samples, texts, padded_samples=batch.padded_samples, device=device)
 
 
-def read_batches(
-    speech: Speech, batches: Sequence[Batch]
-) -> tuple[list[NDArray[np.int16]], list[NDArray[np.int32]], list[Tensor]]:
-    """Samples and tokens of all utterances of `batches`, each once however often it occurs, and the places of each
-    batch's utterances among them."""
-    used = np.unique(np.concatenate([batch.rows for batch in batches]))
+def batch_lines(speech: Speech, batches: Sequence[Batch], *, most_seconds: float) -> tuple[Rows, list[Tensor]]:
+    """Which utterances are to be read, and the places of each batch's utterances among them.
+
+    All of `speech` where that is at most so many seconds; else those of `batches`, each once however often it occurs.
+    """
+    if speech.lengths.sum() <= most_seconds * SAMPLE_RATE:
+        used = np.arange(len(speech.rows))
+    else:
+        used = np.unique(np.concatenate([batch.rows for batch in batches]))
+    return used, [torch.from_numpy(np.searchsorted(used, batch.rows)) for batch in batches]
+
+
+def read_speech(speech: Speech, used: Rows) -> tuple[list[NDArray[np.int16]], list[NDArray[np.int32]]]:
+    """Samples and tokens of the utterances `used`."""
     samples = [speech.store.samples(row) for row in speech.rows[used].tolist()]
-    tokens = [speech.tokens[i] for i in used.tolist()]
-    return samples, tokens, [torch.from_numpy(np.searchsorted(used, batch.rows)) for batch in batches]
+    return samples, [speech.tokens[i] for i in used.tolist()]

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.federated.client import ClientRoom, LoadedClient, held_out_wer, load_client, train_locally
+from sottovoce.federated.client import ClientRoom, LoadedClient, held_out_wer, load_client, plan_client, train_locally
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
+from sottovoce.models.heard import HeardBefore, room_for_hearing
 from sottovoce.models.recogniser import PLAIN, Compute
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting
@@ -32,6 +33,7 @@ class SequentialEngine(Engine):
     ) -> None:
         self._room, self._device, self._weighting = room.on(device, dtype), device, weighting
         self.compute = compute
+        self._before = HeardBefore(room_for_hearing(device))
         self.weights = Weights(layout, room.local.built_optimiser(), device=device, dtype=dtype)
 
     def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
@@ -42,14 +44,18 @@ class SequentialEngine(Engine):
     def _load(self, cohort: Sequence[int], step: int) -> Iterator[LoadedClient | Dropped]:
         for client in cohort:
             try:
-                yield load_client(self._room, client, step=step, device=self._device)
+                planned = plan_client(self._room, client, step=step)
+                yield load_client(self._room, planned, step=step, device=self._device, before=self._before)
             except (InputError, OSError, torch.OutOfMemoryError) as error:
                 yield Dropped(client, "out of memory" if isinstance(error, torch.OutOfMemoryError) else str(error))
 
     def _train_one(self, server_P: Tensor, loaded: LoadedClient, step: int) -> Trained | Dropped:
         index = loaded.client.index
         try:
-            loss = train_locally(self.weights, loaded, self._room, server_P=server_P, step=step, compute=self.compute)
+            heard = loaded.heard(self._before, dtype=self.weights.dtype, compute=self.compute)
+            loss = train_locally(
+                self.weights, loaded, heard, self._room, server_P=server_P, step=step, compute=self.compute
+            )
             figures = self._figures(loaded, loss)
         except InputError as error:
             return Dropped(index, str(error))

@@ -15,46 +15,35 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audio.batches import Batch
 from sottovoce.audio.features import MEL_COUNT
-from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.federated.client import ClientRoom, gradients_of, held_out_wer
+from sottovoce.federated.client import (
+    ClientRoom,
+    LoadedClient,
+    PlannedClient,
+    gradients_of,
+    held_out_wer,
+    load_client,
+    plan_client,
+)
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import STRIDE, Draws
-from sottovoce.models.heard import Recordings, heard_batch, record
+from sottovoce.models.heard import HeardBefore, joined, room_for_hearing
 from sottovoce.models.positions import PositionDraws
 from sottovoce.models.recogniser import PLAIN, Compute, StepDraws, stacked_losses
-from sottovoce.models.speech import Speech, read_batches
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting
-from sottovoce.users.population import Client
-
-
-@dataclass(frozen=True, eq=False)
-class _Member:
-    """A client, its speech, and its batches of the round: rows of the speech, nothing loaded yet."""
-
-    client: Client
-    speech: Speech
-    batches: list[Batch]
-
-    @property
-    def samples(self) -> int:
-        return sum(len(batch.rows) * batch.padded_samples for batch in self.batches)
 
 
 @dataclass(frozen=True, eq=False)
 class _LockStep:
-    """One local step of all clients of a stack: which utterances (`lines` of the recordings), and whose (`rows_U`)."""
+    """One local step of all clients of a stack: which utterances (`lines` of the stack's), and whose (`rows_U`)."""
 
     lines: Tensor
     rows_U: list[int]
@@ -64,14 +53,12 @@ class _LockStep:
 
 @dataclass(frozen=True, eq=False)
 class _Stack:
-    members: list[_Member]
-    recordings: Recordings
+    members: list[LoadedClient]
     steps: list[_LockStep]
 
     @property
     def audio_seconds(self) -> float:
-        lengths_U = self.recordings.lengths_U
-        return sum(float(lengths_U[step.lines].sum()) for step in self.steps) / SAMPLE_RATE
+        return sum(member.audio_seconds for member in self.members)
 
 
 class StackedEngine(Engine):
@@ -92,12 +79,13 @@ class StackedEngine(Engine):
         self._compute, self._weighting = compute, weighting
         self.size = size or fitting_size(room, layout, device)
         self._weights: dict[int, Weights] = {}
+        self._before = HeardBefore(room_for_hearing(device))
 
     def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
-        members: list[_Member] = []
+        members: list[PlannedClient] = []
         for index in cohort:
             try:
-                members.append(self._member(index, step))
+                members.append(plan_client(self._room, index, step=step))
             except (InputError, OSError) as error:
                 yield Dropped(index, str(error))
         groups = self._groups(members, step)
@@ -110,12 +98,7 @@ class StackedEngine(Engine):
 
     # What is loaded, and who together with whom.
 
-    def _member(self, index: int, step: int) -> _Member:
-        client = self._room.population.client(index)
-        speech = self._room.speech(client)
-        return _Member(client, speech, list(self._room.plan_batches(client, speech, step=step)))
-
-    def _groups(self, members: Sequence[_Member], step: int) -> list[list[_Member]]:
+    def _groups(self, members: Sequence[PlannedClient], step: int) -> list[list[PlannedClient]]:
         """Stacks of at most `size`: one shared draw of layer-drop each, then by local steps and seconds."""
         room = self._room
         shares = room.model.layer_drop > 0 and room.local.layerdrop_group > 1
@@ -124,11 +107,11 @@ class StackedEngine(Engine):
             key=lambda m: (
                 room.draw_group(m.client, step=step) if shares else 0,
                 len(m.batches),
-                m.samples,
+                m.padded_samples,
                 m.client.index,
             ),
         )
-        groups: list[list[_Member]] = []
+        groups: list[list[PlannedClient]] = []
         for member in keyed:
             last = groups[-1] if groups else None
             if last is None or len(last) == self.size or not self._together(last[0], member, step, shares):
@@ -136,39 +119,31 @@ class StackedEngine(Engine):
             else:
                 last.append(member)
         # The largest first: what the memory does not hold shows at once.
-        return sorted(groups, key=lambda group: -sum(member.samples for member in group))
+        return sorted(groups, key=lambda group: -sum(member.padded_samples for member in group))
 
-    def _together(self, one: _Member, other: _Member, step: int, shares: bool) -> bool:
+    def _together(self, one: PlannedClient, other: PlannedClient, step: int, shares: bool) -> bool:
         room = self._room
         if shares and room.draw_group(one.client, step=step) != room.draw_group(other.client, step=step):
             return False
         # An optimiser with a memory would go on moving a client that has no batches left.
         return not room.local.optimiser_remembers or len(one.batches) == len(other.batches)
 
-    def _loaded(self, groups: Sequence[Sequence[_Member]], step: int) -> Iterator[_Stack | Dropped]:
+    def _loaded(self, groups: Sequence[Sequence[PlannedClient]], step: int) -> Iterator[_Stack | Dropped]:
         for group in groups:
             members = list(group)
             while members:
                 try:
-                    yield self._stack(members, step)
+                    yield _stacked([self._load(client, step) for client in members])
                     break
                 except _ClientFailure as failure:
                     yield Dropped(failure.member.client.index, str(failure))
                     members.remove(failure.member)
 
-    def _stack(self, members: list[_Member], step: int) -> _Stack:
-        samples: list[NDArray[np.int16]] = []
-        texts: list[NDArray[np.int32]] = []
-        lines: list[list[Tensor]] = []  # of each member, for each of its local steps
-        for member in members:
-            own_samples, own_texts, own_lines = _read(member)
-            lines.append([places + len(samples) for places in own_lines])
-            samples += own_samples
-            texts += own_texts
-        draws = [self._room.draws(m.client, m.speech, m.batches, step=step) for m in members]
-        count = max(len(member.batches) for member in members)
-        steps = [_lock_step(lines, draws, local_step) for local_step in range(count)]
-        return _Stack(members, record(samples, texts, device=self._device), steps)
+    def _load(self, planned: PlannedClient, step: int) -> LoadedClient:
+        try:
+            return load_client(self._room, planned, step=step, device=self._device, before=self._before)
+        except (InputError, OSError) as error:
+            raise _ClientFailure(planned, error) from error
 
     # Training.
 
@@ -183,9 +158,8 @@ class StackedEngine(Engine):
                 yield Dropped(indices[0], "out of memory")
                 return
             half = len(indices) // 2
-            halves = stack.members[:half], stack.members[half:]
-            for loaded in self._loaded(halves, step):
-                yield from [loaded] if isinstance(loaded, Dropped) else self._train_stack(server_P, loaded, step)
+            for members in (stack.members[:half], stack.members[half:]):
+                yield from self._train_stack(server_P, _stacked(members), step)
             return
         figures = self._figures(stack, weights, losses_N)
         with torch.no_grad():
@@ -199,11 +173,13 @@ class StackedEngine(Engine):
         weights.reset(server_P)
         total_N = torch.zeros(count, device=self._device)
         idle: list[None] = [None] * (count - len(stack.members))
-        features_UTF = self._compute.hear(stack.recordings, dtype=self._dtype)
+        heard = joined(
+            [member.heard(self._before, dtype=self._dtype, compute=self._compute) for member in stack.members]
+        )
         for lock_step in stack.steps:
             losses_N = stacked_losses(
                 room.frozen.joined(weights.working),
-                heard_batch(features_UTF, stack.recordings, lock_step.lines),
+                heard.batch(lock_step.lines),
                 rows_U=lock_step.rows_U,
                 clients=count,
                 settings=room.model,
@@ -219,7 +195,7 @@ class StackedEngine(Engine):
                 weights.add_to_gradients(pull_NP.mul_(self._active([*lock_step.kept_by, *idle])[:, None]))
             weights.step(lr=local.lr, max_norm=local.clip_gradients)
             total_N += losses_N.detach()
-        steps_N = torch.tensor([float(len(member.batches)) for member in stack.members])
+        steps_N = torch.tensor([float(len(member.lines)) for member in stack.members])
         return weights, total_N[: len(steps_N)] / steps_N.to(self._device, non_blocking=True)
 
     def _active(self, kept_by: Sequence[tuple[int, ...] | None]) -> Tensor:
@@ -254,28 +230,28 @@ class StackedEngine(Engine):
 
 
 class _ClientFailure(Exception):
-    def __init__(self, member: _Member, reason: Exception) -> None:
+    def __init__(self, member: PlannedClient, reason: Exception) -> None:
         super().__init__(str(reason))
         self.member = member
 
 
-def _read(member: _Member) -> tuple[list[NDArray[np.int16]], list[NDArray[np.int32]], list[Tensor]]:
-    try:
-        return read_batches(member.speech, member.batches)
-    except (InputError, OSError) as error:
-        raise _ClientFailure(member, error) from error
+def _stacked(members: list[LoadedClient]) -> _Stack:
+    counts = [len(member.sound.lengths_U) for member in members]
+    firsts = [sum(counts[:row]) for row in range(len(counts))]
+    steps = max(len(member.lines) for member in members)
+    return _Stack(members, [_lock_step(members, firsts, local_step) for local_step in range(steps)])
 
 
-def _lock_step(lines: Sequence[Sequence[Tensor]], draws: Sequence[Sequence[StepDraws]], local_step: int) -> _LockStep:
-    """The local step of that number of all clients that have one."""
-    active = [row for row, own in enumerate(draws) if local_step < len(own)]
-    own_lines = [lines[row][local_step] for row in active]
-    own_draws = [draws[row][local_step] for row in active]
-    kept_by: list[tuple[int, ...] | None] = [None] * len(draws)
-    for row, drawn in zip(active, own_draws, strict=True):
+def _lock_step(members: Sequence[LoadedClient], firsts: Sequence[int], local_step: int) -> _LockStep:
+    """The local step of that number of all clients that have one; `firsts` are their places in the stack's speech."""
+    active = [row for row, member in enumerate(members) if local_step < len(member.lines)]
+    lines = [members[row].lines[local_step] + firsts[row] for row in active]
+    draws = [members[row].draws[local_step] for row in active]
+    kept_by: list[tuple[int, ...] | None] = [None] * len(members)
+    for row, drawn in zip(active, draws, strict=True):
         kept_by[row] = drawn.model.kept
-    rows_U = [row for row, places in zip(active, own_lines, strict=True) for _ in range(len(places))]
-    return _LockStep(torch.cat(own_lines), rows_U, joined_draws(own_draws), kept_by)
+    rows_U = [row for row, places in zip(active, lines, strict=True) for _ in range(len(places))]
+    return _LockStep(torch.cat(lines), rows_U, joined_draws(draws), kept_by)
 
 
 def joined_draws(draws: Sequence[StepDraws]) -> StepDraws:
