@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sottovoce.config import as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.errors import InputError
@@ -14,6 +15,19 @@ def test_every_recipe_is_valid_and_survives_its_own_yaml(name: str, tmp_path: Pa
     path = tmp_path / "again.yaml"
     path.write_text(as_yaml(recipe), encoding="utf-8")
     assert load_experiment(str(path)) == recipe
+
+
+def test_depth_and_width_vary_without_a_new_size() -> None:
+    model = load_recipe("synthetic/central", ["model.layers=6"]).model
+    assert (model.settings(tokens=30).layers, model.settings(tokens=30).width) == (6, 96)
+    model = load_recipe("synthetic/central", ["model.width=128"]).model
+    assert (model.settings(tokens=30).layers, model.settings(tokens=30).width) == (4, 128)
+
+
+def test_a_recipe_that_leaves_the_size_alone_is_written_as_before_sizes_could_vary() -> None:
+    """The text is what a run folder is known by: with a further line in it, no earlier run could be resumed."""
+    written = yaml.safe_load(as_yaml(load_recipe("synthetic/central")))
+    assert [*written["model"]] == ["size", "dropout", "layer_drop", "norm", "positions", "cape"]
 
 
 def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> None:
@@ -43,6 +57,8 @@ def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> Non
         ),
         ("synthetic/central", ["data.prepare.task=[1]"], "data.prepare"),
         ("synthetic/central", ["model.size=huge"], "size='huge', expected one of tiny, small, base"),
+        ("synthetic/central", ["model.layers=0"], "model.layers: Input should be greater than or equal to 1, found 0"),
+        ("synthetic/central", ["model.width=90"], "model: width=90, expected a multiple of 4, the heads of size=tiny"),
         ("synthetic/central", ["central.schedule.lr=abc"], "expected a finite number"),
         ("synthetic/central", ["central.batch_seconds=.inf"], "central.batch_seconds: Input should be a finite number"),
         ("synthetic/central", ["central.augment.spec_augment.time_masks=-1"], "time_masks=-1, expected at least 0"),

@@ -1,4 +1,7 @@
-"""Every recipe of the package fits together: one step of each runs on a small synthetic stand-in."""
+"""Every recipe of the package fits together: one step of each runs on a small synthetic stand-in.
+
+Large suites vary few settings many times. One run stands for all that change the same settings.
+"""
 
 import json
 
@@ -18,9 +21,20 @@ def around(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
     return Surroundings(runs=folder / "runs", stores=folder / "stores", device=torch.device("cpu"))
 
 
+def one_of_each_kind(suite: Suite) -> Suite:
+    """Every run that is a recipe as it stands, and one for each set of settings that others change."""
+    kinds: dict[object, str] = {}
+    for label, run in suite.runs.items():
+        keys = frozenset(override.partition("=")[0] for override in run.overrides)
+        kinds.setdefault((keys, run.recipe if not keys else None), label)
+    return suite.model_copy(update={"runs": {label: suite.runs[label] for label in kinds.values()}})
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_one_step_of_every_recipe_runs(name: str, around: Surroundings) -> None:
     experiment = load_experiment(name)
+    if isinstance(experiment, Suite):
+        experiment = one_of_each_kind(experiment)
     run_smoke(name, experiment, out=around.runs, around=around)
     runs = [f"{name}/{label}" for label in experiment.runs] if isinstance(experiment, Suite) else [name]
     for run in runs:

@@ -99,13 +99,17 @@ class Federation(Section):
     `seed_model` is a recipe, which is run first if its result is not there, or the folder of a model; None starts
     from nothing. `patience` stops after so many evaluations without a better one. `engine: auto` measures which one
     is the fastest here, and says so in the run folder's `engine.json`. `trainable` names the part of the model that
-    is trained (see `models.trainable`); None trains all of it.
+    is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides the seed's LayerNorms by this
+    and multiplies the matrices behind them (see `models.rescaling`): the same function, other updates.
     """
+
+    unwritten = frozenset({"rescale_norms"})
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
     seed_model: str | None = None
     trainable: str | None = None
+    rescale_norms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     clients: Clients = Clients()
     local: LocalTraining
     server: ServerSettings

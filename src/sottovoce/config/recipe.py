@@ -36,6 +36,11 @@ class Recipe(Section):
         return self
 
     @property
+    def people_seed(self) -> int:
+        """What decides who is a client, and what a seed model is trained with."""
+        return self.seed if self.data.people_seed is None else self.data.people_seed
+
+    @property
     def training(self) -> Central:
         """The central training that this recipe describes."""
         assert self.central is not None, "a recipe for federated training"

@@ -5,9 +5,9 @@ stands above theirs, not below: docs/decisions/004).
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from sottovoce.audio.augment import FASTEST, SLOWEST, NoiseSettings, SpecAugmentSettings
 from sottovoce.models.ctc_transformer import SIZES, Settings, named_settings
@@ -18,9 +18,18 @@ from sottovoce.users import SeedPart
 
 
 class Section(BaseModel):
-    """Settings that belong together. An unknown key is an error."""
+    """Settings that belong together. An unknown key is an error.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    A run knows itself by its written recipe, so settings that came later are `unwritten` where they are None: older
+    recipes are written as they always were.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    unwritten: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None or name not in self.unwritten}
 
 
 class SyntheticCorpus(Section):
@@ -43,13 +52,20 @@ class ManifestCorpus(Section):
 
 
 class Data(Section):
-    """What is trained on, chosen on and tested on. A place is `STORE:split`, or `split` of `store`."""
+    """What is trained on, chosen on and tested on. A place is `STORE:split`, or `split` of `store`.
+
+    `people_seed` decides who is in the seed part, and is the seed of the seed model; None: the run's own. Where it is
+    given, repeats of a run under other seeds have the same clients and start from the same model.
+    """
+
+    unwritten = frozenset({"people_seed"})
 
     store: str
     prepare: SyntheticCorpus | ManifestCorpus | None = None
     train: tuple[str, ...] = ("train",)
     seed_part: SeedPart | None = None
     part: Literal["seed", "federation", "all"] = "all"
+    people_seed: int | None = None
     dev: str = "dev"
     test: tuple[str, ...] = ("test",)
     longest_seconds: float = Field(default=36.0, gt=0, allow_inf_nan=False)
@@ -68,9 +84,13 @@ class TokenSettings(Section):
 
 
 class ModelSettings(Section):
-    """A named size and what differs from it."""
+    """A named size and what differs from it; `layers` and `width` are the size's unless given."""
+
+    unwritten = frozenset({"layers", "width"})
 
     size: str = "base"
+    layers: int | None = Field(default=None, ge=1)
+    width: int | None = Field(default=None, ge=1)
     dropout: float = Field(default=0.3, ge=0, lt=1)
     layer_drop: float = Field(default=0.3, ge=0, lt=1)
     norm: Literal["pre", "post"] = "pre"
@@ -81,10 +101,13 @@ class ModelSettings(Section):
     def _check(self) -> "ModelSettings":
         if self.size not in SIZES:
             raise ValueError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
+        if self.width is not None and self.width % (heads := SIZES[self.size].heads):
+            raise ValueError(f"width={self.width}, expected a multiple of {heads}, the heads of size={self.size}")
         return self
 
     def settings(self, *, tokens: int) -> Settings:
-        return named_settings(tokens=tokens, **{name: getattr(self, name) for name in ModelSettings.model_fields})
+        given = {name: getattr(self, name) for name in ModelSettings.model_fields}
+        return named_settings(tokens=tokens, **{name: value for name, value in given.items() if value is not None})
 
 
 class Augmentation(Section):

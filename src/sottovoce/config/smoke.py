@@ -26,7 +26,7 @@ def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
     if recipe.data.seed_part is not None:
         content["data"]["seed_part"] = {"fraction": 0.3}
     content["tokens"] = {"kind": "characters"}
-    content["model"]["size"] = "tiny"
+    content["model"] |= {"size": "tiny", "layers": None, "width": None}
     if recipe.central is not None:
         content["central"] |= {"steps": 1, "batch_seconds": 8.0, "start_from": seed_model}
         content["central"] |= {"evaluate_every": 1, "checkpoint_every": 1}
@@ -45,6 +45,8 @@ def _shrink(federation: dict[str, Any], seed_model: str | None) -> None:
     if privacy["noise_multiplier"] or privacy["sigma_dp"]:
         # With so few clients the recipe's own noise would be next to none, which is slow to account for.
         privacy |= {"noise_multiplier": 8.0, "sigma_dp": None}
+        if privacy["adaptive"] is not None:  # a twentieth of so few clients would spend more than that
+            privacy["adaptive"]["count_noise_std"] = 8.0
     privacy |= {"population_size": None, "extrapolate": privacy["extrapolate"][:1]}
     if clients["silos"] is not None:
         clients["silos"] = 3

@@ -102,8 +102,8 @@ def speakers(recipe: Recipe, store: Store) -> Population:
 
 
 def population_of(recipe: Recipe, store: Store, settings: PopulationSettings) -> Population:
-    """The clients of a recipe; two recipes with one `seed` divide the same people alike."""
-    population = build_population(store, settings, seed=derive(recipe.seed, "seed part"))
+    """The clients of a recipe; two recipes with one `people_seed` divide the same people alike."""
+    population = build_population(store, settings, seed=derive(recipe.people_seed, "seed part"))
     if not len(population):
         raise InputError(f"store {store.path}: nobody to train on in data.train={', '.join(recipe.data.train)}")
     return population

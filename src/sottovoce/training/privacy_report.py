@@ -1,5 +1,7 @@
 """What a finished run may say of its privacy: ε by both accountants, and what it would be for other populations."""
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from sottovoce.config import Federation
@@ -42,13 +44,18 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
 def _useful(plan: Plan, steps: int) -> dict[str, Any]:
     """The smallest population for which the same recipe (σ_DP, q, T) is worth something."""
     private = plan.settings
+    found = _smallest_useful(
+        private.population_size, cohort_size=private.cohort_size, z=private.z, delta=private.delta, steps=steps
+    )
+    return dict(found)
+
+
+@lru_cache(maxsize=64)  # the runs of a suite often share it, and it takes seconds
+def _smallest_useful(
+    population_size: int, *, cohort_size: int, z: float, delta: float, steps: int
+) -> Mapping[str, Any]:
     planned = plan_run(
-        private.population_size,
-        cohort_size=private.cohort_size,
-        central_steps=steps,
-        delta=private.delta,
-        noise_multiplier=private.z,
-        cap=QUICK,
+        population_size, cohort_size=cohort_size, central_steps=steps, delta=delta, noise_multiplier=z, cap=QUICK
     )
     try:
         found = smallest_population(planned, target_epsilon=USEFUL_EPSILON, accountant="rdp", cap=QUICK)
@@ -60,7 +67,7 @@ def _useful(plan: Plan, steps: int) -> dict[str, Any]:
         "cohort_size": found.cohort_size,
         "epsilon_rdp": found.epsilon.rdp,
         "epsilon_pld": found.epsilon.pld,
-        "delta_too_large": plan.settings.delta * found.population_size >= 1,
+        "delta_too_large": delta * found.population_size >= 1,
     }
 
 

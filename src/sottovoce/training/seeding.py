@@ -116,7 +116,7 @@ def _ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe 
             return
         recipe = seed.recipe
         before = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
-        seed = None if before is None else find_seed(before, runs=runs, root_seed=recipe.seed)
+        seed = None if before is None else find_seed(before, runs=runs, root_seed=recipe.people_seed)
 
 
 Keys = NDArray[np.uint64]

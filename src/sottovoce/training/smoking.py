@@ -24,16 +24,16 @@ def _run(name: str, experiment: Experiment, around: Surroundings) -> None:
         for label, part in experiment.runs.items():
             _run(f"{name}/{label}", load_recipe(part.recipe, part.overrides), around)
         return
-    _run_recipe(name, experiment, around)
+    _run_recipe(experiment, folder_of(name, around.runs), around)
 
 
-def _run_recipe(name: str, recipe: Recipe, around: Surroundings) -> Path:
-    """The folder of the run. A seed is smoked once, however many recipes start from it."""
+def _run_recipe(recipe: Recipe, folder: Path, around: Surroundings) -> None:
+    """Run it in `folder`. A seed is smoked once, however many recipes start from it."""
     seed = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
     seed_folder = None
-    if seed is not None and (found := find_seed(seed, runs=around.runs, root_seed=recipe.seed)).recipe is not None:
-        seed_folder = _run_recipe(seed, found.recipe, around)
+    found = None if seed is None else find_seed(seed, runs=around.runs, root_seed=recipe.people_seed)
+    if found is not None and found.recipe is not None:
+        seed_folder = found.folder
+        _run_recipe(found.recipe, seed_folder, around)
     small = smoke(recipe, seed_model=None if seed_folder is None else str(seed_folder))
-    folder = folder_of(name, around.runs)
     run_recipe(small, out=folder, resume=True, around=around)
-    return folder

@@ -16,6 +16,7 @@ from sottovoce.evaluation.evaluate import check_language, score, select
 from sottovoce.federated.engines import DistributedEngine, Engine
 from sottovoce.files import write_json
 from sottovoce.flat.layout import Layout
+from sottovoce.models.rescaling import rescaled_norms
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
@@ -147,7 +148,7 @@ def _seed_model(
     """The seed, trained now if it is not there; an outcome where that was interrupted."""
     if name is None:
         return None, None
-    seed = find_seed(name, runs=around.runs, root_seed=recipe.seed)
+    seed = find_seed(name, runs=around.runs, root_seed=recipe.people_seed)
     if processes.share(seed.is_there):
         return seed, None
     assert seed.recipe is not None
@@ -299,10 +300,15 @@ def starting_model(recipe: Recipe, seed: Seed | None, store: Store) -> Recognise
     """The model of round 0: the seed's, or a fresh one."""
     if seed is not None:
         found = seed.load()
-        return central.starting_point(recipe, found.tokens, found, language=found.language)
-    settings = recipe.federated.privacy
-    tokens = choose_tokens(recipe, store, may_read_texts=not (settings.noise_multiplier or settings.sigma_dp))
-    return central.starting_point(recipe, tokens, None, language=store.language)
+        start = central.starting_point(recipe, found.tokens, found, language=found.language)
+    else:
+        settings = recipe.federated.privacy
+        tokens = choose_tokens(recipe, store, may_read_texts=not (settings.noise_multiplier or settings.sigma_dp))
+        start = central.starting_point(recipe, tokens, None, language=store.language)
+    factor = recipe.federated.rescale_norms
+    if factor is None:
+        return start
+    return replace(start, parameters=rescaled_norms(start.parameters, factor=factor, settings=start.settings))
 
 
 def private_plan(
