@@ -1,0 +1,223 @@
+"""The benchmark's suites: every run fits, differs from its neighbours in what its label says, and in nothing else."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
+from sottovoce.flat.layout import match_groups
+from sottovoce.models.ctc_transformer import parameter_kind, parameter_shapes
+
+ROOM = "benchmark/"
+SUITES = (
+    *("clipping", "clipping-imbalanced", "learning-rates", "seeds", "cohort", "iid"),
+    *("server", "local", "noise-groups", "size", "language", "best"),
+)
+CPU_SUITES = (
+    *("cpu/imbalance", "cpu/imbalance-lr", "cpu/seeds", "cpu/cohort", "cpu/iid"),
+    *("cpu/server", "cpu/local", "cpu/noise-groups", "cpu/size", "cpu/language"),
+)
+SHARES = ("global", "uniform", "dim")
+REPEATED = ("clipping", "clipping-imbalanced")
+
+
+@cache
+def runs(suite: str) -> Mapping[str, Recipe]:
+    loaded = load_experiment(ROOM + suite)
+    assert isinstance(loaded, Suite)
+    return {label: load_recipe(run.recipe, run.overrides) for label, run in loaded.runs.items()}
+
+
+def all_runs(suites: Sequence[str] = (*SUITES, *CPU_SUITES)) -> list[tuple[str, str, Recipe]]:
+    return [(suite, label, recipe) for suite in suites for label, recipe in runs(suite).items()]
+
+
+def base_of(suite: str) -> Recipe:
+    """The run without privacy that the runs of `suite` are variants of."""
+    return load_recipe(ROOM + ("cpu/" if suite in CPU_SUITES else "") + "clipping/no-noise")
+
+
+def settings(recipe: Recipe) -> str:
+    """All that decides how a run goes."""
+    return json.dumps(recipe.model_dump(mode="json", exclude={"about", "paper"}), sort_keys=True)
+
+
+def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """The settings in which two dumped recipes differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted({*one, *other}):
+            yield from differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))
+    elif one != other:
+        yield path
+
+
+def changed(recipe: Recipe, base: Recipe) -> set[str]:
+    return {*differences(json.loads(settings(recipe)), json.loads(settings(base)))}
+
+
+@pytest.mark.parametrize("suite", [*SUITES, *CPU_SUITES])
+def test_no_two_runs_of_a_suite_are_the_same(suite: str) -> None:
+    assert len({settings(recipe) for recipe in runs(suite).values()}) == len(runs(suite))
+
+
+def test_all_start_from_a_seed_that_fits_and_train_the_same_clients() -> None:
+    for suite, label, recipe in all_runs():
+        where = f"{suite}/{label}"
+        clients = base_of(suite).data
+        french = suite in ("language", "cpu/language")
+        assert recipe.data.part == "federation", where
+        assert recipe.data.seed_part == clients.seed_part, where
+        assert (recipe.data.store == clients.store) is not french, where
+        if recipe.federated.seed_model is None:
+            continue
+        seed = load_recipe(recipe.federated.seed_model)
+        assert recipe.people_seed == seed.people_seed == seed.seed, where  # one model for all repeats
+        assert seed.model == recipe.model, where
+        if seed.data.store == recipe.data.store:
+            assert (seed.data.part, seed.data.seed_part) == ("seed", recipe.data.seed_part), where
+            assert seed.data.prepare == recipe.data.prepare, where
+
+
+@pytest.mark.parametrize(("room", "suites"), [(ROOM, SUITES), (f"{ROOM}cpu/", CPU_SUITES)])
+def test_every_seed_is_started_from(room: str, suites: Sequence[str]) -> None:
+    seeds = {name for name in recipe_names() if name.startswith(f"{room}seed") and name != f"{room}seeds"}
+    assert {recipe.federated.seed_model for _, _, recipe in all_runs(suites)} - {None} == seeds
+
+
+def test_learning_rates_end_with_the_rounds() -> None:
+    """Nobody who changes one forgets the other."""
+    for suite, label, recipe in all_runs():
+        assert recipe.federated.server.schedule["total_steps"] == recipe.federated.steps, f"{suite}/{label}"
+
+
+def test_all_noise_is_the_same_but_for_the_candidates() -> None:
+    everywhere: set[tuple[float, float]] = set()
+    candidates: set[tuple[float, float]] = set()
+    for suite, _, recipe in all_runs(SUITES):
+        privacy = recipe.federated.privacy
+        if privacy.sigma_dp is not None:
+            (candidates if suite == "best" else everywhere).add((privacy.clip_bound, privacy.sigma_dp))
+    ((bound, noise),) = everywhere
+    ((same_bound, more_noise),) = candidates
+    assert same_bound == bound
+    assert more_noise > noise
+    at_cpu_scale = {recipe.federated.privacy.sigma_dp for _, _, recipe in all_runs(CPU_SUITES)} - {None}
+    assert len(at_cpu_scale) == 1
+
+
+@pytest.mark.parametrize("suite", REPEATED)
+def test_ways_of_clipping_differ_in_clipping_alone_and_come_three_times(suite: str) -> None:
+    found = runs(suite)
+    modes = {"no-noise", "no-noise-clipped", *SHARES, *(f"{share}-normalised" for share in SHARES)}
+    assert {*found} == {*modes, *(f"{mode}-seed{seed}" for mode in modes for seed in (2, 3))}
+    for label, recipe in found.items():
+        mode, _, seed = label.partition("-seed")
+        assert recipe.seed == int(seed or 1)
+        assert changed(recipe, found[mode]) == ({"seed"} if seed else set())
+        assert all(key.startswith("federation.privacy.") for key in changed(found[mode], found["global"]))
+        privacy = recipe.federated.privacy
+        if mode.startswith("no-noise"):
+            assert (privacy.sigma_dp, privacy.noise_multiplier) == (None, None)
+        else:
+            share, _, normalised = mode.partition("-")
+            assert (privacy.share, privacy.normalise) == (share, "always" if normalised else "never")
+
+
+def test_both_tables_of_clipping_are_the_same_but_for_their_seed() -> None:
+    for label, recipe in runs("clipping-imbalanced").items():
+        assert changed(recipe, runs("clipping")[label]) == {"federation.seed_model"}
+
+
+def test_learning_rates_are_a_half_to_four_times_the_base() -> None:
+    base = load_recipe("benchmark/clipping/no-noise").federated.server.schedule["lr"]
+    rates: dict[str, list[float]] = {}
+    for label, recipe in runs("learning-rates").items():
+        mode, _, rate = label.rpartition("-lr")
+        assert recipe.federated.server.schedule["lr"] == float(rate)
+        rates.setdefault(mode, []).append(float(rate) / base)
+        table = "clipping-imbalanced" if mode.startswith("imbalanced-") else "clipping"
+        like = runs(table)[mode.removeprefix("imbalanced-")]
+        assert changed(recipe, like) <= {"federation.server.schedule.lr"}
+    assert len(rates) == 14  # no noise and six ways of clipping, from two seeds
+    assert all(multiples == pytest.approx([0.5, 1, 2, 4]) for multiples in rates.values())
+
+
+def test_what_one_part_adds_is_measured_against_the_papers_recipe() -> None:
+    """A candidate's privacy can be compared only if its noise and δ are those of the others."""
+    paper = runs("best")["paper"]
+    assert (paper.federated.privacy.share, paper.federated.privacy.normalise) == ("dim", "never")
+    for label, recipe in runs("best").items():
+        assert all(key.startswith("federation.") for key in changed(recipe, paper)), label
+        assert (recipe.federated.privacy.delta, recipe.federated.privacy.clip_bound) == (
+            paper.federated.privacy.delta,
+            paper.federated.privacy.clip_bound,
+        )
+
+
+@pytest.mark.parametrize("suite", ["noise-groups", "cpu/noise-groups"])
+def test_noise_goes_to_the_one_kind_of_parameters_that_the_label_names(suite: str) -> None:
+    kinds = {"attention": "attention", "projection": "attention_output", "mlp": "mlp", "layer-norm": "layer_norm"}
+    for label, recipe in runs(suite).items():
+        share, _, group = label.partition("-")
+        privacy = recipe.federated.privacy
+        assert privacy.share == share
+        if group == "all":
+            assert privacy.noise_scope is None
+            continue
+        scope = privacy.noise_scope
+        assert scope is not None
+        names = [*parameter_shapes(recipe.model.settings(tokens=30))]
+        factors = [
+            scope.others if found is None else scope.factors.get(found, scope.others)
+            for found in match_groups(names, scope.groups)
+        ]
+        noisy = {name for name, factor in zip(names, factors, strict=True) if factor}
+        assert noisy == {name for name in names if parameter_kind(name) == kinds[group]}
+        assert {*factors} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("suite", "baseline", "others"),
+    [("size", (8, 256), ((4, 16), (128, 384))), ("cpu/size", (4, 96), ((2, 8), (64, 144)))],
+)
+def test_sizes_vary_one_thing_at_a_time(
+    suite: str, baseline: tuple[int, int], others: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    shapes = {
+        label.rpartition("-")[0] if label.endswith(("global", "uniform")) else label.removesuffix("-no-noise"): (
+            recipe.model.settings(tokens=30).layers,
+            recipe.model.settings(tokens=30).width,
+        )
+        for label, recipe in runs(suite).items()
+    }
+    assert shapes == {
+        "baseline": baseline,
+        **{f"layers-{layers}": (layers, baseline[1]) for layers in others[0]},
+        **{f"width-{width}": (baseline[0], width) for width in others[1]},
+    }
+
+
+def test_the_tables_of_imbalance_differ_in_what_their_labels_say() -> None:
+    """A seed of the run changes nothing but itself, and every rate is one of those that were tried."""
+    found, tried = runs("cpu/imbalance"), runs("cpu/imbalance-lr")
+    starts = {
+        "adam": set(),
+        "lars": {"federation.seed_model"},
+        "rescaled": {"federation.rescale_norms"},
+    }
+    for label, recipe in found.items():
+        run, _, seed = label.partition("-seed")
+        assert recipe.seed == int(seed or 1)
+        assert changed(recipe, found[run]) == ({"seed"} if seed else set()), label
+        start, _, mode = run.partition("-")
+        like = load_recipe(f"{ROOM}cpu/clipping/{mode}")
+        assert changed(found[run], like) - {"federation.server.schedule.lr"} == starts[start], label
+        rate = f"{recipe.federated.server.schedule['lr']:g}"
+        chosen = tried[f"{start}-{mode.replace('global-normalised', 'global')}-lr{rate}"]
+        clipping = {"federation.privacy.normalise"} if mode == "global-normalised" else set()
+        assert changed(found[run], chosen) == clipping, label
+    repeated = [label for label in found if not label.startswith("rescaled") and "global-normalised" not in label]
+    assert all(f"{label.partition('-seed')[0]}-seed3" in found for label in repeated)
