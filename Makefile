@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock bench clean
+.PHONY: help setup demo test check format lock bench results clean
 
 help:  ## print this help
 	@echo "Sottovoce: speech recognition trained on speech that never leaves its speaker"
@@ -44,6 +44,9 @@ bench: $(STAMP)  ## side-by-side measurements (minutes)
 	$(BIN)/python benchmarks/privacy.py
 	$(BIN)/python benchmarks/ranks.py
 	test ! -x .venv-pfl/bin/python || test ! -x .venv-flower/bin/python || $(BIN)/python benchmarks/peers.py tiny
+
+results: $(STAMP)  ## write docs/RESULTS.md and its figures from the runs kept below results/
+	$(BIN)/python benchmarks/results.py write
 
 lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt

@@ -1,0 +1,191 @@
+"""Figures of the results, drawn from kept runs with the report's own pens."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from findings.kept import Kept, find_path, settings_of
+from findings.numbers import FILES, number_at, per_cent
+from findings.rates import mean_interval, scored
+from findings.tables import said
+from sottovoce.drawing import COLOURS, Page, write_drawing
+from sottovoce.errors import InputError
+from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.reporting.curves import learning
+from sottovoce.reporting.drawings import (
+    WIDTH,
+    Drawing,
+    data_id,
+    dress,
+    label_decades,
+    new_axes,
+    pens,
+    percents,
+    plot,
+)
+from sottovoce.reporting.layers import KINDS, Profile, norm_profiles
+from sottovoce.reporting.records import RunRecord
+
+
+def svg(drawing: Drawing) -> bytes:
+    """The drawing as a file, the same bytes every time. The text has its title; letters stay letters: it is small."""
+    with tempfile.TemporaryDirectory() as folder, mpl.rc_context({"svg.fonttype": "none"}):
+        path = Path(folder) / "drawing.svg"
+        write_drawing(path, drawing.draw, _no_page)
+        return path.read_bytes()
+
+
+def by_setting(kept: Kept, suites: Sequence[str], *, name: str, only: Sequence[str]) -> Drawing:
+    """The test WER of every setting of some suites."""
+    settings = {n: kept.repeats(n) for suite in suites for n in kept.settings(suite, only=only)}
+    shown = {n if suites[1:] else n.partition("/")[2]: list(runs.values()) for n, runs in settings.items()}
+    intervals = {label: mean_interval(runs, names=["figure", label]) for label, runs in shown.items()}
+    told = [f"{label} {per_cent(fmean(_rates(runs)))} %" for label, runs in shown.items()]
+    return Drawing(
+        name,
+        f"Word error rate by setting: {', '.join(suites)}",
+        "A filled mark is the mean over seeds, open ones are single seeds, bars are 95 % intervals over test speakers.",
+        f"Test word error rate: {'; '.join(told)}.",
+        partial(_by_setting, shown, intervals),
+    )
+
+
+def curves(runs: Sequence[RunRecord], *, name: str) -> Drawing:
+    """Dev WER of several runs over rounds."""
+    found = [drawing for drawing in learning(runs) if drawing.name == "dev-wer"]
+    if not found:
+        raise InputError(f"figure curves: no dev word error rates in {', '.join(run.label for run in runs)}")
+    drawing = found[0]
+    return Drawing(name, drawing.title, drawing.caption, drawing.alt, drawing.draw)
+
+
+def norms(runs: Sequence[RunRecord], *, name: str) -> Drawing:
+    """Update norms per layer and kind before clipping, runs side by side on one scale: the paper's Figure 5."""
+    profiles = {run.label: norm_profiles(run.diagnostics)[0] for run in runs}
+    if without := [label for label, profile in profiles.items() if not profile]:
+        raise InputError(f"figure norms: no diagnostics in {', '.join(without)}")
+    told = [
+        f"{label}: " + ", ".join(f"{KINDS.get(k, k)} {min(v):.2g} to {max(v):.2g}" for k, v in profile.blocks.items())
+        for label, profile in profiles.items()
+    ]
+    return Drawing(
+        name,
+        "Norms of clients' updates before clipping",
+        "Mean over clients and over the rounds kept; convolution and output stand before and after the blocks.",
+        f"Update norms by kind of parameter over the layers. {'; '.join(told)}.",
+        partial(_norms, profiles),
+    )
+
+
+def against(kept: Kept, suite: str, *, x: str, by: str | None, name: str, only: Sequence[str]) -> Drawing:
+    """Test WER over a number: a recipe's (`sigma_dp`) or a file's (`results.privacy.useful.population_size`)."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for setting in kept.settings(suite, only=only):
+        runs = list(kept.repeats(setting).values())
+        recipe = settings_of(runs[0])
+        line = suite if by is None else _line(by, setting.partition("/")[2], recipe)
+        path = x if x.partition(".")[0] in FILES else f"config.{find_path(x, recipe)}"
+        lines.setdefault(line, []).append((number_at(runs[0], path), fmean(_rates(runs))))
+    ordered = {line: sorted(points) for line, points in lines.items()}
+    told = [f"{line}: " + ", ".join(f"{per_cent(y)} % at {at:g}" for at, y in p) for line, p in ordered.items()]
+    title = x.rpartition(".")[2].replace("_", " ")
+    return Drawing(
+        name,
+        f"Word error rate against {title}",
+        "Means over seeds.",
+        f"Test word error rate against {title}. {'; '.join(told)}.",
+        partial(_against, ordered, title),
+    )
+
+
+def _line(by: str, label: str, recipe: Mapping[str, Any]) -> str:
+    """What a line is called: a setting's label (`by=label`), or what its recipe sets."""
+    if by == "label":
+        return label
+    values = {ending: said(recipe[find_path(ending, recipe)]) for ending in by.split("+")}
+    return ", ".join(f"{ending} {value}" for ending, value in values.items())
+
+
+def _rates(runs: Sequence[RunRecord]) -> list[float]:
+    return [scored(run)["wer"] for run in runs]
+
+
+def _by_setting(settings: Mapping[str, Sequence[RunRecord]], intervals: Mapping[str, Interval | None]) -> Figure:
+    figure, axes = new_axes(height=1.0 + 0.3 * len(settings))
+    for place, (label, runs) in enumerate(settings.items()):
+        rates, interval = _rates(runs), intervals[label]
+        if interval is not None:
+            axes.plot(interval, [place, place], color=COLOURS[0], linewidth=1.8, alpha=0.5)
+        if len(rates) > 1:
+            axes.plot(rates, [place] * len(rates), "o", color=COLOURS[1], markersize=4, fillstyle="none")
+        axes.plot(fmean(rates), place, "o", color=COLOURS[0], markersize=5, gid=data_id(axes))
+    axes.set_yticks(range(len(settings)), list(settings))
+    axes.set_ylim(len(settings) - 0.4, -0.6)
+    axes.xaxis.set_major_formatter(percents())
+    dress(axes, x="word error rate, test", y="", grid="x")
+    axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def _norms(profiles: Mapping[str, Profile]) -> Figure:
+    figure = Figure(figsize=(1.0 + (WIDTH - 1.0) * len(profiles), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(profiles), sharey=True, squeeze=False)[0]
+    values = [value for profile in profiles.values() for _, _, value in profile.rows() if value > 0]
+    kinds = [kind for kind in KINDS if any(kind in {*p.blocks, *p.outside} for p in profiles.values())]
+    for number, (axes, (label, profile)) in enumerate(zip(panels, profiles.items(), strict=True)):
+        depth = max((len(found) for found in profile.blocks.values()), default=0)
+        for kind, pen in zip(kinds, pens([KINDS[kind] for kind in kinds]), strict=True):
+            inside = [(layer, value) for layer, value in enumerate(profile.blocks.get(kind, ())) if value > 0]
+            if inside:
+                plot(axes, pen, inside)
+            if (alone := profile.outside.get(kind, 0.0)) > 0:
+                named = None if inside else pen.label
+                place = -1 if kind == "conv" else depth
+                axes.plot([place], [alone], pen.marker, color=pen.colour, markersize=5, label=named, gid=data_id(axes))
+        axes.set_yscale("log")
+        axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
+        label_decades(axes.yaxis)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+        axes.set_xlim(-1.5, depth + 0.5)
+        axes.xaxis.set_major_formatter(partial(_layer, depth))
+        axes.set_title(label, fontsize=10, loc="left")
+        _dress_panel(axes, first=number == 0)
+    return figure
+
+
+def _layer(depth: int, value: float, _: int | None = None) -> str:
+    """Only blocks have a number."""
+    return f"{value:g}" if 0 <= value < depth else ""
+
+
+def _dress_panel(axes: Axes, *, first: bool) -> None:
+    """One legend for all panels: the first one's."""
+    if not first:
+        for line in axes.lines:
+            line.set_label("")
+    dress(axes, x="layer", y="norm of a client's update" if first else "")
+
+
+def _against(lines: Mapping[str, Sequence[tuple[float, float]]], x: str) -> Figure:
+    figure, axes = new_axes()
+    for pen, points in zip(pens(list(lines)), lines.values(), strict=True):
+        plot(axes, pen, points)
+    places = [at for points in lines.values() for at, _ in points]
+    if min(places) > 0 and max(places) / min(places) > 10:
+        axes.set_xscale("log")
+        label_decades(axes.xaxis)
+    axes.yaxis.set_major_formatter(percents())
+    dress(axes, x=x, y="word error rate, test")
+    return figure
+
+
+def _no_page() -> Page:
+    raise AssertionError("figures of the results are no pages")

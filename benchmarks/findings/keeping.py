@@ -1,0 +1,162 @@
+"""A run folder made small enough for the repository: what tables, figures and the report page read, and no more.
+
+The ledger is kept to the byte, so that its chain of hashes can still be verified. What is long is thinned: numbers per
+layer stay for a few rounds, from the first to the last. A run's population for ε ≤ 8 by PLD takes seconds to find, so
+it is found here and written to `planned.json`. Of voices that somebody owns no names are kept.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sottovoce.errors import InputError
+from sottovoce.files import written_atomically
+from sottovoce.privacy.planner import plan_run, smallest_population
+from sottovoce.privacy.pld import QUICK
+from sottovoce.reporting.records import ENGINE, POPULATION
+from sottovoce.seeds import name_key
+from sottovoce.training.run_folder import CONFIG, DIAGNOSTICS, ENVIRONMENT, INPUTS, LEDGER, METRICS, RESULTS
+
+PLANNED = "planned.json"
+WHOLE = (CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION, LEDGER)
+FILES = (*WHOLE, METRICS, DIAGNOSTICS, RESULTS, PLANNED)
+
+# Rounds with numbers per layer: fewer of a model with many tensors, so that a run takes about 100 kB.
+FEWEST_ROUNDS, MOST_ROUNDS, TENSORS = 3, 5, 210
+BY_LAYER = ("layers", "signal_to_noise", "server_norms", "trust_ratios")
+DIGITS, LAYER_DIGITS = 6, 3
+# Of the model a run started from: the same in all runs of a suite, and the report reads its totals alone.
+OF_EACH = ("groups", "per_speaker", "samples", "spread")
+
+
+def keep(run: Path, into: Path, *, rounds: int | None = None) -> int:
+    """Keep the finished run in the folder `run` as the folder `into`, in place of one that is there. Returns bytes.
+
+    `rounds` says how many keep their numbers per layer; None chooses by the model's size.
+    """
+    if not (run / RESULTS).is_file():
+        raise InputError(f"run={run}: expected a finished run, with {RESULTS}")
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    for name in WHOLE:
+        if (run / name).is_file():
+            shutil.copyfile(run / name, into / name)
+    for name in (METRICS, DIAGNOSTICS):
+        if (run / name).is_file():
+            records = [json.loads(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
+            _write(into / name, _lines(thinned(records, rounds=rounds)))
+    results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+    _write(into / RESULTS, readable(_slim(results)) + "\n")
+    if (planned := _planned(results.get("privacy") or {})) is not None:
+        _write(into / PLANNED, readable(planned) + "\n")
+    return sum(file.stat().st_size for file in into.iterdir())
+
+
+def thinned(records: Sequence[Mapping[str, Any]], *, rounds: int | None = None) -> list[dict[str, Any]]:
+    """All records, with what they say of single layers only in `rounds` of them, evenly spaced, first and last too."""
+    full = [n for n, record in enumerate(records) if any(record.get(name) for name in BY_LAYER)]
+    tensors = max((len(records[n].get(name) or ()) for n in full for name in BY_LAYER), default=1)
+    wanted = rounds or min(max(TENSORS // tensors, FEWEST_ROUNDS), MOST_ROUNDS)
+    last, steps = len(full) - 1, max(min(wanted, len(full)) - 1, 1)
+    chosen = {full[round(k * last / steps)] for k in range(steps + 1)} if full else set()
+    return [
+        {
+            name: _rounded(value, LAYER_DIGITS if name in BY_LAYER else DIGITS)
+            for name, value in record.items()
+            if name not in BY_LAYER or n in chosen
+        }
+        for n, record in enumerate(records)
+    ]
+
+
+def readable(content: Any, *, indent: str = "") -> str:
+    """JSON in which what holds single values only stands in one line: a speaker, a group, an interval.
+
+    >>> print(readable({"test": {"wer": 0.5, "words": 2}, "seeds": [1, 2]}))
+    {
+     "test": {"wer": 0.5, "words": 2},
+     "seeds": [1, 2]
+    }
+    """
+    inside: list[Any] = list(content.values()) if isinstance(content, dict) else content
+    if not isinstance(content, dict | list) or not any(isinstance(value, dict | list) for value in inside):
+        return json.dumps(content, ensure_ascii=False, allow_nan=False)
+    names = [json.dumps(name, ensure_ascii=False) + ": " for name in content] if isinstance(content, dict) else []
+    parts = [readable(value, indent=indent + " ") for value in inside]
+    lines = [f"{indent} {name}{part}" for name, part in zip(names or [""] * len(parts), parts, strict=True)]
+    opened, closed = "{}" if isinstance(content, dict) else "[]"
+    return f"{opened}\n" + ",\n".join(lines) + f"\n{indent}{closed}"
+
+
+def _slim(results: Mapping[str, Any]) -> dict[str, Any]:
+    slim = dict(results)
+    slim["test"] = {name: _nameless(test) for name, test in results["test"].items()}
+    if (start := results.get("start")) is not None:
+        totals = {
+            name: {key: value for key, value in test.items() if key not in OF_EACH}
+            for name, test in start["test"].items()
+        }
+        slim["start"] = {**start, "test": totals}
+    return slim
+
+
+def _nameless(test: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a run quotes no texts its voices have owners: speakers get keys, the same ones in every run."""
+    if "samples" in test:
+        return dict(test)
+    people = [
+        {**person, "speaker": f"{name_key(str(person['speaker'])):016x}"[:10]} for person in test.get("per_speaker", ())
+    ]
+    return {**test, "per_speaker": people}
+
+
+def _planned(privacy: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The population for the target ε by PLD, beside the run's own by RDP; None where there is none."""
+    useful = privacy.get("useful")
+    if useful is None or "unreachable" in useful:
+        return None
+    names = ("population_size", "cohort_size", "steps", "delta", "noise_multiplier")
+    by_pld = _smallest(*(privacy[name] for name in names), useful["target_epsilon"])
+    by_rdp = {name: useful[name] for name in ("population_size", "cohort_size", "epsilon_rdp", "epsilon_pld")}
+    return {"target_epsilon": useful["target_epsilon"], "rdp": by_rdp, "pld": by_pld}
+
+
+@cache
+def _smallest(
+    population_size: int, cohort_size: int, steps: int, delta: float, noise_multiplier: float, target: float
+) -> dict[str, Any]:
+    planned = plan_run(
+        population_size,
+        cohort_size=cohort_size,
+        central_steps=steps,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        cap=QUICK,
+    )
+    found = smallest_population(planned, target_epsilon=target, accountant="pld", cap=QUICK)
+    return {
+        "population_size": found.population_size,
+        "cohort_size": found.cohort_size,
+        "epsilon_rdp": found.epsilon.rdp,
+        "epsilon_pld": found.epsilon.pld,
+    }
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(inside, digits) for name, inside in value.items()}
+    return [_rounded(inside, digits) for inside in value] if isinstance(value, list) else value
+
+
+def _lines(records: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+
+
+def _write(path: Path, content: str) -> None:
+    with written_atomically(path) as file:
+        file.write(content.encode())

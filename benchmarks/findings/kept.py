@@ -1,0 +1,140 @@
+"""Kept runs by name: `suite/label`. `label-seed2`, `label-seed3` … are `label` once more with another root seed."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sottovoce.errors import InputError
+from sottovoce.reporting.records import RunRecord, read_run
+from sottovoce.training.run_folder import RESULTS
+
+REPEAT = re.compile(r"(?P<setting>.+)-seed(?P<seed>\d+)")
+NOT_SETTINGS = ("about", "paper", "seed")  # of a recipe: what may differ between repeats of one setting
+
+Settings = Mapping[str, Any]
+
+
+class MissingRunsError(Exception):
+    """Runs that the template names and that are not kept."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(", ".join(names))
+        self.names = names
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The runs below `root`; links to them are written for a document in the folder `document`."""
+
+    root: Path
+    document: Path
+    _read: dict[str, RunRecord] = field(default_factory=dict)
+
+    def run(self, name: str) -> RunRecord:
+        """The run `suite/label`."""
+        if name.count("/") != 1:
+            raise InputError(f"run={name}: expected suite/label")
+        if name not in self._read:
+            folder = self.root / name
+            if not (folder / RESULTS).is_file():
+                raise MissingRunsError(name)
+            found = read_run(name, folder)
+            unsound = found.ledger.problem if found.ledger is not None else ""
+            if found.problems or unsound:
+                raise InputError(f"{folder}: {(*found.problems, unsound)[0]}")
+            self._read[name] = found
+        return self._read[name]
+
+    def repeats(self, name: str) -> dict[int, RunRecord]:
+        """The runs of one setting by root seed, which is all they differ in."""
+        suite, _, setting = name.partition("/")
+        labels = [label for label in self._labels(suite) if setting_of(label) == setting]
+        if not labels:
+            raise MissingRunsError(name)
+        found: dict[int, RunRecord] = {}
+        for label in labels:
+            run = self.run(f"{suite}/{label}")
+            seed = int(run.config.get("seed", 1))
+            match = REPEAT.fullmatch(label)
+            if match is not None and int(match["seed"]) != seed:
+                raise InputError(f"{run.folder}: its name says seed {match['seed']}, its recipe says seed={seed}")
+            if seed in found:
+                raise InputError(f"{run.folder}: seed={seed} is that of {found[seed].folder.name} already")
+            found[seed] = run
+        first, *others = found.values()
+        for other in others:
+            if differ := varying([settings_of(first), settings_of(other)]):
+                raise InputError(f"{other.folder}: expected {name} with another seed, but it differs in {differ[0]}")
+        return dict(sorted(found.items()))
+
+    def settings(self, suite: str, *, only: Sequence[str] = ()) -> list[str]:
+        """The names of a suite's settings: those of `only` in its order, or all, numbers in their own order."""
+        found = dict.fromkeys(setting_of(label) for label in self._labels(suite))
+        if not found:
+            raise MissingRunsError(*(f"{suite}/{label}" for label in only or ("…",)))
+        if lost := [f"{suite}/{label}" for label in only if label not in found]:
+            raise MissingRunsError(*lost)
+        return [f"{suite}/{label}" for label in only or sorted(found, key=_natural)]
+
+    def link(self, run: RunRecord, words: str) -> str:
+        """`words`, leading to the run's folder."""
+        return self.link_to(run.folder, words)
+
+    def link_to(self, folder: Path, words: str) -> str:
+        return f"[{words}]({Path(os.path.relpath(folder, self.document)).as_posix()})"
+
+    def _labels(self, suite: str) -> list[str]:
+        folder = self.root / suite
+        return sorted(path.parent.name for path in folder.glob(f"*/{RESULTS}")) if folder.is_dir() else []
+
+
+def setting_of(label: str) -> str:
+    """
+    >>> setting_of("dim-seed3"), setting_of("dim")
+    ('dim', 'dim')
+    """
+    match = REPEAT.fullmatch(label)
+    return label if match is None else match["setting"]
+
+
+def settings_of(run: RunRecord) -> dict[str, Any]:
+    """What its recipe sets, by whole path such as `federation.privacy.share`."""
+    return {path: value for path, value in _flat(run.config) if path not in NOT_SETTINGS}
+
+
+def varying(several: Sequence[Settings]) -> list[str]:
+    """The paths whose values are not the same in all of `several`."""
+    paths = dict.fromkeys(path for settings in several for path in settings)
+    return [path for path in paths if any(s.get(path) != several[0].get(path) for s in several)]
+
+
+def find_path(ending: str, settings: Iterable[str]) -> str:
+    """The one path that ends in `ending`: `share` is enough for `federation.privacy.share`."""
+    found = [path for path in dict.fromkeys(settings) if path == ending or path.endswith(f".{ending}")]
+    if len(found) != 1:
+        what = f"one of {', '.join(found)}" if found else "a setting of these runs"
+        raise InputError(f"setting={ending}: expected {what}")
+    return found[0]
+
+
+def short(path: str, settings: Iterable[str]) -> str:
+    """The shortest ending that means `path` alone."""
+    parts, others = path.split("."), [other for other in settings if other != path]
+    endings = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
+    return next(e for e in endings if not any(o == e or o.endswith(f".{e}") for o in others))
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in content.items():
+        if isinstance(value, dict) and value and f"{prefix}{name}" not in NOT_SETTINGS:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _natural(label: str) -> list[tuple[int, float, str]]:
+    parts = re.findall(r"\d+(?:\.\d+)?|\D+", label)
+    return [(0, float(part), "") if part[0].isdigit() else (1, 0.0, part) for part in parts]

@@ -1,0 +1,138 @@
+"""Numbers of runs as they stand in a sentence or a cell, each with a way to the run it comes from."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from findings.keeping import PLANNED
+from findings.kept import Kept
+from findings.rates import Difference, scored
+from sottovoce.errors import InputError
+from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.reporting.cells import NOTHING, epsilon, integer
+from sottovoce.reporting.layers import norm_profiles
+from sottovoce.reporting.records import RunRecord
+
+FILES: Mapping[str, Callable[[RunRecord], Any]] = {
+    "results": lambda run: run.results,
+    "config": lambda run: run.config,
+    "environment": lambda run: run.environment,
+    "engine": lambda run: run.engine,
+    "population": lambda run: run.population,
+    "planned": lambda run: planned(run),
+}
+
+
+def per_cent(rate: float | None) -> str:
+    """Without the sign, for cells.
+
+    >>> per_cent(0.3821)
+    '38.2'
+    """
+    return NOTHING if rate is None else f"{100 * rate:.1f}"
+
+
+def between(interval: Interval | None) -> str:
+    return "no interval" if interval is None else f"{per_cent(interval[0])}–{per_cent(interval[1])}"
+
+
+def points(rate: float) -> str:
+    """A difference, with its sign.
+
+    >>> points(-0.0234), points(0.01)
+    ('−2.3', '+1.0')
+    """
+    return f"{100 * rate:+.1f}".replace("-", "−")
+
+
+def single(kept: Kept, run: RunRecord, test: str | None = None) -> str:
+    """`38.2 % (35.1–41.0)`: the rate, and its 95 % interval over speakers."""
+    found = scored(run, test)
+    interval = found.get("wer_interval")
+    return kept.link(run, f"{per_cent(found['wer'])} % ({between(None if interval is None else tuple(interval))})")
+
+
+def over_seeds(kept: Kept, runs: Mapping[int, RunRecord], rates: Sequence[float], *, unit: str = " %") -> str:
+    """The mean, the least and the largest, with a link for each seed."""
+    if len(runs) == 1:
+        return kept.link(next(iter(runs.values())), f"{per_cent(rates[0])}{unit}") + " (one seed)"
+    links = ", ".join(kept.link(run, str(seed)) for seed, run in runs.items())
+    return f"{per_cent(fmean(rates))}{unit} ({per_cent(min(rates))}–{per_cent(max(rates))} over seeds {links})"
+
+
+def told_difference(
+    kept: Kept, found: Difference, first: Mapping[int, RunRecord], second: Mapping[int, RunRecord]
+) -> str:
+    """`−2.3 points (−3.1 to −1.5; seeds …)`, a pair of links for each seed."""
+    interval = "no interval" if found.interval is None else " to ".join(points(bound) for bound in found.interval)
+    pairs = [f"{kept.link(first[s], str(s))}/{kept.link(second[s], str(s))}" for s in found.seeds]
+    return f"{points(found.mean)} points ({interval}; {'seeds' if pairs[1:] else 'seed'} {', '.join(pairs)})"
+
+
+def told_epsilon(run: RunRecord) -> str:
+    """By both accountants at δ; what a run without noise must be called."""
+    found = run.privacy
+    if found.get("epsilon_rdp") is None:
+        return "not private"
+    by_pld = epsilon(found.get("epsilon_pld"))
+    return f"ε = {epsilon(found['epsilon_rdp'])} by RDP, {by_pld} by PLD, at δ = {found['delta']:g}"
+
+
+def told_population(run: RunRecord) -> str:
+    """How many people the same recipe needs for a useful ε."""
+    useful = run.privacy.get("useful")
+    if useful is None:
+        return "no population (not private)"
+    if "unreachable" in useful:
+        return "no population"
+    by_pld = (planned(run).get("pld") or {}).get("population_size")
+    return f"{integer(useful['population_size'])} people by RDP, {integer(by_pld)} by PLD"
+
+
+def planned(run: RunRecord) -> Mapping[str, Any]:
+    """The populations found when the run was kept; empty where there are none."""
+    file = run.folder / PLANNED
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def value_at(run: RunRecord, path: str) -> Any:
+    """What a run's files say at `path`, such as `results.privacy.useful.population_size`."""
+    file, *keys = path.split(".")
+    if file not in FILES:
+        raise InputError(f"value={path}: expected it to begin with one of {', '.join(FILES)}")
+    found = FILES[file](run)
+    for key in keys:
+        inside = isinstance(found, Mapping) and key in found
+        position = (
+            isinstance(found, Sequence) and not isinstance(found, str) and key.isdigit() and int(key) < len(found)
+        )
+        if not (inside or position):
+            known = f"one of {', '.join(map(str, found))}" if isinstance(found, Mapping) else "nothing inside"
+            raise InputError(f"value={path}: no {key!r} in {run.folder}, expected {known}")
+        found = found[key] if inside else found[int(key)]
+    return found
+
+
+def number_at(run: RunRecord, path: str) -> float:
+    found = value_at(run, path)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise InputError(f"value={path}: expected a number in {run.folder}, found {found!r}")
+    return float(found)
+
+
+def formatted(value: Any, how: str) -> str:
+    """By Python's format words, such as `.1%` or `,`."""
+    try:
+        return format(value, how)
+    except (TypeError, ValueError):
+        raise InputError(f"format={how}: it does not fit the value {value!r}") from None
+
+
+def norm_ratio(run: RunRecord, first: str, second: str) -> float:
+    """The norm of updates to parameters of one kind over another's, before clipping, mean over the layers."""
+    blocks = norm_profiles(run.diagnostics)[0].blocks
+    for kind in (first, second):
+        if kind not in blocks:
+            raise InputError(f"kind={kind}: expected one of {', '.join(blocks) or '(no diagnostics)'} in {run.folder}")
+    return fmean(blocks[first]) / fmean(blocks[second])

@@ -1,0 +1,114 @@
+"""Word error rates of settings: means over their seeds, and differences between settings that were tested on the same
+people, with intervals over those people.
+
+Shapes: R runs, S speakers, D draws.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+from sottovoce.evaluation.per_speaker import CONFIDENCE, DRAWS, FEWEST_SPEAKERS, Interval
+from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.seeds import stream
+
+SEED = 1  # of the draws; every difference has a stream of its own, named by what is compared
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two settings' rates, the first less the second; `seeds` are those both were run with."""
+
+    mean: float
+    interval: Interval | None
+    seeds: tuple[int, ...]
+
+
+def scored(run: RunRecord, name: str | None = None) -> Record:
+    """The results on a test set; without a name, on the first."""
+    if not run.tests:
+        raise InputError(f"{run.folder}: its results hold no test")
+    if name is not None and name not in run.tests:
+        raise InputError(f"test={name}: expected one of {', '.join(run.tests)} ({run.folder})")
+    return run.tests[name or next(iter(run.tests))]
+
+
+def start_wer(run: RunRecord, test: str | None = None) -> float | None:
+    """Of the model a run started from, on the same test set; None for central training and for a start from nothing."""
+    starts = (run.results.get("start") or {}).get("test") or {}
+    found = starts.get(test or next(iter(run.tests), ""))
+    return None if found is None else found["wer"]
+
+
+def dev_wer(run: RunRecord) -> float | None:
+    """Of the model that was tested, which was chosen by it."""
+    found: float | None = (run.results.get("model") or {}).get("dev_wer")
+    return found
+
+
+def seconds(run: RunRecord) -> float | None:
+    """What the rounds took; None for a release, and where no times were written."""
+    known = [record["seconds"] for record in run.metrics if record.get("seconds") is not None]
+    return sum(known) if known else None
+
+
+def mean_interval(runs: Sequence[RunRecord], *, names: Sequence[str], test: str | None = None) -> Interval | None:
+    """Over speakers, for the mean rate of `runs`; a single run has written its own down."""
+    if len(runs) == 1:
+        found = scored(runs[0], test).get("wer_interval")
+        return None if found is None else (found[0], found[1])
+    drawn = _drawn([(scored(run, test), None) for run in runs], names=("mean", *names))
+    return None if drawn is None else _percentiles(drawn)
+
+
+def difference(
+    first: Mapping[int, RunRecord], second: Mapping[int, RunRecord], *, names: tuple[str, str], test: str | None = None
+) -> Difference:
+    """Of the mean rates over the seeds that both settings were run with, paired over speakers.
+
+    Speakers are drawn anew with all they said to every one of the models. The interval so says how sure the difference
+    is for other people; how far it moves with other seeds is another question, which repeats answer.
+    """
+    seeds = tuple(sorted(first.keys() & second.keys()))
+    if not seeds:
+        raise InputError(f"difference {' '.join(names)}: expected runs with the same seeds")
+    pairs = [(scored(first[seed], test), scored(second[seed], test)) for seed in seeds]
+    for one, other in pairs:
+        if _people(one) != _people(other):
+            raise InputError(f"difference {' '.join(names)}: expected runs that were tested on the same speakers")
+    drawn = _drawn(list(pairs), names=("difference", *names))
+    return Difference(
+        fmean(one["wer"] - other["wer"] for one, other in pairs), None if drawn is None else _percentiles(drawn), seeds
+    )
+
+
+def _drawn(pairs: Sequence[tuple[Record, Record | None]], *, names: Sequence[str]) -> NDArray[np.float64] | None:
+    """Means over `pairs` of rates (less those of the other, if there is one), for speakers drawn anew."""
+    people = _people(pairs[0][0])
+    if len(people) < FEWEST_SPEAKERS or any(_people(one) != people for one, _ in pairs):
+        return None  # seeds that divide the test speakers differently cannot be drawn together
+    words_S = np.array([person["words"] for person in pairs[0][0]["per_speaker"]])
+    drawn_DS = stream(SEED, *names).integers(len(people), size=(DRAWS, len(people)))
+    errors_RS = np.stack([_errors(one) - (0 if other is None else _errors(other)) for one, other in pairs])
+    words_D = words_S[drawn_DS].sum(axis=1)
+    rates: NDArray[np.float64] = errors_RS.mean(axis=0)[drawn_DS].sum(axis=1)[words_D > 0] / words_D[words_D > 0]
+    return rates
+
+
+def _people(test: Record) -> list[tuple[str, int]]:
+    return [(person["speaker"], person["words"]) for person in test.get("per_speaker") or ()]
+
+
+def _errors(test: Record) -> NDArray[np.float64]:
+    """Counts, from rates that were written with all their digits."""
+    return np.array([round((person["wer"] or 0.0) * person["words"]) for person in test["per_speaker"]], dtype=float)
+
+
+def _percentiles(drawn_D: NDArray[np.float64]) -> Interval:
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(drawn_D, [tail, 1 - tail])
+    return float(low), float(high)
