@@ -79,3 +79,9 @@ def test_mistakes(name: str, overrides: list[str], message: str) -> None:
         load_recipe(name, overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pattern_needs_no_quotes() -> None:
+    assert (
+        load_recipe("demo/global", ["federation.trainable=*.norm.*, output"]).federated.trainable == "*.norm.*, output"
+    )

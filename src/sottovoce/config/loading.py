@@ -124,7 +124,8 @@ def _override(content: dict[str, Any], override: str) -> None:
         if not isinstance(content, dict):
             raise InputError(f"override {override!r}: {part!r} is a value, not a section")
     try:
-        content[last] = yaml.load(text, Loader=_Loader)
+        # To YAML a star begins a reference, of which there are none here: it is a pattern (`trainable=*.norm.*`).
+        content[last] = text if text.startswith("*") else yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
         raise InputError(f"override {override!r}: {text!r} is not readable as YAML") from None
 
