@@ -13,7 +13,7 @@ from sottovoce.models.ctc_transformer import parameter_kind, parameter_shapes
 
 ROOM = "benchmark/"
 SUITES = (
-    *("clipping", "clipping-imbalanced", "learning-rates", "seeds", "cohort", "iid"),
+    *("clipping", "clipping-imbalanced", "clipping-lars", "learning-rates", "seeds", "cohort", "iid"),
     *("server", "local", "noise-groups", "size", "language", "best"),
 )
 CPU_SUITES = (
@@ -128,6 +128,8 @@ def test_ways_of_clipping_differ_in_clipping_alone_and_come_three_times(suite: s
 
 def test_both_tables_of_clipping_are_the_same_but_for_their_seed() -> None:
     for label, recipe in runs("clipping-imbalanced").items():
+        assert changed(recipe, runs("clipping")[label]) == {"federation.rescale_norms"}
+    for label, recipe in runs("clipping-lars").items():
         assert changed(recipe, runs("clipping")[label]) == {"federation.seed_model"}
 
 
