@@ -14,6 +14,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from sottovoce.drawing import COLOURS, FAINT, IN_THE_DARK, INK
@@ -159,7 +160,13 @@ def inline_svg(drawing: Drawing) -> str:
 def titled(drawing: Drawing) -> Figure:
     """The figure for a file of its own, where no heading stands above it."""
     figure = drawing.draw()
-    figure.suptitle(drawing.title, color=INK, fontsize=11, fontweight="bold")
+    if figure.legends:  # it stands where the title would
+        legend = figure.legends[0]
+        legend.set_title(drawing.title, prop=FontProperties(size=11, weight="bold"))
+        legend.get_title().set_color(INK)
+        legend.set_alignment("left")
+    else:
+        figure.suptitle(drawing.title, color=INK, fontsize=11, fontweight="bold")
     return figure
 
 
