@@ -43,7 +43,8 @@ bench: $(STAMP)  ## side-by-side measurements (minutes)
 	$(BIN)/python benchmarks/encoder_cpu.py
 	$(BIN)/python benchmarks/privacy.py
 	$(BIN)/python benchmarks/ranks.py
-	test ! -x .venv-pfl/bin/python || test ! -x .venv-flower/bin/python || $(BIN)/python benchmarks/peers.py tiny
+	sh benchmarks/peers/setup.sh
+	$(BIN)/python benchmarks/peers.py tiny small --markdown docs/benchmarks-peers.md
 
 results: $(STAMP)  ## write docs/RESULTS.md and its figures from the runs kept below results/
 	$(BIN)/python benchmarks/results.py write

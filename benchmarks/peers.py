@@ -12,6 +12,8 @@ one with noise must add what was asked for. In every round the steps and batches
 import argparse
 import json
 import os
+import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+
+from sottovoce.files import written_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
@@ -245,6 +249,21 @@ def show(workload: str, found: Sequence[Row], *, title: str, against: str) -> st
     return "\n".join([*lines, ""])
 
 
+PREFACE = """# Beside the peers
+
+Written by `make bench` (`python benchmarks/peers.py … --markdown`), never by hand; [benchmarks.md](benchmarks.md) says
+what is compared and what bounds it. {hardware}
+"""
+
+
+def hardware_name() -> str:
+    """The processor and the system, as far as they tell."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else []
+    processor = names[0] if names else platform.processor() or "an unknown processor"
+    return f"{CORES} cores of {processor}, {platform.system()}, Python {platform.python_version()}."
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", help="names in peers/workload.py")
@@ -277,7 +296,8 @@ def main() -> None:
         title = f"{hardware}, {options.rounds} rounds each, in rotation: median with quartiles"
         written.append(show(workload, found, title=title, against=options.against))
     if options.markdown is not None:
-        options.markdown.write_text("\n".join(written))
+        with written_atomically(options.markdown) as file:
+            file.write("\n".join([PREFACE.format(hardware=hardware_name()), *written]).encode())
 
 
 if __name__ == "__main__":
