@@ -232,8 +232,10 @@ def test_a_disk_that_fills_up_at_the_tables_is_one_clear_line(tmp_path: Path, mo
     assert not (tmp_path / "s").exists()
 
 
+# A shell starts what runs in the background with interrupts switched off.
 KILLED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {here!r})
 from test_store import corpus_of, speaker
 from sottovoce.store import pack
