@@ -29,11 +29,11 @@ from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, Rende
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.federated.client import ClientRoom, LocalTraining, load_client, plan_client
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import init, named_settings
-from sottovoce.models.heard import HeardBefore
 from sottovoce.models.recogniser import batch_loss
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.fingerprint import fingerprint
@@ -184,7 +184,7 @@ def floor(setting: Setting, cohort: int) -> Callable[[], float]:
                 )
                 weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
                 weights.step(lr=room.local.lr, max_norm=1.0)
-                audio += batch.audio_seconds
+            audio += client.audio_seconds
         return audio
 
     return work

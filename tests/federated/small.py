@@ -10,11 +10,12 @@ from tests.reference_round import Gradient, Model
 
 from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
 from sottovoce.federated.engines import SequentialEngine
+from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.round import Round, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import Settings, init
-from sottovoce.models.heard import HeardBatch, HeardBefore
+from sottovoce.models.heard import HeardBatch
 from sottovoce.models.recogniser import StepDraws, batch_loss
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.fingerprint import fingerprint

@@ -13,9 +13,9 @@ from sottovoce.config import Federation
 from sottovoce.federated.client import ClientRoom, Proximal
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
+from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import init
-from sottovoce.models.heard import HeardBefore
 from sottovoce.models.recogniser import batch_loss
 from sottovoce.models.trainable import Trainable, parse_part, split
 from sottovoce.privacy.settings import Weighting

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.models import heard
-from sottovoce.models.heard import HeardBefore, hear, joined, record
+from sottovoce.models.heard import hear, joined, record
 from sottovoce.models.recogniser import inputs, make_batch
 from sottovoce.seeds import stream
 
@@ -57,14 +57,3 @@ def test_what_is_joined_is_what_it_was() -> None:
         one, same = whole.batch(torch.tensor([line])), part.batch(torch.tensor([own]))
         assert torch.equal(one.features_BTF, same.features_BTF)
         assert torch.equal(one.tokens_BU, same.tokens_BU)
-
-
-def test_the_latest_clients_are_kept_within_the_limit() -> None:
-    ones = [hear(record(noise(16_000), [[1]]), dtype=torch.float32) for _ in range(4)]
-    before = HeardBefore(2 * ones[0].features_UTF.nbytes)
-    before.keep(0, ones[0])
-    before.keep(1, ones[1])
-    assert before.get(0) is ones[0]
-    before.keep(2, ones[2])
-    assert (before.get(0), before.get(1), before.get(2)) == (ones[0], None, ones[2])
-    HeardBefore(10).keep(0, ones[0])  # too large to be kept

@@ -23,8 +23,9 @@ from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
+from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.models.ctc_transformer import Parameters, Settings, draw_kept
-from sottovoce.models.heard import Heard, HeardBefore, Recordings, record
+from sottovoce.models.heard import Heard, Recordings, record
 from sottovoce.models.recogniser import PLAIN, Compute, StepDraws, batch_loss, draw_steps
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech

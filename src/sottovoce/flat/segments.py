@@ -7,13 +7,12 @@ Shapes: P flat length, N clients, H layers. Updates are [P] or [N, P]; norms and
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Layers
 
 # Within these, a scale and its products with ordinary float32 values are far from overflow and underflow.
@@ -94,13 +93,4 @@ def _float32_suffices(part: Tensor, scale: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _kernels(update: Tensor) -> ModuleType | None:
-    return _triton_kernels() if update.is_cuda else None
-
-
-@lru_cache(maxsize=1)
-def _triton_kernels() -> ModuleType | None:
-    if find_spec("triton") is None:
-        return None
-    from sottovoce.flat import segments_triton
-
-    return segments_triton
+    return triton_kernels("sottovoce.flat.segments_triton") if update.is_cuda else None

@@ -8,8 +8,6 @@ An alignment gives each frame a token or the blank; merging repeats and then rem
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
 from itertools import pairwise
 from types import ModuleType
 
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import InputError
+from sottovoce.flat.kernels import triton_kernels
 
 # Token sets number their tokens from 1, so that the model's output 0 is free for it.
 BLANK = 0
@@ -113,17 +112,8 @@ def _counted_losses(
 
 
 def _kernels(log_probs_BTV: Tensor, tokens_BU: Tensor) -> ModuleType | None:
-    kernels = _triton_kernels() if log_probs_BTV.is_cuda else None
+    kernels = triton_kernels("sottovoce.models.ctc_triton") if log_probs_BTV.is_cuda else None
     return kernels if kernels is not None and kernels.takes(log_probs_BTV, tokens_BU) else None
-
-
-@lru_cache(maxsize=1)
-def _triton_kernels() -> ModuleType | None:
-    if find_spec("triton") is None:
-        return None
-    from sottovoce.models import ctc_triton
-
-    return ctc_triton
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,8 @@ Shapes: U utterances, N samples of all of them, T frames of the longest, F mel f
 B utterances of a batch.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from threading import Lock
-from typing import final
 
 import numpy as np
 import torch
@@ -21,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, WINDOW_SAMPLES, frame_lengths, log_mel, normalise
-from sottovoce.corpora.corpus import SAMPLE_RATE
 
 # Frames that are worked on at a time: a window of 400 samples each, several times over, must fit into memory.
 PIECE_FRAMES = 2**17
@@ -152,39 +148,3 @@ class HeardBatch:
     lengths_B: Tensor
     tokens_BU: Tensor
     token_lengths_B: Tensor
-
-    @property
-    def audio_seconds(self) -> float:
-        return float(self.lengths_B.sum()) / SAMPLE_RATE
-
-
-@final
-class HeardBefore:
-    """What was heard of clients before, the latest kept, within `limit` bytes: to be neither read nor heard again.
-
-    One thread may ask while another keeps.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._bytes = limit, 0
-        self._heard: OrderedDict[int, Heard] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, client: int) -> Heard | None:
-        with self._lock:
-            if client in self._heard:
-                self._heard.move_to_end(client)
-            return self._heard.get(client)
-
-    def keep(self, client: int, heard: Heard) -> None:
-        with self._lock:
-            if client not in self._heard and heard.features_UTF.nbytes <= self._limit:
-                self._heard[client] = heard
-                self._bytes += heard.features_UTF.nbytes
-            while self._bytes > self._limit:
-                self._bytes -= self._heard.popitem(last=False)[1].features_UTF.nbytes
-
-
-def room_for_hearing(device: torch.device) -> int:
-    """How many bytes of features to keep: a tenth of what is free on a GPU, 256 MiB in the memory of a process."""
-    return int(0.1 * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 2**28

@@ -21,7 +21,8 @@ from torch import Tensor
 # Rows end on a multiple of this, which tensor cores like. Their number of segments, and the longest of them, are
 # rounded up to powers of two, and not below these, so that few shapes ever occur: an empty segment costs little.
 ROW_MULTIPLE = 64
-FEWEST_SEGMENTS = 64  # in all, or 16 a row: each empty one is still a block of attention's kernel for every head
+FEWEST_SEGMENTS = 64
+FEWEST_SEGMENTS_A_ROW = 16  # not more: each empty one is still a block of attention's kernel for every head
 LEAST_LONGEST = 512
 TAIL_PIECE = 128  # padding at a row's end, in pieces: attention's work grows with the square of a segment
 
@@ -108,7 +109,9 @@ def plan_packing(
     tails = [np.arange(start, end, TAIL_PIECE) for start, end in ranges]
     ends = np.unique(np.concatenate([row_starts, starts + sizes, *tails]))
     longest = int(np.diff(ends).max(initial=1))
-    padded_ends = np.full(_power_of_two(len(ends), max(FEWEST_SEGMENTS, 16 * row_count)) + 1, ends[-1], dtype=np.int32)
+    padded_ends = np.full(
+        _power_of_two(len(ends), max(FEWEST_SEGMENTS, FEWEST_SEGMENTS_A_ROW * row_count)) + 1, ends[-1], dtype=np.int32
+    )
     padded_ends[: len(ends)] = ends
 
     def sent(array: np.ndarray[Any, Any]) -> Tensor:

@@ -9,14 +9,13 @@ Shapes: P flat length, H parameter tensors. "..." is nothing (one model) or N (s
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import final
 
 import torch
 from torch import Tensor
 
+from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Layout, tensor_layers
 from sottovoce.optimisers.adagrad import AdaGrad
 from sottovoce.optimisers.adam import Adam
@@ -137,13 +136,6 @@ def has_kernels(optimiser: Optimiser) -> bool:
 
 
 def _kernels(optimiser: Optimiser, device: torch.device) -> ModuleType | None:
-    return _triton_kernels() if has_kernels(optimiser) and device.type == "cuda" else None
-
-
-@lru_cache(maxsize=1)
-def _triton_kernels() -> ModuleType | None:
-    if find_spec("triton") is None:
+    if not has_kernels(optimiser) or device.type != "cuda":
         return None
-    from sottovoce.optimisers import fused_triton
-
-    return fused_triton
+    return triton_kernels("sottovoce.optimisers.fused_triton")

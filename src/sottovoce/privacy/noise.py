@@ -21,14 +21,13 @@ Floating-point attacks, and what the secure mode claims
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch import Generator, Tensor
 
 from sottovoce.errors import InputError
+from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Groups, Layout, match_groups
 from sottovoce.privacy.secure_random import SecureRandom
 
@@ -72,16 +71,8 @@ def _key(device: torch.device, generator: Generator) -> Tensor:
 
 
 def _kernels(total: Tensor) -> ModuleType | None:
-    return _triton_kernels() if total.is_cuda and total.dtype == torch.float32 else None
-
-
-@lru_cache(maxsize=1)
-def _triton_kernels() -> ModuleType | None:
-    if find_spec("triton") is None:
-        return None
-    from sottovoce.privacy import noise_triton
-
-    return noise_triton
+    takes = total.is_cuda and total.dtype == torch.float32
+    return triton_kernels("sottovoce.privacy.noise_triton") if takes else None
 
 
 def _chunks(total: Tensor) -> Sequence[Tensor]:

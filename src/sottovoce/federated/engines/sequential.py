@@ -10,9 +10,9 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import ClientRoom, LoadedClient, held_out_wer, load_client, plan_client, train_locally
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained
+from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.models.heard import HeardBefore, room_for_hearing
 from sottovoce.models.recogniser import PLAIN, Compute
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting

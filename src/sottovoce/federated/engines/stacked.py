@@ -14,6 +14,7 @@ Shapes: N clients of a stack, U utterances of a lock-step, P flat length.
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -31,10 +32,11 @@ from sottovoce.federated.client import (
     plan_client,
 )
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained
+from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
 from sottovoce.models.ctc_transformer import STRIDE, Draws
-from sottovoce.models.heard import HeardBefore, joined, room_for_hearing
+from sottovoce.models.heard import joined
 from sottovoce.models.positions import PositionDraws
 from sottovoce.models.recogniser import PLAIN, Compute, StepDraws, stacked_losses
 from sottovoce.optimisers.weights import Weights
@@ -236,8 +238,7 @@ class _ClientFailure(Exception):
 
 
 def _stacked(members: list[LoadedClient]) -> _Stack:
-    counts = [len(member.sound.lengths_U) for member in members]
-    firsts = [sum(counts[:row]) for row in range(len(counts))]
+    firsts = [0, *accumulate(len(member.sound.lengths_U) for member in members)]
     steps = max(len(member.lines) for member in members)
     return _Stack(members, [_lock_step(members, firsts, local_step) for local_step in range(steps)])
 
