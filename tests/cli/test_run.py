@@ -20,6 +20,12 @@ federation:
   server: {optimiser: {name: lamb}, schedule: {name: constant, lr: 0.01}}
   privacy: {clip_bound: 0.01, noise_multiplier: 8.0, delta: 1e-3}
 """
+CENTRAL = """
+about: tones, centrally
+data: {store: tones, part: seed, seed_part: {fraction: 0.3}}
+model: {size: tiny}
+central: {steps: 2, batch_seconds: 4, optimiser: {name: adam}, schedule: {name: constant, lr: 0.001}}
+"""
 SUITE = """
 about: with and without noise
 runs:
@@ -67,6 +73,44 @@ def test_a_suite_makes_one_table_of_its_runs_and_does_not_run_them_twice(
     ledgers = [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
     assert sottovoce("run", "suite.yaml", "--out", "both").code == 0
     assert ledgers == [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
+
+
+def test_runs_of_a_suite_side_by_side_are_those_one_after_another(here: Path, sottovoce: Callable[..., object]) -> None:
+    seeded = (here / "suite.yaml").read_text().replace("noisy: {recipe:", "noisy: {overrides: [SEED], recipe:")
+    (here / "seed.yaml").write_text(CENTRAL)
+    apart = f"federation.seed_model={here / 'seed.yaml'}, data.part=federation, data.seed_part.fraction=0.3"
+    (here / "suite.yaml").write_text(seeded.replace("SEED", apart))
+    ended = sottovoce("run", "suite.yaml", "--out", "both", "--runs", "own", "--at-once", "2", "--json")
+    assert ended.code == 0, ended.err
+    assert "noisy: " in ended.err
+    found = json.loads(ended.out)
+    alone = sottovoce("run", "suite.yaml", "--out", "alone", "--runs", "alone-too", "--json")
+    assert json.loads(alone.out) == found
+    for label in ("noisy", "quiet"):
+        ledgers = [(here / folder / label / "ledger.jsonl").read_bytes() for folder in ("both", "alone")]
+        assert ledgers[0] == ledgers[1]
+
+
+def test_some_runs_of_a_suite_can_be_chosen(here: Path, sottovoce: Callable[..., object]) -> None:
+    ended = sottovoce("run", "suite.yaml", "--out", "both", "--only", "q*", "--json")
+    assert json.loads(ended.out).keys() == {"quiet"}
+    wrong = sottovoce("run", "suite.yaml", "--out", "both", "--only", "loud")
+    assert wrong.code == 2
+    assert "only=loud: no run of the suite is called so; it has noisy, quiet" in wrong.err
+    single = sottovoce("run", "tones.yaml", "--at-once", "2")
+    assert single.code == 2
+    assert "--only and --at-once are for suites" in single.err
+
+
+def test_a_run_that_fails_beside_others_is_one_line_and_spoils_none(
+    here: Path, sottovoce: Callable[..., object]
+) -> None:
+    wide = f"  wide: {{recipe: {here / 'tones.yaml'}, overrides: [federation.cohort_size=99]}}\n"
+    (here / "suite.yaml").write_text((here / "suite.yaml").read_text().replace("  noisy", wide + "  noisy"))
+    ended = sottovoce("run", "suite.yaml", "--out", "both", "--at-once", "2")
+    assert ended.code == 2
+    assert "error: wide: federation.cohort_size=99: the population has only 9 clients" in ended.err.splitlines()[-1]
+    assert (here / "both/quiet/results.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sottovoce.cli.console import Json, print_json, progress_bar, stderr, stdout
+from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
-    from sottovoce.training.stages import Outcome, SuiteOutcome, Surroundings
+    from sottovoce.training.stages import Surroundings
 
 
 def run(
@@ -30,6 +31,12 @@ def run(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")
     ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="LABEL,…", help="Of a suite only these runs; * and ? stand for others.")
+    ] = None,
+    at_once: Annotated[
+        int, typer.Option(metavar="N", help="Of a suite N runs at once, each in its own process; 5 suit a large GPU.")
+    ] = 1,
     json: Json = False,
 ) -> None:
     """Run a recipe: prepare what is missing, train its seed model, train, test on unseen speakers, report.
@@ -42,43 +49,46 @@ def run(
     from sottovoce.reporting.summary import write_report
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.smoking import run_smoke
-    from sottovoce.training.stages import run_recipe, run_suite
+    from sottovoce.training.stages import run_recipe
+    from sottovoce.training.suites import chosen, run_suite
 
     experiment = load_experiment(recipe, overrides or [])
+    if isinstance(experiment, Suite):
+        experiment = chosen(experiment, only)
+    elif only is not None or at_once != 1:
+        raise InputError(f"{recipe} is one run: --only and --at-once are for suites")
     if smoke:
         with _surroundings(recipe, runs=runs, stores=stores, device=device) as around:
             run_smoke(recipe, experiment, out=out, around=around)
         stdout.print(f"{recipe}: one step of it runs", highlight=False)
         return
     folder = out or folder_of(recipe, runs)
-    outcome: Outcome | SuiteOutcome
     with _surroundings(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
-            outcome = run_suite(experiment, out=folder, around=around)
-            stopped = outcome.stopped
-            finished = {label: o.folder for label, o in outcome.outcomes.items() if o.results is not None}
-            results: Any = {label: o.results for label, o in outcome.outcomes.items()}
+            outcomes = run_suite(experiment, out=folder, around=around, at_once=at_once)
         else:
-            outcome = run_recipe(experiment, out=folder, resume=resume, around=around)
-            stopped = outcome if outcome.stopped_at is not None else None
-            finished = {} if outcome.results is None else {recipe: outcome.folder}
-            results = outcome.results
-    if stopped is not None:
-        again = "the same command goes on" if stopped.folder != folder else "the same command with --resume goes on"
-        stderr.print(f"stopped after step {stopped.stopped_at:,} and saved: {again}", highlight=False)
-        return
+            outcomes = {recipe: run_recipe(experiment, out=folder, resume=resume, around=around)}
+    for outcome in outcomes.values():
+        if outcome.stopped_at is not None:
+            again = "the same command" + (" with --resume" if outcome.folder == folder else "")
+            stderr.print(f"stopped after step {outcome.stopped_at:,} and saved: {again} goes on", highlight=False)
+            return
+    finished = {label: outcome for label, outcome in outcomes.items() if outcome.results is not None}
     if not finished:  # another process than the first
         return
-    report = write_report(finished, folder, title=experiment.about)
+    report = write_report(
+        {label: outcome.folder for label, outcome in finished.items()}, folder, title=experiment.about
+    )
     if json:
-        print_json(results)
+        found = {label: outcome.results for label, outcome in finished.items()}
+        print_json(found if isinstance(experiment, Suite) else found[recipe])
         return
     stdout.print(report.table)
     for note in report.notes:
         stdout.print(note, highlight=False, soft_wrap=True)
     stdout.print(f"report: {report.path}", highlight=False, soft_wrap=True)
     *_, last = finished.values()
-    stdout.print(f"to use it: sottovoce transcribe {last} FILE", highlight=False, soft_wrap=True)
+    stdout.print(f"to use it: sottovoce transcribe {last.folder} FILE", highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
     ".lock",
 )
 
+COMMIT = "SOTTOVOCE_COMMIT"  # the environment variable that says it where the sources came without their history
+
 
 class RunFolder:
     """An open run folder, held against other processes. Made by `open_run`."""
@@ -146,11 +148,14 @@ def _check_inputs(known: Path, inputs: Mapping[str, Any]) -> None:
 def environment() -> dict[str, Any]:
     """Where and with what a run was made."""
     commit = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return {
         "sottovoce": __version__,
-        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
+        "commit": commit.stdout.strip() if commit.returncode == 0 else os.environ.get(COMMIT),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "platform": platform.platform(),

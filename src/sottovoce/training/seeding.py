@@ -83,7 +83,7 @@ def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path
     """
     shared: set[int] = set()
     unknown = []
-    for folder, recipe in _ancestors(seed, runs=runs):
+    for folder, recipe in ancestors(seed, runs=runs):
         if recipe is None or not _still_there(folder, recipe, stores):
             unknown.append(folder)
         if recipe is None:
@@ -107,7 +107,8 @@ def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
     return all(recorded.get(name) == digest for name, digest in now.items())
 
 
-def _ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe | None]]:
+def ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe | None]]:
+    """A seed, what it started from, and so on: their folders, with a recipe where they have one."""
     seen: set[Path] = set()
     while seed is not None and seed.folder not in seen:
         seen.add(seed.folder)

@@ -3,14 +3,14 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sottovoce.config import Recipe, Suite, as_yaml, load_recipe
+from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language, score, select
 from sottovoce.federated.engines import DistributedEngine, Engine
@@ -76,30 +76,6 @@ class Outcome:
     folder: Path
     results: dict[str, Any] | None = None
     stopped_at: int | None = None
-
-
-@dataclass(frozen=True)
-class SuiteOutcome:
-    """How the runs of a suite ended, by label; an interrupted one is the last."""
-
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-
-    @property
-    def stopped(self) -> Outcome | None:
-        return next((outcome for outcome in self.outcomes.values() if outcome.stopped_at is not None), None)
-
-
-def run_suite(suite: Suite, *, out: Path, around: Surroundings) -> SuiteOutcome:
-    """Run every recipe of `suite`, each in a folder of its own under `out`; what is finished is not run again."""
-    outcomes: dict[str, Outcome] = {}
-    recipes = {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
-    with joined(own_device(around.device)) as processes:
-        for label, recipe in recipes.items():
-            around.on_stage(label)
-            outcomes[label] = run_recipe(recipe, out=out / label, resume=True, around=around)
-            if processes.any(outcomes[label].stopped_at is not None):
-                break
-    return SuiteOutcome(outcomes)
 
 
 def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings) -> Outcome:
@@ -371,4 +347,4 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-__all__ = ["Outcome", "SuiteOutcome", "Surroundings", "folder_of", "run_recipe", "run_suite"]
+__all__ = ["Outcome", "Surroundings", "folder_of", "run_recipe"]

@@ -1,0 +1,159 @@
+"""A suite: its recipes one after another, or several at once on one device, each in a process of its own.
+
+A small model leaves a GPU idle while its process prepares the next launch; other runs' processes fill that time.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from fnmatch import fnmatchcase
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from threading import Thread
+
+import torch
+
+from sottovoce.config import Recipe, Suite, load_recipe
+from sottovoce.errors import InputError
+from sottovoce.processes import joined, own_device
+from sottovoce.training.interrupts import interruptible
+from sottovoce.training.preparing import ensure_store
+from sottovoce.training.seeding import Seed, ancestors, find_seed
+from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+
+
+def chosen(suite: Suite, patterns: str | None) -> Suite:
+    """The runs of `suite` whose labels fit one of the `patterns` (such as `dim*,global`); all of them for None."""
+    if patterns is None:
+        return suite
+    wanted = [pattern.strip() for pattern in patterns.split(",")]
+    for pattern in wanted:
+        if not any(fnmatchcase(label, pattern) for label in suite.runs):
+            raise InputError(f"only={pattern}: no run of the suite is called so; it has {', '.join(suite.runs)}")
+    found = {label: run for label, run in suite.runs.items() if any(fnmatchcase(label, p) for p in wanted)}
+    return suite.model_copy(update={"runs": found})
+
+
+def run_suite(suite: Suite, *, out: Path, around: Surroundings, at_once: int = 1) -> dict[str, Outcome]:
+    """Run every recipe of `suite`, each in a folder of its own under `out`; what is finished is not run again.
+
+    `at_once` of them share the device, each in its own process, with its share of the cores. Returns how they ended, by
+    label; when interrupted, a run that was stopped is among them, or those that were not begun are missing.
+    """
+    recipes = {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
+    if at_once < 1:
+        raise InputError(f"at_once={at_once}: expected at least 1")
+    if at_once > 1:
+        return _side_by_side(recipes, out=out, around=around, at_once=at_once)
+    outcomes: dict[str, Outcome] = {}
+    with joined(own_device(around.device)) as processes:
+        for label, recipe in recipes.items():
+            around.on_stage(label)
+            outcomes[label] = run_recipe(recipe, out=out / label, resume=True, around=around)
+            if processes.any(outcomes[label].stopped_at is not None):
+                break
+    return outcomes
+
+
+# Several at once.
+
+_Job = tuple[Recipe, Path]
+
+
+def _side_by_side(
+    recipes: Mapping[str, Recipe], *, out: Path, around: Surroundings, at_once: int
+) -> dict[str, Outcome]:
+    if "RANK" in os.environ:
+        raise InputError(f"at_once={at_once}: under torchrun one run is spread over the processes; expected 1")
+    waves = _seed_waves(recipes, around.runs)
+    for recipe in (*(recipe for wave in waves for recipe, _ in wave.values()), *recipes.values()):
+        ensure_store(recipe, around.stores, around.on_prepare)
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(at_once, mp_context=context, initializer=_begin, initargs=(threads,)) as pool,
+        interruptible() as asked,
+    ):
+        for wave in waves:
+            _handed_out(wave, pool, around, asked)
+        runs = {label: (recipe, out / label) for label, recipe in recipes.items()}
+        return _handed_out(runs, pool, around, asked)
+
+
+def _seed_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Job]]:
+    """The seeds that are not there yet, each once, in the order in which they start from one another."""
+    waves: dict[int, dict[str, _Job]] = {}
+    for recipe in recipes.values():
+        name = recipe.training.start_from if recipe.federation is None else recipe.federation.seed_model
+        seed = None if name is None else find_seed(name, runs=runs, root_seed=recipe.people_seed)
+        chain = [(folder, known) for folder, known in ancestors(seed, runs=runs) if known is not None]
+        for depth, (folder, known) in enumerate(reversed(chain)):
+            if not Seed(folder, known).is_there:
+                waves.setdefault(depth, {})[f"seed model {folder.name}"] = (known, folder)
+    return [waves[depth] for depth in sorted(waves)]
+
+
+def _handed_out(
+    jobs: Mapping[str, _Job], pool: ProcessPoolExecutor, around: Surroundings, asked: Callable[[], bool]
+) -> dict[str, Outcome]:
+    """Run all `jobs`; what fails is said at once and raised at the end. When `asked` to stop, no more begin."""
+    if asked():
+        return {}
+    around.on_stage(f"{len(jobs):,} runs side by side" if len(jobs) > 1 else next(iter(jobs)))
+    futures = {
+        pool.submit(_run, recipe, folder, around.runs, around.stores, around.device): label
+        for label, (recipe, folder) in jobs.items()
+    }
+    waiting, failures = set(futures), dict[str, BaseException]()
+    outcomes: dict[str, Outcome] = {}
+    while waiting:
+        ended, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+        for future in ended:
+            label = futures[future]
+            if future.cancelled():
+                continue
+            if (error := future.exception()) is not None:
+                failures[label] = error
+                around.say(f"{label}: failed: {error}")
+                continue
+            outcomes[label] = future.result()
+            around.say(f"{label}: {len(outcomes):,} of {len(jobs):,}")
+        if asked():
+            for future in waiting:
+                future.cancel()
+            _pass_on()
+    for label, error in failures.items():
+        raise InputError(f"{label}: {error}") if isinstance(error, InputError) else error
+    return {label: outcomes[label] for label in jobs if label in outcomes}
+
+
+def _pass_on() -> None:
+    """Ask the processes to stop as well: a signal may have been sent to this one alone."""
+    for child in multiprocessing.active_children():
+        if child.pid is not None:
+            os.kill(child.pid, signal.SIGTERM)
+
+
+# In a process of its own.
+
+
+def _begin(threads: int) -> None:
+    """Between runs a signal means nothing: whoever sent it has asked the first process too. During one it ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _leave_with(parent: int) -> None:
+    """End when the first process has come to its end, however it did: all that is written is written atomically."""
+    wait_for([parent])
+    os._exit(1)
+
+
+def _run(recipe: Recipe, out: Path, runs: Path, stores: Path, device: torch.device) -> Outcome:
+    return run_recipe(recipe, out=out, resume=True, around=Surroundings(runs, stores, device))
