@@ -24,10 +24,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LARGE = 150_000  # bytes of one kept run, above which somebody should have a look
 
 
-def keep_runs(paths: list[Path], *, results: Path, suite: str | None, rounds: int | None) -> None:
+def keep_runs(paths: list[Path], *, results: Path, suite: str | None, rounds: int | None, brief: bool) -> None:
     """Keep every finished run among `paths` below `results`, as SUITE/LABEL from the last two names of its folder."""
-    if rounds is not None and rounds < 2:
-        raise InputError(f"rounds={rounds}: expected at least 2, the first and the last")
+    if rounds is not None and (rounds < 0 or rounds == 1):
+        raise InputError(f"rounds={rounds}: expected none, or at least 2, the first and the last")
     total = 0
     for folder in find_runs(paths).values():
         folder = folder.resolve()
@@ -35,7 +35,7 @@ def keep_runs(paths: list[Path], *, results: Path, suite: str | None, rounds: in
             print(f"left out: {folder} is not finished")
             continue
         name = f"{suite or folder.parent.name}/{folder.name}"
-        size = keep(folder, results / name, rounds=rounds)
+        size = keep(folder, results / name, rounds=rounds, brief=brief)
         total += size
         print(f"kept {name}: {size / 1000:,.0f} kB" + (" (large)" if size > LARGE else ""))
     print(f"{total / 1e6:,.2f} MB; all that is kept: {sum(_sizes(results)) / 1e6:,.2f} MB")
@@ -64,13 +64,20 @@ def main() -> int:
     keeping.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, or of suites of runs")
     keeping.add_argument("--suite", help="the suite's name; that of the folder around a run by default")
     keeping.add_argument("--rounds", type=int, help="rounds with numbers per layer; by the model's size by default")
+    keeping.add_argument("--brief", action="store_true", help="no ledger, and nothing of layers and speakers")
     writing = commands.add_parser("write")
     writing.add_argument("--allow-missing", action="store_true", help='say "not run" where a run is missing')
     commands.add_parser("macros")
     chosen = parser.parse_args()
     try:
         if chosen.command == "keep":
-            keep_runs(chosen.runs, results=chosen.results, suite=chosen.suite, rounds=chosen.rounds)
+            keep_runs(
+                chosen.runs,
+                results=chosen.results,
+                suite=chosen.suite,
+                rounds=0 if chosen.brief else chosen.rounds,
+                brief=chosen.brief,
+            )
             return 0
         if chosen.command == "write":
             return write_document(results=chosen.results, docs=chosen.docs, allow_missing=chosen.allow_missing)

@@ -1,27 +1,32 @@
 """The benchmark's suites: every run fits, differs from its neighbours in what its label says, and in nothing else."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
+from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.flat.layout import match_groups
 from sottovoce.models.ctc_transformer import parameter_kind, parameter_shapes
 
 ROOM = "benchmark/"
 SUITES = (
-    *("clipping", "clipping-imbalanced", "clipping-lars", "learning-rates", "seeds", "cohort", "iid"),
-    *("server", "local", "noise-groups", "size", "language", "best"),
+    *("clipping", "clipping-imbalanced", "clipping-lars", "learning-rates", "imbalance", "clip-or-normalise"),
+    *("seeds", "cohort", "iid", "server", "local", "noise-groups", "size", "language", "best-parts"),
 )
 CPU_SUITES = (
     *("cpu/imbalance", "cpu/imbalance-lr", "cpu/seeds", "cpu/cohort", "cpu/iid"),
     *("cpu/server", "cpu/local", "cpu/noise-groups", "cpu/size", "cpu/language"),
 )
 SHARES = ("global", "uniform", "dim")
-REPEATED = ("clipping", "clipping-imbalanced")
+REPEATED = {"clipping": "", "clipping-imbalanced": "imbalanced-", "clipping-lars": "lars-"}
+MODES = {"no-noise", *SHARES, "uniform-normalised", "dim-normalised"}
+RATE = "federation.server.schedule.lr"
+KEPT = Path(__file__).parent.parent / "results"
 
 
 @cache
@@ -94,16 +99,15 @@ def test_learning_rates_end_with_the_rounds() -> None:
 
 
 def test_all_noise_is_the_same_but_for_the_candidates() -> None:
-    everywhere: set[tuple[float, float]] = set()
-    candidates: set[tuple[float, float]] = set()
-    for suite, _, recipe in all_runs(SUITES):
+    everywhere: set[float] = set()
+    candidates: set[float] = set()
+    for suite, label, recipe in all_runs(SUITES):
         privacy = recipe.federated.privacy
+        assert suite == "clip-or-normalise" or privacy.clip_bound in (0.01, math.inf), label
         if privacy.sigma_dp is not None:
-            (candidates if suite == "best" else everywhere).add((privacy.clip_bound, privacy.sigma_dp))
-    ((bound, noise),) = everywhere
-    ((same_bound, more_noise),) = candidates
-    assert same_bound == bound
-    assert more_noise > noise
+            (candidates if suite == "best-parts" else everywhere).add(privacy.sigma_dp)
+    (noise,) = everywhere
+    assert min(candidates) == noise
     at_cpu_scale = {recipe.federated.privacy.sigma_dp for _, _, recipe in all_runs(CPU_SUITES)} - {None}
     assert len(at_cpu_scale) == 1
 
@@ -111,52 +115,63 @@ def test_all_noise_is_the_same_but_for_the_candidates() -> None:
 @pytest.mark.parametrize("suite", REPEATED)
 def test_ways_of_clipping_differ_in_clipping_alone_and_come_three_times(suite: str) -> None:
     found = runs(suite)
-    modes = {"no-noise", "no-noise-clipped", *SHARES, *(f"{share}-normalised" for share in SHARES)}
-    assert {*found} == {*modes, *(f"{mode}-seed{seed}" for mode in modes for seed in (2, 3))}
+    once = {"global-normalised"} | ({"no-noise-clipped"} if suite == "clipping" else set())
+    assert {*found} == {*MODES, *once, *(f"{mode}-seed{seed}" for mode in MODES for seed in (2, 3))}
     for label, recipe in found.items():
         mode, _, seed = label.partition("-seed")
         assert recipe.seed == int(seed or 1)
         assert changed(recipe, found[mode]) == ({"seed"} if seed else set())
-        assert all(key.startswith("federation.privacy.") for key in changed(found[mode], found["global"]))
+        others = changed(found[mode], found["global"])
+        assert all(key.startswith("federation.privacy.") for key in others - {RATE})
         privacy = recipe.federated.privacy
         if mode.startswith("no-noise"):
             assert (privacy.sigma_dp, privacy.noise_multiplier) == (None, None)
         else:
+            assert RATE not in others
             share, _, normalised = mode.partition("-")
             assert (privacy.share, privacy.normalise) == (share, "always" if normalised else "never")
 
 
-def test_both_tables_of_clipping_are_the_same_but_for_their_seed() -> None:
+def test_the_tables_of_clipping_are_the_same_but_for_what_they_start_from() -> None:
     for label, recipe in runs("clipping-imbalanced").items():
         assert changed(recipe, runs("clipping")[label]) == {"federation.rescale_norms"}
     for label, recipe in runs("clipping-lars").items():
-        assert changed(recipe, runs("clipping")[label]) == {"federation.seed_model"}
+        assert changed(recipe, runs("clipping")[label]) - {RATE} == {"federation.seed_model"}
 
 
-def test_learning_rates_are_a_half_to_four_times_the_base() -> None:
-    base = load_recipe("benchmark/clipping/no-noise").federated.server.schedule["lr"]
-    rates: dict[str, list[float]] = {}
-    for label, recipe in runs("learning-rates").items():
-        mode, _, rate = label.rpartition("-lr")
-        assert recipe.federated.server.schedule["lr"] == float(rate)
-        rates.setdefault(mode, []).append(float(rate) / base)
-        table = "clipping-imbalanced" if mode.startswith("imbalanced-") else "clipping"
-        like = runs(table)[mode.removeprefix("imbalanced-")]
-        assert changed(recipe, like) <= {"federation.server.schedule.lr"}
-    assert len(rates) == 14  # no noise and six ways of clipping, from two seeds
-    assert all(multiples == pytest.approx([0.5, 1, 2, 4]) for multiples in rates.values())
+@pytest.mark.parametrize(("suite", "prefix"), REPEATED.items())
+def test_rates_are_the_best_of_those_tried_with_a_worse_one_on_either_side(suite: str, prefix: str) -> None:
+    tried = runs("learning-rates")
+    for mode in MODES:
+        table = runs(suite)[mode]
+        rates = {}
+        for label, recipe in tried.items():
+            if not label.startswith(f"{prefix}{mode}-lr"):
+                continue
+            assert changed(recipe, table) <= {RATE}
+            wer = json.loads((KEPT / "learning-rates" / label / "results.json").read_text())["model"]["dev_wer"]
+            rates[recipe.federated.server.schedule["lr"]] = wer
+        chosen = table.federated.server.schedule["lr"]
+        assert rates[chosen] == min(rates.values())
+        assert min(rates) < chosen < max(rates)
+        assert sorted(rates) == pytest.approx([min(rates) * 2**k for k in range(len(rates))])
 
 
-def test_what_one_part_adds_is_measured_against_the_papers_recipe() -> None:
-    """A candidate's privacy can be compared only if its noise and δ are those of the others."""
-    paper = runs("best")["paper"]
-    assert (paper.federated.privacy.share, paper.federated.privacy.normalise) == ("dim", "never")
-    for label, recipe in runs("best").items():
+def test_parts_change_the_papers_recipe_and_the_best_is_one_of_them() -> None:
+    """A candidate's privacy can be compared only if its δ and its bound are those of the others."""
+    paper, parts = load_recipe(f"{ROOM}clipping/dim"), runs("best-parts")
+    for label, recipe in parts.items():
         assert all(key.startswith("federation.") for key in changed(recipe, paper)), label
-        assert (recipe.federated.privacy.delta, recipe.federated.privacy.clip_bound) == (
-            paper.federated.privacy.delta,
-            paper.federated.privacy.clip_bound,
-        )
+        assert recipe.federated.privacy.delta == paper.federated.privacy.delta, label
+    assert settings(load_recipe(f"{ROOM}best")) in {settings(recipe) for recipe in parts.values()}
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in KEPT.iterdir() if path.is_dir()))
+def test_kept_runs_are_those_of_the_recipes_and_all_of_them(folder: str) -> None:
+    suite = f"cpu/{folder.removeprefix('cpu-')}" if folder.startswith("cpu-") else folder
+    assert {path.name for path in (KEPT / folder).iterdir()} == {*runs(suite)}
+    for label, recipe in runs(suite).items():
+        assert (KEPT / folder / label / "config.yaml").read_text() == as_yaml(recipe), label
 
 
 @pytest.mark.parametrize("suite", ["noise-groups", "cpu/noise-groups"])
@@ -165,6 +180,9 @@ def test_noise_goes_to_the_one_kind_of_parameters_that_the_label_names(suite: st
     for label, recipe in runs(suite).items():
         share, _, group = label.partition("-")
         privacy = recipe.federated.privacy
+        if label == "none":
+            assert privacy.sigma_dp is None
+            continue
         assert privacy.share == share
         if group == "all":
             assert privacy.noise_scope is None

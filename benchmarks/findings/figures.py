@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from findings.kept import Kept, find_path, settings_of
-from findings.numbers import FILES, number_at, per_cent
-from findings.rates import mean_interval, scored
+from findings.numbers import FILES, norm_ratio, number_at, per_cent
+from findings.numbers import points as in_points
+from findings.rates import Difference, difference, mean_interval, scored
 from findings.tables import said
 from sottovoce.drawing import COLOURS, Page, write_drawing
 from sottovoce.errors import InputError
@@ -106,6 +107,34 @@ def against(kept: Kept, suite: str, *, x: str, by: str | None, name: str, only: 
     )
 
 
+def gain(kept: Kept, settings: Sequence[str], *, kinds: tuple[str, str], name: str) -> Drawing:
+    """What a way of clipping changes against global clipping, over how unbalanced updates are.
+
+    Of each setting, `suite/dim-6` say, the label's first word gives place to `global` for what it is compared with.
+    """
+    lines: dict[str, list[tuple[float, Difference]]] = {}
+    for setting in settings:
+        suite, _, label = setting.partition("/")
+        share, dash, rest = label.partition("-")
+        other = f"{suite}/global{dash}{rest}"
+        first, second = kept.repeats(setting), kept.repeats(other)
+        base = next(iter(second.values()))
+        recipe = settings_of(base)
+        start = str(recipe[find_path("seed_model", recipe)]).rpartition("/")[2]
+        found = difference(first, second, names=(setting, other))
+        lines.setdefault(f"{share}, from {start}", []).append((norm_ratio(base, *kinds), found))
+    ordered = {line: sorted(points, key=lambda point: point[0]) for line, points in lines.items()}
+    told = [f"{line}: " + ", ".join(f"{in_points(d.mean)} at {at:.2g}" for at, d in p) for line, p in ordered.items()]
+    title = " over ".join(KINDS.get(kind, kind) for kind in kinds)
+    return Drawing(
+        name,
+        "What per-layer clipping changes against global clipping, by how unbalanced updates are",
+        f"Below zero it helps. Unbalanced: norms before clipping, {title}. Bars are 95 % intervals over test speakers.",
+        f"Difference of test word error rates in points against the norms of {title}. {'; '.join(told)}.",
+        partial(_gain, ordered, f"norm of updates, {title}"),
+    )
+
+
 def _line(by: str, label: str, recipe: Mapping[str, Any]) -> str:
     """What a line is called: a setting's label (`by=label`), or what its recipe sets."""
     if by == "label":
@@ -184,6 +213,22 @@ def _against(lines: Mapping[str, Sequence[tuple[float, float]]], x: str) -> Figu
         label_decades(axes.xaxis)
     axes.yaxis.set_major_formatter(percents())
     dress(axes, x=x, y="word error rate, test")
+    return figure
+
+
+def _gain(lines: Mapping[str, Sequence[tuple[float, Difference]]], x: str) -> Figure:
+    figure, axes = new_axes()
+    axes.axhline(0.0, color="0.5", linewidth=1.0)
+    for pen, points in zip(pens(list(lines)), lines.values(), strict=True):
+        plot(axes, pen, [(at, 100 * found.mean) for at, found in points])
+        for at, found in points:
+            if found.interval is not None:
+                axes.plot(
+                    [at, at], [100 * bound for bound in found.interval], color=pen.colour, linewidth=1.8, alpha=0.5
+                )
+    axes.set_xscale("log")
+    label_decades(axes.xaxis)
+    dress(axes, x=x, y="points against global")
     return figure
 
 

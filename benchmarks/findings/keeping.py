@@ -32,24 +32,25 @@ DIGITS, LAYER_DIGITS = 6, 3
 OF_EACH = ("groups", "per_speaker", "samples", "spread")
 
 
-def keep(run: Path, into: Path, *, rounds: int | None = None) -> int:
+def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = False) -> int:
     """Keep the finished run in the folder `run` as the folder `into`, in place of one that is there. Returns bytes.
 
-    `rounds` says how many keep their numbers per layer; None chooses by the model's size.
+    `rounds` says how many keep their numbers per layer; None chooses by the model's size. `brief` leaves out
+    the ledger and all that is said of layers and speakers: for runs that a rate was chosen by, no more.
     """
     if not (run / RESULTS).is_file():
         raise InputError(f"run={run}: expected a finished run, with {RESULTS}")
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     for name in WHOLE:
-        if (run / name).is_file():
+        if (run / name).is_file() and not (brief and name == LEDGER):
             shutil.copyfile(run / name, into / name)
-    for name in (METRICS, DIAGNOSTICS):
+    for name in (METRICS,) if brief else (METRICS, DIAGNOSTICS):
         if (run / name).is_file():
             records = [json.loads(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
-            _write(into / name, _lines(thinned(records, rounds=rounds)))
+            _write(into / name, _lines(thinned(records, rounds=0 if brief else rounds)))
     results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
-    _write(into / RESULTS, readable(_slim(results)) + "\n")
+    _write(into / RESULTS, readable(_slim(results, brief=brief)) + "\n")
     if (planned := _planned(results.get("privacy") or {})) is not None:
         _write(into / PLANNED, readable(planned) + "\n")
     return sum(file.stat().st_size for file in into.iterdir())
@@ -59,9 +60,9 @@ def thinned(records: Sequence[Mapping[str, Any]], *, rounds: int | None = None) 
     """All records, with what they say of single layers only in `rounds` of them, evenly spaced, first and last too."""
     full = [n for n, record in enumerate(records) if any(record.get(name) for name in BY_LAYER)]
     tensors = max((len(records[n].get(name) or ()) for n in full for name in BY_LAYER), default=1)
-    wanted = rounds or min(max(TENSORS // tensors, FEWEST_ROUNDS), MOST_ROUNDS)
+    wanted = min(max(TENSORS // tensors, FEWEST_ROUNDS), MOST_ROUNDS) if rounds is None else rounds
     last, steps = len(full) - 1, max(min(wanted, len(full)) - 1, 1)
-    chosen = {full[round(k * last / steps)] for k in range(steps + 1)} if full else set()
+    chosen = {full[round(k * last / steps)] for k in range(steps + 1)} if full and wanted else set()
     return [
         {
             name: _rounded(value, LAYER_DIGITS if name in BY_LAYER else DIGITS)
@@ -91,25 +92,23 @@ def readable(content: Any, *, indent: str = "") -> str:
     return f"{opened}\n" + ",\n".join(lines) + f"\n{indent}{closed}"
 
 
-def _slim(results: Mapping[str, Any]) -> dict[str, Any]:
+def _slim(results: Mapping[str, Any], *, brief: bool) -> dict[str, Any]:
     slim = dict(results)
-    slim["test"] = {name: _nameless(test) for name, test in results["test"].items()}
+    slim["test"] = _totals(results["test"]) if brief else {n: _nameless(test) for n, test in results["test"].items()}
     if (start := results.get("start")) is not None:
-        totals = {
-            name: {key: value for key, value in test.items() if key not in OF_EACH}
-            for name, test in start["test"].items()
-        }
-        slim["start"] = {**start, "test": totals}
+        slim["start"] = {**start, "test": _totals(start["test"])}
     return slim
+
+
+def _totals(tests: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: {key: value for key, value in test.items() if key not in OF_EACH} for name, test in tests.items()}
 
 
 def _nameless(test: Mapping[str, Any]) -> dict[str, Any]:
     """Where a run quotes no texts its voices have owners: speakers get keys, the same ones in every run."""
-    if "samples" in test:
-        return dict(test)
-    people = [
-        {**person, "speaker": f"{name_key(str(person['speaker'])):016x}"[:10]} for person in test.get("per_speaker", ())
-    ]
+    people = [_rounded(person, DIGITS) for person in test.get("per_speaker", ())]
+    if "samples" not in test:
+        people = [{**person, "speaker": f"{name_key(str(person['speaker'])):016x}"[:10]} for person in people]
     return {**test, "per_speaker": people}
 
 

@@ -148,13 +148,16 @@ def grid(page: Page, names: Sequence[str], options: Options) -> str:
 
 def figure(page: Page, names: Sequence[str], options: Options) -> str:
     """{{figure wer clipping}}, {{figure curves clipping/dim clipping/global}}, {{figure norms clipping/global
-    clipping/dim}}, {{figure against best x=sigma_dp [by=share or by=label]}}; name=… names the file, only=… picks."""
+    clipping/dim}}, {{figure against best x=sigma_dp [by=share or by=label]}}, {{figure gain clipping/dim
+    clipping/uniform}}; name=… names the file, only=… picks."""
     kind, *what = names
-    if kind not in ("wer", "curves", "norms", "against") or not what:
-        raise InputError(f"figure {kind}: expected wer, curves, norms or against, and suites or runs")
+    if kind not in ("wer", "curves", "norms", "against", "gain") or not what:
+        raise InputError(f"figure {kind}: expected wer, curves, norms, against or gain, and suites or runs")
     name = slugs([options.get("name", "-".join(names))]).popitem()[1]
     if kind == "wer":
         drawing = figures.by_setting(page.kept, what, name=name, only=_listed(options))
+    elif kind == "gain":
+        drawing = figures.gain(page.kept, what, kinds=("layer_norm", "attention"), name=name)
     elif kind == "against":
         (suite,) = _expect(what, "suite")
         if "x" not in options:

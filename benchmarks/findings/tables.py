@@ -11,7 +11,7 @@ from findings.rates import dev_wer, scored, seconds, start_wer
 from sottovoce.errors import InputError
 from sottovoce.reporting.cells import NOTHING, epsilon, integer
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.settings import FACTS
+from sottovoce.reporting.settings import FACTS, short_commit
 
 Repeats = Mapping[int, RunRecord]
 MOST_SETTINGS = 6  # columns that a table gives to settings by itself; with more, nobody can read it
@@ -175,7 +175,7 @@ def _named(some: Sequence[str], paths: Sequence[str]) -> str:
 def _surroundings(settings: Mapping[str, Repeats], notes: Sequence[str]) -> str:
     runs = [run for repeats in settings.values() for run in repeats.values()]
     where = " and ".join(dict.fromkeys(FACTS["hardware"](run) for run in runs))
-    commits = ", ".join(dict.fromkeys((run.environment.get("commit") or "unknown")[:7] for run in runs))
+    commits = ", ".join(dict.fromkeys(short_commit(run) or "unknown" for run in runs))
     return "; ".join([f"{len(runs)} runs on {where}, commit {commits}", *notes]) + "."
 
 

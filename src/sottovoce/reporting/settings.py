@@ -20,7 +20,7 @@ FACTS: dict[str, Callable[[RunRecord], str]] = {
     "clipping": lambda run: _clipping(run),
     "noise": lambda run: _noise(run),
     "engine": lambda run: ": ".join(text(run.engine[k]) for k in ("engine", "why") if k in run.engine) or NOTHING,
-    "commit": lambda run: text((run.environment.get("commit") or "")[:12] or None),
+    "commit": lambda run: text(short_commit(run)),
     "hardware": lambda run: _hardware(run),
     "software": lambda run: _software(run),
 }
@@ -39,6 +39,12 @@ def settings_tables(runs: Sequence[RunRecord]) -> tuple[Table | None, Table | No
         title = "What they share" if len(runs) > 1 else "Recipe and surroundings"
         second = Table("settings", title, ("", "setting"), tuple(shared.items()), all_words=True)
     return first, second
+
+
+def short_commit(run: RunRecord) -> str | None:
+    """The commit that a run was made from, and whether the sources were changed since; None where nobody knows."""
+    commit, dirty, _ = (run.environment.get("commit") or "").partition("-dirty")
+    return f"{commit[:7]}{', with changes' if dirty else ''}" if commit else None
 
 
 def _kind(run: RunRecord) -> str:

@@ -32,7 +32,7 @@ METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
     ".lock",
 )
 
-COMMIT = "SOTTOVOCE_COMMIT"  # the environment variable that says it where the sources came without their history
+COMMIT = "SOTTOVOCE_COMMIT"  # an environment variable, for sources that came without their history
 
 
 class RunFolder:
@@ -147,18 +147,24 @@ def _check_inputs(known: Path, inputs: Mapping[str, Any]) -> None:
 
 def environment() -> dict[str, Any]:
     """Where and with what a run was made."""
-    commit = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     return {
         "sottovoce": __version__,
-        "commit": commit.stdout.strip() if commit.returncode == 0 else os.environ.get(COMMIT),
+        "commit": os.environ.get(COMMIT) or _commit(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def _commit() -> str | None:
+    """The sources' commit, with `-dirty` behind it where they were changed since; None where git cannot say."""
+    place = ["git", "-C", str(Path(__file__).parent)]
+    said = subprocess.run(
+        [*place, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return said.stdout.strip() if said.returncode == 0 else None
