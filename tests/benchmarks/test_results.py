@@ -174,7 +174,17 @@ def test_thinning_keeps_every_record_and_few_layers() -> None:
     assert [record["step"] for record in few if "layers" in record] == [0, 25, 50, 74, 99]
     assert few[0] == {"step": 0, "loss": 0.123457, "layers": {"a": {"norm": 0.123}}}
     assert len([r for r in thinned(records, rounds=2) if "layers" in r]) == 2
+    assert not any("layers" in record for record in thinned(records, rounds=0))
     assert thinned([{"step": 0, "dev_wer": 0.5}]) == [{"step": 0, "dev_wer": 0.5}]
+
+
+def test_a_run_kept_in_brief_can_be_shown_in_a_table_of_rates(run: Path, results: Path) -> None:
+    keep(run, results / "suite/dim", brief=True)
+    small = read_run("run", results / "suite/dim")
+    assert not small.problems
+    assert {path.name for path in small.folder.iterdir()} == {*FILES} - {"ledger.jsonl", "diagnostics.jsonl"}
+    assert "per_speaker" not in small.results["test"]["test"]
+    assert "%" not in rendered(results, '{{grid suite label="(d)(.+)" show=dev}}')
 
 
 def test_readable_is_the_same_json() -> None:
@@ -186,7 +196,7 @@ def test_an_unfinished_run_is_left_out(run: Path, tmp_path: Path, capsys: pytest
     suite = Path(shutil.copytree(run.parent, tmp_path / "suite", symlinks=True))
     half = Path(shutil.copytree(suite / "dim", suite / "half", symlinks=True))
     (half / "results.json").unlink()
-    program.keep_runs([suite], results=tmp_path / "results", suite=None, rounds=None)
+    program.keep_runs([suite], results=tmp_path / "results", suite=None, rounds=None, brief=False)
     assert [path.name for path in (tmp_path / "results/suite").iterdir()] == ["dim"]
     assert "half is not finished" in capsys.readouterr().out
 
@@ -278,16 +288,18 @@ def test_tables_show_what_tells_settings_apart(results: Path, copy: Copy) -> Non
 
 def test_figures_are_the_same_bytes_each_time(results: Path, copy: Copy) -> None:
     copy("uniform", ("share: dim", "share: uniform"))
+    copy("global", ("share: dim", "share: global"))
     template = results.parent / "docs/results.template.md"
     template.parent.mkdir()
     template.write_text(
         "{{figure wer suite}}\n{{figure curves suite/dim suite/uniform}}\n{{figure norms suite/dim suite/uniform}}\n"
         "{{figure against suite x=cohort_size by=share name=cohort}}\n"
+        "{{figure gain suite/dim suite/uniform name=gain}}\n"
     )
     once, again = (render(template, results=results) for _ in range(2))
     assert once == again
     both = "suite-dim-suite-uniform"
-    assert list(once.figures) == ["wer-suite", f"curves-{both}", f"norms-{both}", "cohort"]
+    assert list(once.figures) == ["wer-suite", f"curves-{both}", f"norms-{both}", "cohort", "gain"]
     for name, content in once.figures.items():
         assert content.count(b'id="data-') >= 2, name
         assert f"](images/results/{name}.svg)" in once.text
@@ -331,7 +343,7 @@ def test_figures_that_nobody_shows_are_removed(results: Path) -> None:
         ("{{value suite/dim results.nothing}}", "no 'nothing' in .*expected one of"),
         ("{{value suite/dim results.privacy.delta x}}", "format=x: it does not fit"),
         ("{{table suite nothing}}", "setting=nothing: expected a setting of these runs"),
-        ("{{figure pie suite}}", "expected wer, curves, norms or against"),
+        ("{{figure pie suite}}", "expected wer, curves, norms, against or gain"),
         ("{{imbalance suite/dim layer_norm nose}}", "kind=nose: expected one of"),
     ],
 )
