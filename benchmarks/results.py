@@ -64,7 +64,7 @@ def main() -> int:
     keeping.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, or of suites of runs")
     keeping.add_argument("--suite", help="the suite's name; that of the folder around a run by default")
     keeping.add_argument("--rounds", type=int, help="rounds with numbers per layer; by the model's size by default")
-    keeping.add_argument("--brief", action="store_true", help="no ledger, and nothing of layers and speakers")
+    keeping.add_argument("--brief", action="store_true", help="recipe, surroundings, metrics and totals alone")
     writing = commands.add_parser("write")
     writing.add_argument("--allow-missing", action="store_true", help='say "not run" where a run is missing')
     commands.add_parser("macros")

@@ -22,6 +22,7 @@ from sottovoce.training.run_folder import CONFIG, DIAGNOSTICS, ENVIRONMENT, INPU
 
 PLANNED = "planned.json"
 WHOLE = (CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION, LEDGER)
+IN_BRIEF = (CONFIG, INPUTS, ENVIRONMENT)
 FILES = (*WHOLE, METRICS, DIAGNOSTICS, RESULTS, PLANNED)
 
 # Rounds with numbers per layer: fewer of a model with many tensors, so that a run takes about 100 kB.
@@ -35,15 +36,15 @@ OF_EACH = ("groups", "per_speaker", "samples", "spread")
 def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = False) -> int:
     """Keep the finished run in the folder `run` as the folder `into`, in place of one that is there. Returns bytes.
 
-    `rounds` says how many keep their numbers per layer; None chooses by the model's size. `brief` leaves out
-    the ledger and all that is said of layers and speakers: for runs that a rate was chosen by, no more.
+    `rounds` says how many keep their numbers per layer; None chooses by the model's size. `brief` keeps recipe,
+    surroundings, metrics and totals: for runs that a rate was chosen by, and that nobody asks for their ε.
     """
     if not (run / RESULTS).is_file():
         raise InputError(f"run={run}: expected a finished run, with {RESULTS}")
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
-    for name in WHOLE:
-        if (run / name).is_file() and not (brief and name == LEDGER):
+    for name in IN_BRIEF if brief else WHOLE:
+        if (run / name).is_file():
             shutil.copyfile(run / name, into / name)
     for name in (METRICS,) if brief else (METRICS, DIAGNOSTICS):
         if (run / name).is_file():
@@ -51,7 +52,7 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
             _write(into / name, _lines(thinned(records, rounds=0 if brief else rounds)))
     results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
     _write(into / RESULTS, readable(_slim(results, brief=brief)) + "\n")
-    if (planned := _planned(results.get("privacy") or {})) is not None:
+    if not brief and (planned := _planned(results.get("privacy") or {})) is not None:
         _write(into / PLANNED, readable(planned) + "\n")
     return sum(file.stat().st_size for file in into.iterdir())
 
