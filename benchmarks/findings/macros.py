@@ -105,10 +105,12 @@ def value(page: Page, names: Sequence[str], options: Options) -> str:
 
 
 def ratio(page: Page, names: Sequence[str], options: Options) -> str:
-    """{{ratio best/paper best/winner planned.rdp.population_size [.1f]}}: the first's number over the second's."""
+    """{{ratio best/paper best/winner planned.rdp.population_size [.1f]}}: the first's number over the second's; two
+    paths with a colon between them name a number of each."""
     first, second, path, *how = _expect(names, "suite/label", "suite/label", "file.path", optional="format")
     runs = [page.kept.run(name) for name in (first, second)]
-    above, below = (number_at(found, path) for found in runs)
+    top, _, bottom = path.partition(":")
+    above, below = number_at(runs[0], top), number_at(runs[1], bottom or top)
     if below == 0:
         raise InputError(f"ratio {path}: it is 0 in {runs[1].folder}")
     links = "/".join(page.kept.link(found, found.label.partition("/")[2]) for found in runs)

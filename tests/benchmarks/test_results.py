@@ -252,10 +252,12 @@ def test_other_people_cannot_be_compared(results: Path, copy: Copy) -> None:
 
 def test_numbers_come_from_the_files(results: Path) -> None:
     told = json.loads((results / "suite/dim/results.json").read_text())
+    planned = json.loads((results / "suite/dim/planned.json").read_text())
     text = rendered(
         results,
         "{{wer suite/dim}}\n{{value suite/dim results.privacy.useful.cohort_size ,}}\n{{epsilon suite/dim}}\n"
-        "{{population suite/dim}}\n{{ratio suite/dim suite/dim planned.rdp.population_size}}\n{{count suite}}",
+        "{{population suite/dim}}\n{{ratio suite/dim suite/dim planned.rdp.population_size}}\n{{count suite}}\n"
+        "{{ratio suite/dim suite/dim planned.rdp.population_size:planned.pld.population_size .3f}}",
     ).splitlines()
     low, high = (f"{100 * bound:.1f}" for bound in told["test"]["test"]["wer_interval"])
     assert text[0] == f"[{100 * told['test']['test']['wer']:.1f} % ({low}–{high})](../results/suite/dim)"
@@ -264,6 +266,8 @@ def test_numbers_come_from_the_files(results: Path) -> None:
     assert f"[{told['privacy']['useful']['population_size']:,} people by RDP" in text[3]
     assert text[4].startswith("1.0×")
     assert text[5] == "[1 runs](../results/suite)"
+    people = {name: found["population_size"] for name, found in planned.items() if name != "target_epsilon"}
+    assert text[6].startswith(f"{people['rdp'] / people['pld']:.3f}×")
 
 
 def test_tables_show_what_tells_settings_apart(results: Path, copy: Copy) -> None:
