@@ -1,11 +1,12 @@
 """A run folder belongs to one run: the same recipe on the same data."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from sottovoce.errors import InputError
-from sottovoce.training.run_folder import open_run
+from sottovoce.training.run_folder import environment, open_run
 
 INPUTS = {"data.store digest": "1", "number of processes": 1}
 
@@ -53,3 +54,11 @@ def test_what_was_measured_later_is_forgotten(tmp_path: Path) -> None:
             file.write('{"step": 4, "lo')  # torn by a kill
         run.metrics.cut(after_step=2)
         assert run.metrics.read() == [{"step": 1}, {"step": 2}]
+
+
+def test_the_commit_is_that_of_the_sources_or_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOTTOVOCE_COMMIT", raising=False)
+    found = environment()["commit"]
+    assert found is None or re.fullmatch("[0-9a-f]{40}(-dirty)?", found)
+    monkeypatch.setenv("SOTTOVOCE_COMMIT", "0123abc")
+    assert environment()["commit"] == "0123abc"

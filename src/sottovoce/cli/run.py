@@ -35,7 +35,7 @@ def run(
         str | None, typer.Option(metavar="LABEL,…", help="Of a suite only these runs; * and ? stand for others.")
     ] = None,
     at_once: Annotated[
-        int, typer.Option(metavar="N", help="Of a suite N runs at once, each in its own process; 5 suit a large GPU.")
+        int, typer.Option(metavar="N", help="Of a suite N runs at once, each in its own process; 8 suit a large GPU.")
     ] = 1,
     json: Json = False,
 ) -> None:
