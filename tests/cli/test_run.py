@@ -82,7 +82,8 @@ def test_runs_of_a_suite_side_by_side_are_those_one_after_another(here: Path, so
     (here / "suite.yaml").write_text(seeded.replace("SEED", apart))
     ended = sottovoce("run", "suite.yaml", "--out", "both", "--runs", "own", "--at-once", "2", "--json")
     assert ended.code == 0, ended.err
-    assert "noisy: " in ended.err
+    assert "noisy: 1 of 2" in ended.err or "noisy: 2 of 2" in ended.err
+    assert any(line.startswith("noisy: δ=0.001 for each speaker") for line in ended.err.splitlines())
     found = json.loads(ended.out)
     alone = sottovoce("run", "suite.yaml", "--out", "alone", "--runs", "alone-too", "--json")
     assert json.loads(alone.out) == found

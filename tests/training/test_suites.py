@@ -28,6 +28,7 @@ def suite(federated_recipe: Path, tmp_path: Path) -> Path:
 
 def start(suite: Path, stores: Path, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sottovoce", "run", suite, "--stores", stores, "--out", out, "--at-once", "2"]
+    command += ["--runs", out / "seeds"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     # Where tests run in the background SIGINT is ignored, and so it would be in what they start.
     return subprocess.Popen(
@@ -40,9 +41,9 @@ def start(suite: Path, stores: Path, out: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_checkpoints(running: subprocess.Popen[str], out: Path) -> None:
+def wait_for_checkpoints(running: subprocess.Popen[str], out: Path, runs: str, count: int) -> None:
     deadline = time.monotonic() + 120
-    while not all((out / label / "checkpoints/latest").exists() for label in LABELS):
+    while len([*out.glob(f"{runs}/checkpoints/latest")]) < count:
         assert running.poll() is None, running.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -53,7 +54,7 @@ def test_an_interrupt_of_the_first_process_alone_stops_and_saves_all(
 ) -> None:
     out = tmp_path / "both"
     running = start(suite, short_stores, out)
-    wait_for_checkpoints(running, out)
+    wait_for_checkpoints(running, out, "*", len(LABELS))
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 0, err
@@ -64,10 +65,30 @@ def test_an_interrupt_of_the_first_process_alone_stops_and_saves_all(
         assert not (out / label / "results.json").exists()
 
 
+def test_a_suite_interrupted_before_its_runs_does_not_look_finished(
+    suite: Path, recipe_file: Path, short_stores: Path, tmp_path: Path
+) -> None:
+    seed = tmp_path / "seed.yaml"
+    seed.write_text(recipe_file.read_text().replace("steps: 12", "steps: 100000").replace("every: 5", "every: 100000"))
+    content = yaml.safe_load(suite.read_text())
+    for run in content["runs"].values():
+        run["overrides"].append(f"federation.seed_model={seed}")
+        run["overrides"].append("data.people_seed=1")
+    suite.write_text(yaml.safe_dump(content))
+    out = tmp_path / "both"
+    running = start(suite, short_stores, out)
+    wait_for_checkpoints(running, out, "seeds/*", 1)
+    running.send_signal(signal.SIGTERM)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err
+    assert "stopped after 0 of 2 runs: the same command goes on" in err
+    assert not (out / "report.html").exists()
+
+
 def test_no_process_outlives_the_first_one(suite: Path, short_stores: Path, tmp_path: Path) -> None:
     out = tmp_path / "both"
     running = start(suite, short_stores, out)
-    wait_for_checkpoints(running, out)
+    wait_for_checkpoints(running, out, "*", len(LABELS))
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
     assert len(children) >= 2
     running.kill()

@@ -73,6 +73,10 @@ def run(
             again = "the same command" + (" with --resume" if outcome.folder == folder else "")
             stderr.print(f"stopped after step {outcome.stopped_at:,} and saved: {again} goes on", highlight=False)
             return
+    if isinstance(experiment, Suite) and len(outcomes) < len(experiment.runs):
+        done = f"{len(outcomes):,} of {len(experiment.runs):,} runs"
+        stderr.print(f"stopped after {done}: the same command goes on", highlight=False)
+        return
     finished = {label: outcome for label, outcome in outcomes.items() if outcome.results is not None}
     if not finished:  # another process than the first
         return

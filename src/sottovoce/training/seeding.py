@@ -60,6 +60,12 @@ def find_seed(name: str, *, runs: Path, root_seed: int) -> Seed:
     return Seed(Path(name), None if run is None else load_recipe(str(run / CONFIG)))
 
 
+def seed_of(recipe: Recipe, *, runs: Path) -> Seed | None:
+    """What a recipe starts from; None for one that starts from nothing."""
+    name = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
+    return None if name is None else find_seed(name, runs=runs, root_seed=recipe.people_seed)
+
+
 def _run_of(folder: Path) -> Path | None:
     """The run that a folder is, or that a model or checkpoint in it belongs to; None where there is only a model."""
     resolved = folder.resolve()
@@ -115,9 +121,7 @@ def ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe |
         yield seed.folder, seed.recipe
         if seed.recipe is None:
             return
-        recipe = seed.recipe
-        before = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
-        seed = None if before is None else find_seed(before, runs=runs, root_seed=recipe.people_seed)
+        seed = seed_of(seed.recipe, runs=runs)
 
 
 Keys = NDArray[np.uint64]

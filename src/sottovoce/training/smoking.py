@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sottovoce.config import Experiment, Recipe, Suite, load_recipe
 from sottovoce.config.smoke import smoke
-from sottovoce.training.seeding import find_seed, folder_of
+from sottovoce.training.seeding import folder_of, seed_of
 from sottovoce.training.stages import Surroundings, run_recipe
 
 
@@ -29,9 +29,8 @@ def _run(name: str, experiment: Experiment, around: Surroundings) -> None:
 
 def _run_recipe(recipe: Recipe, folder: Path, around: Surroundings) -> None:
     """Run it in `folder`. A seed is smoked once, however many recipes start from it."""
-    seed = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
     seed_folder = None
-    found = None if seed is None else find_seed(seed, runs=around.runs, root_seed=recipe.people_seed)
+    found = seed_of(recipe, runs=around.runs)
     if found is not None and found.recipe is not None:
         seed_folder = found.folder
         _run_recipe(found.recipe, seed_folder, around)

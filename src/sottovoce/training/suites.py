@@ -20,7 +20,7 @@ from sottovoce.errors import InputError
 from sottovoce.processes import joined, own_device
 from sottovoce.training.interrupts import interruptible
 from sottovoce.training.preparing import ensure_store
-from sottovoce.training.seeding import Seed, ancestors, find_seed
+from sottovoce.training.seeding import Seed, ancestors, seed_of
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
 
@@ -86,9 +86,7 @@ def _seed_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Jo
     """The seeds that are not there yet, each once, in the order in which they start from one another."""
     waves: dict[int, dict[str, _Job]] = {}
     for recipe in recipes.values():
-        name = recipe.training.start_from if recipe.federation is None else recipe.federation.seed_model
-        seed = None if name is None else find_seed(name, runs=runs, root_seed=recipe.people_seed)
-        chain = [(folder, known) for folder, known in ancestors(seed, runs=runs) if known is not None]
+        chain = [(folder, known) for folder, known in ancestors(seed_of(recipe, runs=runs), runs=runs) if known]
         for depth, (folder, known) in enumerate(reversed(chain)):
             if not Seed(folder, known).is_there:
                 waves.setdefault(depth, {})[f"seed model {folder.name}"] = (known, folder)
@@ -118,8 +116,9 @@ def _handed_out(
                 failures[label] = error
                 around.say(f"{label}: failed: {error}")
                 continue
-            outcomes[label] = future.result()
-            around.say(f"{label}: {len(outcomes):,} of {len(jobs):,}")
+            outcomes[label], said = future.result()
+            for line in (*said, f"{len(outcomes):,} of {len(jobs):,}"):
+                around.say(f"{label}: {line}")
         if asked():
             for future in waiting:
                 future.cancel()
@@ -155,5 +154,8 @@ def _leave_with(parent: int) -> None:
     os._exit(1)
 
 
-def _run(recipe: Recipe, out: Path, runs: Path, stores: Path, device: torch.device) -> Outcome:
-    return run_recipe(recipe, out=out, resume=True, around=Surroundings(runs, stores, device))
+def _run(recipe: Recipe, out: Path, runs: Path, stores: Path, device: torch.device) -> tuple[Outcome, list[str]]:
+    """How it ended, and what it said: its guarantee and warnings must reach whoever started it."""
+    said: list[str] = []
+    around = Surroundings(runs, stores, device, say=said.append)
+    return run_recipe(recipe, out=out, resume=True, around=around), said
