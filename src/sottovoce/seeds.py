@@ -84,9 +84,21 @@ def keyed_order(keys: NDArray[np.uint64], root: int, *names: Name) -> NDArray[np
     >>> keyed_order(np.array([3, 1, 2, 9], dtype=np.uint64), 6, "split").tolist()
     [3, 2, 0, 1]
     """
-    mixed = _mix64(keys ^ np.uint64(derive(root, *names)))
     # Ties only happen between equal keys; they keep the order they came in.
-    return np.argsort(mixed, kind="stable").astype(np.int64)
+    return np.argsort(_mixed(keys, root, *names), kind="stable").astype(np.int64)
+
+
+def keyed_group(keys: NDArray[np.uint64], root: int, *names: Name, count: int) -> NDArray[np.int64]:
+    """One of `count` groups for every key, by its own value alone: no other key can move it.
+
+    >>> keyed_group(np.array([3, 1, 2, 9], dtype=np.uint64), 6, "split", count=2).tolist()
+    [1, 0, 0, 1]
+    """
+    return (_mixed(keys, root, *names) % np.uint64(count)).astype(np.int64)
+
+
+def _mixed(keys: NDArray[np.uint64], root: int, *names: Name) -> NDArray[np.uint64]:
+    return _mix64(keys ^ np.uint64(derive(root, *names)))
 
 
 def _mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -63,16 +63,10 @@ def twin_device():
 
 
 def twin_silo():
-    own = utterances()
-    size = {name: sum(length for _, _, length in own[name]) for name in own}
-    names = queue({name: name_key(name) for name in own}, "silo")
-    silos = [[0, 0, number, []] for number in range(3)]
-    for name in sorted(names, key=lambda name: -size[name].bit_length()):
-        least = min(silos)
-        least[0] += size[name]
-        least[1] += 1
-        least[3] += own[name]
-    return {f"silo-{number}": members for _, _, number, members in silos}
+    silos = [[], [], []]
+    for name, own in utterances().items():
+        silos[mix(name_key(name) ^ derive(SEED, "users", "silo")) % 3] += own
+    return {f"silo-{number}": members for number, members in enumerate(silos)}
 
 
 def twin_iid():
@@ -159,9 +153,9 @@ GOLDEN = {
         "speaker-3=[6, 7, 8, 9, 25, 26]/[]",
     ],
     "silo": [
-        "silo-0=[3, 4, 5, 15, 21, 22, 23, 24]/[]",
-        "silo-1=[1, 2, 6, 7, 8, 9, 16, 17, 25, 26]/[]",
-        "silo-2=[0, 10, 11, 12, 13, 14, 18, 19, 20]/[]",
+        "silo-0=[3, 4, 5, 6, 7, 8, 9, 25, 26]/[]",
+        "silo-1=[0, 1, 2, 10, 11, 12, 13, 14, 18, 19, 20]/[]",
+        "silo-2=[15, 16, 17, 21, 22, 23, 24]/[]",
     ],
     "iid": [
         "iid-0=[18, 21]/[]",

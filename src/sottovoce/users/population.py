@@ -58,7 +58,8 @@ class Client:
 class LeftOut:
     """What the floor and the cap on seconds took away, and whom the cap and the hold-out could not serve.
 
-    A client `still_above_max_seconds` has no utterance short enough and keeps its shortest.
+    A client `still_above_max_seconds` has no utterance short enough and keeps its shortest. One `without_speech` is a
+    silo that nobody fell into: it stays a client, and sends a zero update.
     """
 
     clients_below_min_seconds: int = 0
@@ -67,6 +68,7 @@ class LeftOut:
     hours_above_max_seconds: float = 0.0
     clients_still_above_max_seconds: int = 0
     clients_without_holdout: int = 0
+    clients_without_speech: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,19 +122,26 @@ class Population:
     def privacy_unit(self) -> str | None:
         """Whom user-level privacy protects here: all that one client holds. None where there is no guarantee at all."""
         match self.settings.clients:
-            case "device":
-                return f"device of {self.settings.speakers_per_device} speakers"
-            case "iid":
+            case "speaker":
+                return "speaker"
+            case "silo":
+                return "silo with all its speakers"
+            case "device" | "iid":
                 return None
-            case unit:
-                return unit
 
     @property
     def no_guarantee(self) -> str | None:
         """Why no guarantee can be given, where there is none."""
-        if self.settings.clients == "iid":
-            return "clients=iid spreads every speaker over many clients, so bounding one client bounds no person"
-        return None
+        match self.settings.clients:
+            case "speaker" | "silo":
+                return None
+            case "device":
+                return (
+                    "clients=device makes up devices from a queue of speakers, so that one who leaves moves others to "
+                    "other devices, and bounding one device bounds no person; name the real device as the speaker"
+                )
+            case "iid":
+                return "clients=iid spreads every speaker over many clients, so bounding one client bounds no person"
 
     def user_rows(self) -> Integers:
         """The store's rows of all people in it."""
@@ -211,6 +220,7 @@ def build_population(store: UserIndex, settings: PopulationSettings, *, seed: in
             hours_above_max_seconds=_hours(before - after),
             clients_still_above_max_seconds=0 if most is None else int((after > most).sum()),
             clients_without_holdout=0 if settings.holdout is None else int((counts < HOLDOUT_NEEDS).sum()),
+            clients_without_speech=int((counts == 0).sum()),
         ),
     )
 

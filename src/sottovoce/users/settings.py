@@ -19,6 +19,8 @@ class SeedPart:
     `fraction`: that share of the speakers, at random (CV-en-train-10 is 0.1), rounded down as in the paper.
     `most_data_speakers`: the so many speakers with most audio (117 of the French ones in Gao et al.).
     `most_data_share`: the fewest speakers who together hold that share of the audio (0.5 in Gao et al.).
+
+    Guarantee: none for those in it, nor for which side somebody is on; both are decided, and public, before the run.
     """
 
     fraction: float | None = None
@@ -45,8 +47,9 @@ class PopulationSettings:
 
     `split` is one split of the store or several, taken together. With a `seed_part`, `part` says which side this
     population is: the speakers of the seed model, or the rest. `speakers_per_device` and `silos` belong to the client
-    rules of those names. A client below `min_seconds` is left out; one above `max_seconds` keeps a random choice of
-    its utterances. `holdout` is the share of each client's utterances kept to test on that client (Gao et al.: 0.1).
+    rules of those names. A client below `min_seconds` is left out (never a silo: how many there are is public); one
+    above `max_seconds` keeps a random choice of its utterances. `holdout` is the share of each client's utterances
+    kept to test on that client (Gao et al.: 0.1).
     """
 
     split: str | Sequence[str]
@@ -88,6 +91,11 @@ class PopulationSettings:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InputError(f"{name}={value}: expected a positive number of seconds")
+        if self.clients == "silo" and self.min_seconds is not None:
+            raise InputError(
+                f"min_seconds={self.min_seconds} with clients=silo: every silo stays a client, whatever it holds; "
+                "expected no floor"
+            )
         if self.min_seconds is not None and self.max_seconds is not None and self.min_seconds > self.max_seconds:
             raise InputError(f"min_seconds={self.min_seconds}: expected no more than max_seconds={self.max_seconds}")
         if self.holdout is not None and not 0 < self.holdout <= 0.5:

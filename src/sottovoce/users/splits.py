@@ -87,7 +87,8 @@ def split_off_seed(speakers: Speakers, *, rule: SeedPart, seed: int) -> tuple[Sp
     """The seed and the federation part: disjoint, and nobody is lost.
 
     Under `fraction` everybody has a place in a queue by their own key and the first so many are taken, so when
-    somebody leaves the corpus at most one other person changes sides (whoever stood next to the cut).
+    somebody leaves the corpus at most one other person changes sides (whoever stood next to the cut). The other rules
+    look at amounts. So the parts are fixed, and public, before a run; its guarantee begins with the list of clients.
     """
     queue = keyed_order(speakers.keys, seed, "users", "seed part")
     if rule.fraction is not None:
