@@ -9,6 +9,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from sottovoce.errors import InputError
@@ -90,6 +92,50 @@ def test_secure_noise_lies_on_the_grid_and_sums_are_exact() -> None:
     # A coarse grid is plain rounding: the probability of 0 is that of |N| < g/2.
     coarse = grid_gaussian(200_000, std=1.0, grid=2.0, random=SecureRandom())
     assert (coarse == 0).double().mean().item() == pytest.approx(math.erf(1 / math.sqrt(2)), abs=0.006)
+
+
+class Seeded:
+    """Words as those of `SecureRandom`, but the same ones every time."""
+
+    def __init__(self, seed: int) -> None:
+        self._source = np.random.Philox(key=seed)
+
+    def words(self, count: int) -> np.ndarray:
+        return self._source.random_raw(count)
+
+
+# The finest grid on which sums are exact has 2⁴⁵, 2⁴⁷, 2⁴⁷ and 2²⁴ cells in a standard deviation: float64 has seven,
+# five, five and twenty-eight bits left for what is behind the point, and ties go to even cells.
+@pytest.mark.parametrize(
+    ("most_users", "noise_multiplier", "millions"), [(100, 1.0, 6), (100, 8.0, 2), (1, 64.0, 2), (70_000_000, 0.6, 2)]
+)
+def test_the_low_bits_of_the_noise_are_fair(most_users: int, noise_multiplier: float, millions: int) -> None:
+    std, draws = noise_multiplier, millions * 1_000_000
+    grid = grid_spacing(clip_bound=1.0, most_users=most_users, std=std)
+    source = Seeded(9)
+    counts = np.zeros(16, dtype=np.int64)
+    for _ in range(millions):
+        cells = grid_gaussian(1_000_000, std=std, grid=grid, random=source) / grid  # type: ignore[arg-type]
+        counts += torch.bincount(cells.remainder(16).long(), minlength=16).numpy()
+    # Even less odd is a sum of so many fair signs: five standard deviations.
+    assert abs(counts[0::2].sum() - counts[1::2].sum()) < 5 * math.sqrt(draws)
+    # As unlikely as those five are for all four bits together.
+    assert stats.chisquare(counts).pvalue > 2 * stats.norm.sf(5)
+
+
+@given(
+    clip_bound=st.floats(1e-30, 1e30),
+    most_users=st.integers(1, 10**10),
+    noise_multiplier=st.just(0.0) | st.floats(1e-6, 1e6),
+)
+def test_a_grid_is_as_fine_as_sums_and_noise_allow(clip_bound: float, most_users: int, noise_multiplier: float) -> None:
+    std = noise_multiplier * clip_bound
+    grid = grid_spacing(clip_bound=clip_bound, most_users=most_users, std=std)
+    assert math.frexp(grid)[0] == 0.5  # a power of two
+    largest = (most_users * clip_bound + 16 * std) / grid
+    assert largest <= 2.0**52
+    assert std / grid <= 2.0**24
+    assert largest > 2.0**51 or std / grid > 2.0**23  # and no coarser than it must be
 
 
 @pytest.mark.parametrize("value", [2.0**-41, math.nan, math.inf, 2.0**60])

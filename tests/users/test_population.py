@@ -170,7 +170,7 @@ def test_devices_made_up_of_a_queue_promise_nothing(index):
     unit = {"privacy_unit": population.privacy_unit, "no_unit_reason": population.no_guarantee}
     assert PrivacySettings(**plan, **unit, root_seed=1).no_guarantee_reason == population.no_guarantee
     with pytest.raises(
-        InputError, match="mode=secure is for releases with a guarantee.* moves others to other devices"
+        InputError, match=r"mode=secure is for releases with a guarantee.* moves others to other devices"
     ):
         PrivacySettings(**plan, **unit, mode="secure")
 

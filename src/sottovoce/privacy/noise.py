@@ -7,15 +7,19 @@ torch's own draws, and the same on every model of GPU up to the rounding of a lo
 Floating-point attacks, and what the secure mode claims
     Textbook noise in floating point leaks: which numbers x + noise can round to depends on x (Mironov 2012). Here
     * every clipped update is rounded towards zero to multiples of a public power of two, the grid, and the sum of
-      up to `most_users` of them in float64 is exact, in any order (`grid_spacing` leaves the room);
+      up to `most_users` of them in float64 is exact, in any order (`grid_spacing` leaves the room); an update loses
+      less than one cell of the grid in each coordinate, which is at most 2⁻²³ of the noise's standard deviation;
     * noise is drawn without looking at the sum, rounded to the same grid, and added, again exactly.
     For a sum x on the grid, x + round(noise) = round(x + noise). So the released number is a rounding, that is
     a post-processing, of the ideal Gaussian mechanism: it has the accountant's guarantee, and its support is the
     same whatever the data. What is left is how far the drawn noise is from an ideal Gaussian rounded to the grid:
     Box–Muller on 63-bit uniforms (126 bits in the tail, which ends at 13.2σ) in float64, with relative errors of
-    the logarithm, root and sine near 2⁻⁵².
-    Not claimed: exactness of those functions, or protection against timing and other side channels, a compromised
-    machine, or an operating system without entropy. Adding to a float32 model afterwards is post-processing.
+    the logarithm, root and sine near 2⁻⁵². One standard deviation has at most 2²⁴ cells, so these are 2⁻²⁴ of a cell
+    on average, and fewer than one draw in 2²³ falls into another cell than the ideal one. On a finer grid they would
+    reach a whole cell, and values with few bits behind the point round to even cells more often than to odd ones.
+    Not claimed: exactness of those functions, a bound for all coordinates together, or protection against timing and
+    other side channels, a compromised machine, or an operating system without entropy. Adding to a float32 model
+    afterwards is post-processing. decisions/005 has the arithmetic.
 """
 
 import math
@@ -35,6 +39,7 @@ from sottovoce.privacy.secure_random import SecureRandom
 _CHUNK = {"cpu": 1 << 15, "cuda": 1 << 22}
 _TAIL_WORDS = 1 << 31  # below, a 63-bit uniform is too coarse
 _REACH = 16.0  # no draw is farther than 13.3 standard deviations
+_CELLS_PER_STD = 2.0**24  # float64 leaves 28 bits behind the point of such numbers, and rounding needs them
 
 
 def add_gaussian(
@@ -119,13 +124,23 @@ def grid_gaussian(
 
 
 def grid_spacing(*, clip_bound: float, most_users: int, std: float) -> float:
-    """The finest power of two on which sums of `most_users` updates clipped to C, and noise, are exact in float64.
+    """The grid, a power of two: sums of `most_users` updates clipped to C, and noise, are exact on it in float64.
 
+    It is also no finer than 2⁻²⁴ of the noise's standard deviation, where rounding would show in the noise itself.
+
+    >>> grid_spacing(clip_bound=1.0, most_users=1024, std=1.0) == 2.0**-24
+    True
     >>> grid_spacing(clip_bound=1.0, most_users=1024, std=0.0) == 2.0 ** (10 - 52)
     True
     """
-    reach = most_users * clip_bound + _REACH * std
-    return 2.0 ** (math.ceil(math.log2(reach)) - 52)
+    exact = _power_of_two(most_users * clip_bound + _REACH * std) * 2.0**-52
+    return max(exact, _power_of_two(std) / _CELLS_PER_STD) if std > 0 else exact
+
+
+def _power_of_two(least: float) -> float:
+    """The smallest one that is not below `least`."""
+    fraction, exponent = math.frexp(least)  # a logarithm would be rounded
+    return math.ldexp(1.0, exponent - (fraction == 0.5))
 
 
 def _check_std(std: float) -> None:

@@ -277,8 +277,8 @@ class Plan:
         assert adaptive is not None, "only a plan with adaptive clipping adapts"
         std = adaptive.count_noise(self.cohort_size)
         if self.settings.root_seed is None:
-            # Half counts and this grid are exact, so the argument of `noise` holds here too.
-            grid = grid_spacing(clip_bound=1.0, most_users=self.settings.population_size, std=std)
+            # Half counts lie on the grid and sums are exact, so the argument of `noise` holds here too.
+            grid = min(grid_spacing(clip_bound=1.0, most_users=self.settings.population_size, std=std), 0.5)
             noise = float(grid_gaussian(1, std=std, grid=grid, random=SecureRandom()))
         else:
             noise = float(self._count_stream(step, charge.attempt).normal(0.0, std))
