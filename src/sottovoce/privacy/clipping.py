@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, promise
 from sottovoce.flat import segments
 from sottovoce.flat.layout import Layers
 
@@ -137,7 +137,7 @@ class Clipper:
             raise InputError(f"alpha is set but share={self.share}: expected share=weighted")
         if math.isinf(self.clip_bound) and self.normalise is not Normalise.NEVER:
             raise InputError(f"clip_bound=inf with normalise={self.normalise}: there is no share to rescale to")
-        assert self.layer_bounds  # checks alpha now rather than at the first update
+        _ = self.layer_bounds  # checks alpha now rather than at the first update
 
     @cached_property
     def layer_bounds(self) -> tuple[float, ...]:
@@ -156,7 +156,8 @@ class Clipper:
 
         `total` is [P]: float32, or float64 (which a grid needs for its sums to be exact).
         """
-        assert self.grid is None or total.dtype == torch.float64, f"total.dtype={total.dtype}: a grid needs float64"
+        exact = self.grid is None or total.dtype == torch.float64
+        promise(exact, f"total.dtype={total.dtype}: a grid needs float64")
         scales, stats = self._measure(update, weight)
         segments.add_scaled(total, update, scales, self.layers, grid=self.grid)
         return stats
@@ -211,7 +212,7 @@ def layer_scales(
 def _weighted(scales: Tensor, weight: Tensor | float) -> Tensor:
     """Scales times the user's weight, kept within [0, 1] so that no weight can lift an update above the bound."""
     if isinstance(weight, float | int):
-        assert 0 <= weight <= 1, f"weight={weight}: a weight above 1 would break the clip bound"
+        promise(0 <= weight <= 1, f"weight={weight}: a weight above 1 would break the clip bound")
         return scales if weight == 1 else scales * weight
     bounded = torch.nan_to_num(weight.to(scales), nan=0.0).clamp(0.0, 1.0)
     return scales * bounded.unsqueeze(-1)

@@ -23,7 +23,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, promise
 from sottovoce.privacy.accounting import Epsilon, RunningEpsilon, epsilon
 from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
 from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, event_from_json, event_to_json, repeated
@@ -60,8 +60,7 @@ class Charge:
 
     def release(self, what: Literal["sum", "count"]) -> int:
         """Uses up the right to `what`; returns the step."""
-        if what in self._released:
-            raise AssertionError(f"step {self.step}: a second {what} for one charge, which pays for one")
+        promise(what not in self._released, f"step {self.step}: a second {what} for one charge, which pays for one")
         self._released.add(what)
         return self.step
 
@@ -84,7 +83,7 @@ class Header:
     inputs: str = ""
 
     def __post_init__(self) -> None:
-        assert self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release"
+        promise(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
 
     def as_record(self) -> Record:
         return {
@@ -303,8 +302,8 @@ class Ledger:
         seeded run, a step that was charged before the run was interrupted is compared and not charged again.
         """
         state, written = self._state, event_to_json(event)
-        assert written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}"
-        assert self._next in (None, step), f"step={step}: the step after the last is {self._next}"
+        promise(written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}")
+        promise(self._next in (None, step), f"step={step}: the step after the last is {self._next}")
         known = state.intents.get(step)
         inputs = {"event": written, "clip_bound": _json_number(clip_bound), "parameters": parameters, "cohort": cohort}
         charge = Charge(event, step=step, clip_bound=clip_bound, attempt=self.next_attempt(step))
@@ -329,7 +328,7 @@ class Ledger:
                 raise InputError(f"step {step} was done again and gave another result: {result}, not {known['result']}")
             self._base = step
             return self.mark
-        assert step in state.intents, f"step={step}: a commit of what was never intended"
+        promise(step in state.intents, f"step={step}: a commit of what was never intended")
         since = state.committed_step if state.seeded else self._base
         record: Record = {
             "kind": "commit",

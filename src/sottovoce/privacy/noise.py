@@ -30,7 +30,7 @@ from types import ModuleType
 import torch
 from torch import Generator, Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, promise
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Groups, Layout, match_groups
 from sottovoce.privacy.secure_random import SecureRandom
@@ -95,12 +95,11 @@ def add_secure_gaussian(total: Tensor, *, std: float, grid: float, random: Secur
     """
     _check_std(std)
     layout.check(total)
-    assert total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64"
+    promise(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
     for chunk in _chunks(total):
         cells = chunk / grid
-        assert bool(((cells == cells.trunc()) & (cells.abs() <= 2.0**52)).all()), (
-            "total is not an exact sum on the grid"
-        )
+        exact = bool(((cells == cells.trunc()) & (cells.abs() <= 2.0**52)).all())
+        promise(exact, "total is not an exact sum on the grid")
         chunk.add_(grid_gaussian(chunk.numel(), std=std, grid=grid, random=random, device=chunk.device))
     layout.clear_padding(total)
     return total

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.errors import BrokenPromise, InputError, promise
 from sottovoce.flat.layout import Layout, group_layers, tensor_layers
 from sottovoce.privacy.adaptive import next_clip_bound, update_noise_multiplier
 from sottovoce.privacy.clipping import Clipper, ClipStats
@@ -76,10 +76,8 @@ class Plan:
         if self.settings.noise_scope is not None:
             self.settings.noise_scope.parameter_factors(self.layout)
         # Everything is built once now, so that what is wrong is refused here and not in the first round.
-        assert self.clipper.layer_bounds
-        assert self.sampler
-        assert self.event
-        assert self.noise_std_sum >= 0
+        _ = self.clipper, self.sampler, self.event
+        promise(self.noise_std_sum >= 0, f"noise_std_sum={self.noise_std_sum}: expected at least 0")
 
     # What is charged.
 
@@ -208,7 +206,8 @@ class Plan:
         if self.settings.weighting is Weighting.UNIFORM:
             return 1.0
         cap = self.settings.weight_cap
-        assert cap is not None, f"weighting={self.settings.weighting} without a weight_cap is no business of the plan"
+        if cap is None:
+            raise BrokenPromise(f"weighting={self.settings.weighting} without a weight_cap is no business of the plan")
         return bounded_weight(amount, cap=cap)
 
     def clip(self, update: Tensor, *, weight: Tensor | float = 1.0) -> Tensor:
@@ -235,7 +234,7 @@ class Plan:
     def _check_weight(self, weight: Tensor | float) -> None:
         uniform = isinstance(weight, float | int) and weight == 1
         weighted = self.settings.weighting is not Weighting.UNIFORM
-        assert uniform or weighted, "weights in a plan with weighting=uniform"
+        promise(uniform or weighted, "weights in a plan with weighting=uniform")
 
     def charge(self, ledger: Ledger, *, step: int, parameters: str, cohort: str) -> Charge:
         """Pays for `step`: on the disk when this returns. BudgetSpent if the budget does not allow it.
@@ -246,7 +245,7 @@ class Plan:
 
     def _release(self, charge: Charge, what: Literal["sum", "count"]) -> int:
         paid, due = (charge.event, charge.clip_bound), (self.event, self.clip_bound)
-        assert paid == due, f"step {charge.step} was charged as {paid}: this plan releases {due}"
+        promise(paid == due, f"step {charge.step} was charged as {paid}: this plan releases {due}")
         return charge.release(what)
 
     def add_noise(self, total: Tensor, charge: Charge) -> Tensor:
@@ -273,8 +272,10 @@ class Plan:
 
         Guarantee: together with `add_noise` for the same charge one `event`; the count's noise is in it.
         """
-        adaptive, step = self.settings.adaptive, self._release(charge, "count")
-        assert adaptive is not None, "only a plan with adaptive clipping adapts"
+        adaptive = self.settings.adaptive
+        if adaptive is None:
+            raise BrokenPromise("only a plan with adaptive clipping adapts")
+        step = self._release(charge, "count")
         std = adaptive.count_noise(self.cohort_size)
         if self.settings.root_seed is None:
             # Half counts lie on the grid and sums are exact, so the argument of `noise` holds here too.

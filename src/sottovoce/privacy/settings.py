@@ -38,8 +38,8 @@ class PrivacySettings:
     """Everything a plan is made of. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
 
     `privacy_unit` is who is protected, in the population's words ("speaker", "silo with all its speakers"), or None
-    with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the seed
-    model, which is trained without privacy, has seen. `denominator` is what sums are divided by: public, and
+    with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
+    seed model, which is trained without privacy, has seen. `denominator` is what sums are divided by: public, and
     `cohort_size` unless weights by data make another one sensible.
     """
 

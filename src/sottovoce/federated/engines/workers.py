@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, promise
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.engines import shared_memory
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained
@@ -116,7 +116,7 @@ class WorkersEngine(Engine):
         self._ending()
 
     def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
-        assert self._ending.alive, "the engine is closed"
+        promise(self._ending.alive, "the engine is closed")
         self.waited = 0.0
         self._rows_NP[SERVER].copy_(server_P)
         order = most_work_first(self._room, cohort)
