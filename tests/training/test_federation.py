@@ -18,7 +18,7 @@ from sottovoce.federated import client as client_module
 from sottovoce.models.saved import load
 from sottovoce.models.saved import save as save_model
 from sottovoce.privacy.ledger import verify
-from sottovoce.training import checkpoint, federation
+from sottovoce.training import checkpoint, engines, federation
 from sottovoce.training.run_folder import open_run
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
@@ -65,6 +65,22 @@ def test_a_release_keeps_to_itself_what_it_knows_of_people(run: Run, tmp_path: P
     assert b"loss" not in written
     assert outcome.results is not None
     assert outcome.results["privacy"]["simulated"] is False
+
+
+def test_a_release_is_never_trained_in_stacks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the run folder's `engine.json` says."""
+    monkeypatch.setattr(engines, "_chosen", lambda *_, **__: {"engine": "stacked", "stack_size": 2})
+    with pytest.raises(AssertionError, match="its clients are trained apart"):
+        run("federation.privacy.mode=secure")
+
+
+def test_a_release_protects_silos_of_a_public_number(run: Run) -> None:
+    """Forty silos of nine people: those that nobody is in are clients like the others."""
+    outcome = run("federation.privacy.mode=secure", "federation.clients={rule: silo, silos: 40}")
+    described = json.loads((outcome.folder / "population.json").read_text())
+    assert (described["population_size"], described["privacy_unit"]) == (40, "silo with all its speakers")
+    assert outcome.results is not None
+    assert "for each silo with all its speakers" in outcome.results["privacy"]["guarantee"]
 
 
 def test_a_simulation_marks_its_by_products_as_unaccounted(run: Run) -> None:
@@ -189,6 +205,10 @@ def test_a_round_in_which_everybody_diverges_is_one_clear_line(run: Run, monkeyp
         (
             ["federation.privacy.mode=secure", "federation.privacy.noise_multiplier=0"],
             "mode=secure is for releases with a guarantee",
+        ),
+        (
+            ["federation.privacy.mode=secure", "federation.clients={rule: device, speakers_per_device: 2}"],
+            "this one has none: clients=device makes up devices from a queue of speakers",
         ),
     ],
 )
