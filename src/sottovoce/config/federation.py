@@ -11,6 +11,7 @@ from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
 from sottovoce.models.trainable import parse_part
 from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.calibration import Accountant, noise_of_run
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
@@ -44,7 +45,13 @@ class Extrapolation(Section):
 
 
 class Privacy(Section):
-    """Clipping, noise and what they are worth. Without `noise_multiplier` or `sigma_dp` there is no noise."""
+    """Clipping, noise and what they are worth.
+
+    Noise is given by `noise_multiplier`, by `sigma_dp`, or by the `target_epsilon` that the run's steps shall come to
+    by the `accountant` (PLD unless given): then it follows. Without any of them there is no noise.
+    """
+
+    unwritten = frozenset({"target_epsilon", "accountant"})
 
     clip_bound: float = Field(default=math.inf, gt=0)
     share: Share = Share.GLOBAL
@@ -54,6 +61,8 @@ class Privacy(Section):
     adaptive: AdaptiveClipping | None = None
     noise_multiplier: float | None = Field(default=None, ge=0)
     sigma_dp: float | None = Field(default=None, ge=0)
+    target_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    accountant: Accountant | None = None
     noise_scope: NoiseScope | None = None
     sampling: Sampling = Sampling.POISSON
     weighting: Weighting = Weighting.UNIFORM
@@ -65,21 +74,45 @@ class Privacy(Section):
     population_size: int | None = Field(default=None, ge=1)  # what the plan assumes; checked against the clients
     extrapolate: tuple[Extrapolation, ...] = ()
 
+    @model_validator(mode="after")
+    def _check(self) -> "Privacy":
+        given = {name: getattr(self, name) for name in ("noise_multiplier", "sigma_dp", "target_epsilon")}
+        chosen = [f"{name}={value:g}" for name, value in given.items() if value is not None]
+        if len(chosen) > 1:
+            raise ValueError(f"{' and '.join(chosen)}: expected one of {', '.join(given)}; =null takes one away")
+        if self.accountant is not None and self.target_epsilon is None:
+            raise ValueError(f"accountant={self.accountant} without target_epsilon: it says which ε a target means")
+        return self
+
+    @property
+    def adds_noise(self) -> bool:
+        return bool(self.noise_multiplier or self.sigma_dp or self.target_epsilon)
+
     def settings(
         self,
         *,
         population_size: int,
         cohort_size: int,
+        central_steps: int,
         privacy_unit: str | None,
         no_unit_reason: str | None,
         users_also_in_seed: int,
         root_seed: int,
     ) -> PrivacySettings:
-        """The plan's settings for a population that is there."""
-        own = {
-            name: getattr(self, name) for name in Privacy.model_fields if name not in ("population_size", "extrapolate")
-        }
-        if self.noise_multiplier is None and self.sigma_dp is None:
+        """The plan's settings for a population that is there; a target has become its noise."""
+        elsewhere = ("population_size", "extrapolate", "target_epsilon", "accountant")
+        own = {name: getattr(self, name) for name in Privacy.model_fields if name not in elsewhere}
+        if self.target_epsilon is not None:
+            own["noise_multiplier"] = noise_of_run(
+                self.target_epsilon,
+                population_size=population_size,
+                cohort_size=cohort_size,
+                central_steps=central_steps,
+                delta=self.delta,
+                sampling=self.sampling.value,
+                accountant=self.accountant or "pld",
+            )
+        elif self.noise_multiplier is None and self.sigma_dp is None:
             own["noise_multiplier"] = 0.0
         if no_unit_reason is not None:
             own["no_unit_reason"] = no_unit_reason
@@ -131,8 +164,7 @@ class Federation(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Federation":
-        noise = self.privacy.noise_multiplier or self.privacy.sigma_dp
-        if noise and math.isinf(self.privacy.clip_bound):
+        if self.privacy.adds_noise and math.isinf(self.privacy.clip_bound):
             raise ValueError("privacy adds noise but clip_bound is infinite: noise is in units of the clip bound")
         if self.engine == "stacked" and self.privacy.mode is Mode.SECURE:
             raise ValueError(

@@ -47,6 +47,11 @@ def _shrink(federation: dict[str, Any], seed_model: str | None) -> None:
         privacy |= {"noise_multiplier": 8.0, "sigma_dp": None}
         if privacy["adaptive"] is not None:  # a twentieth of so few clients would spend more than that
             privacy["adaptive"]["count_noise_std"] = 8.0
+    elif privacy.get("target_epsilon"):
+        # Another noise follows from so few clients, and another ε by the accountant of budgets.
+        privacy["epsilon_budget"] = None
+        if privacy["adaptive"] is not None:  # whatever follows, the count must spend less
+            privacy["adaptive"]["count_noise_std"] = 1e6
     privacy |= {"population_size": None, "extrapolate": privacy["extrapolate"][:1]}
     if clients["silos"] is not None:
         clients["silos"] = 3

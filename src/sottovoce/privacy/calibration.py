@@ -2,19 +2,30 @@
 
 ε falls with noise and population and grows with steps and sampling rate, so each answer is where ε crosses the
 target. Searches run on a coarser PLD grid; that only ever overstates ε, so an answer that passed the search passes the
-careful account.
+careful account. Noise, which runs are made with, is then found by the careful account itself.
 """
 
 import math
 from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Literal
 
 from scipy.optimize import brentq
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import pld_epsilon, rdp_epsilon
-from sottovoce.privacy.events import LARGEST_POPULATION, LARGEST_STEPS, Event, poisson_release, repeated
-from sottovoce.privacy.pld import QUICK
+from sottovoce.privacy.events import (
+    LARGEST_POPULATION,
+    LARGEST_STEPS,
+    Event,
+    Sampling,
+    check_sizes,
+    check_whole,
+    fixed_size_release,
+    poisson_release,
+    repeated,
+)
+from sottovoce.privacy.pld import CAREFUL, QUICK, PldCap
 from sottovoce.privacy.rdp import check_delta
 
 # "pld" is the tight ε (RDP where there is no PLD). "rdp" is what the ledger can follow step by step: calibrate by it
@@ -22,42 +33,85 @@ from sottovoce.privacy.rdp import check_delta
 Accountant = Literal["pld", "rdp"]
 
 _SMALLEST_NOISE, _LARGEST_NOISE = 2.0**-12, 2.0**20
-_NOISE_PRECISION = 1e-4
+_ROUGH_NOISE, _NOISE_DIGITS = 1e-3, 6
 _POPULATION_PRECISION = 1e-3
 
 
-def event_epsilon(event: Event, *, delta: float, accountant: Accountant = "pld") -> float:
+def event_epsilon(event: Event, *, delta: float, accountant: Accountant = "pld", cap: PldCap = QUICK) -> float:
     """ε as the searches see it: quick, and never below the careful value."""
     check_delta(delta)
-    by_pld = pld_epsilon(event, delta, cap=QUICK) if accountant == "pld" else None
+    by_pld = pld_epsilon(event, delta, cap=cap) if accountant == "pld" else None
     return rdp_epsilon(event, delta) if by_pld is None else by_pld
 
 
 def noise_multiplier_for(
     target_epsilon: float, *, run_event: Callable[[float], Event], delta: float, accountant: Accountant = "pld"
 ) -> float:
-    """The smallest noise multiplier (to 0.01 %) whose whole run, `run_event(z)`, stays within the target.
+    """The smallest noise multiplier of six digits whose whole run, `run_event(z)`, stays within the target.
+
+    Six digits, so that the number which a plan prints is the one that a run has, on this machine and on any other.
 
     >>> def run(z): return repeated(poisson_release(z, sampling_rate=0.0295), 2006)
-    >>> round(noise_multiplier_for(4.5, run_event=run, delta=1e-9, accountant="rdp"), 2)
-    2.03
+    >>> noise_multiplier_for(4.5, run_event=run, delta=1e-9, accountant="rdp")
+    2.02837
     """
     _check_target(target_epsilon)
 
-    def spent(z: float) -> float:
+    def roughly(z: float) -> float:
         return event_epsilon(run_event(z), delta=delta, accountant=accountant)
 
+    @cache
+    def spent(z: float) -> float:
+        return event_epsilon(run_event(z), delta=delta, accountant=accountant, cap=CAREFUL)
+
     high = 1.0
-    while spent(high) > target_epsilon:
+    while roughly(high) > target_epsilon:
         high *= 4
         if high > _LARGEST_NOISE:
-            raise _unreachable(target_epsilon, spent(_LARGEST_NOISE), f"noise_multiplier={_LARGEST_NOISE:g}")
+            raise _unreachable(target_epsilon, roughly(_LARGEST_NOISE), f"noise_multiplier={_LARGEST_NOISE:g}")
     low = high / 4
-    while spent(low) <= target_epsilon:
+    while roughly(low) <= target_epsilon:
         high, low = low, low / 4
         if low < _SMALLEST_NOISE:
             return high
-    return _crossing(spent, low, high, target=target_epsilon, precision=_NOISE_PRECISION)
+    if accountant == "pld":  # a careful one takes a second: most of the way goes by quick ones
+        high = low = _crossing(roughly, low, high, target=target_epsilon, precision=_ROUGH_NOISE)
+        while spent(low) <= target_epsilon:
+            high, low = low, low * (1 - 4 * _ROUGH_NOISE)
+    digit = 10.0 ** (1 - _NOISE_DIGITS)
+    exact = _crossing(spent, low, high, target=target_epsilon, precision=digit / 10)
+    return _smallest_written(lambda z: spent(z) <= target_epsilon, near=exact)
+
+
+@lru_cache(maxsize=64)  # the runs of a suite often share it, and it takes seconds
+def noise_of_run(
+    target_epsilon: float,
+    *,
+    population_size: int,
+    cohort_size: int,
+    central_steps: int,
+    delta: float,
+    sampling: Sampling = "poisson",
+    accountant: Accountant = "pld",
+) -> float:
+    """The noise multiplier with which a run's ε is the target, or as little below it as six digits can say.
+
+    What `sottovoce plan` prints and what a recipe with `target_epsilon` is run with. Adaptive clipping changes nothing:
+    its count is part of the step (see `adaptive`).
+    """
+    check_sizes(population_size, cohort_size=cohort_size)
+    check_whole("central_steps", central_steps, most=LARGEST_STEPS)
+
+    def run_event(z: float) -> Event:
+        if sampling == "fixed_size":
+            step = fixed_size_release(z, cohort_size=cohort_size, population_size=population_size)
+        else:
+            step = poisson_release(z, sampling_rate=cohort_size / population_size)
+        return repeated(step, central_steps)
+
+    if sampling == "fixed_size":  # of which no tight PLD is known
+        accountant = "rdp"
+    return noise_multiplier_for(target_epsilon, run_event=run_event, delta=delta, accountant=accountant)
 
 
 def steps_for(target_epsilon: float, *, step_event: Event, delta: float, accountant: Accountant = "pld") -> int:
@@ -163,6 +217,21 @@ def _crossing(spent: Callable[[float], float], low: float, high: float, *, targe
     while spent(crossing) > target:
         crossing *= 1 + precision / 2
     return min(crossing, high)
+
+
+def _smallest_written(fits: Callable[[float], bool], *, near: float) -> float:
+    """The smallest number of few digits that fits, around `near`: whichever way a search came there."""
+    exponent = math.floor(math.log10(near)) + 1 - _NOISE_DIGITS
+
+    def written(digits: int) -> float:
+        return float(f"{digits}e{exponent}")
+
+    digits = math.ceil(near / 10.0**exponent)
+    while not fits(written(digits)):
+        digits += 1
+    while fits(written(digits - 1)):
+        digits -= 1
+    return written(digits)
 
 
 def _largest(fits: Callable[[int], bool], *, low: int, high: int) -> int:

@@ -13,15 +13,8 @@ from rich.table import Table
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import Epsilon, poisson_epsilon
-from sottovoce.privacy.calibration import Accountant, noise_multiplier_for, population_for
-from sottovoce.privacy.events import (
-    LARGEST_STEPS,
-    Event,
-    check_sizes,
-    check_whole,
-    poisson_release,
-    repeated,
-)
+from sottovoce.privacy.calibration import Accountant, noise_of_run, population_for
+from sottovoce.privacy.events import LARGEST_STEPS, check_sizes, check_whole
 from sottovoce.privacy.pld import CAREFUL, PldCap
 from sottovoce.privacy.rdp import check_delta
 
@@ -128,12 +121,15 @@ def plan_run(
     if len(chosen) != 1:
         raise InputError(f"expected exactly one of {', '.join(given)}; got {', '.join(chosen) or 'none'}")
     sampling_rate = cohort_size / population_size
-
-    def run_event(z: float) -> Event:
-        return repeated(poisson_release(z, sampling_rate=sampling_rate), central_steps)
-
     if target_epsilon is not None:
-        z = noise_multiplier_for(target_epsilon, run_event=run_event, delta=delta, accountant=accountant)
+        z = noise_of_run(
+            target_epsilon,
+            population_size=population_size,
+            cohort_size=cohort_size,
+            central_steps=central_steps,
+            delta=delta,
+            accountant=accountant,
+        )
     elif sigma_dp is not None:
         _check_positive("sigma_dp", sigma_dp)
         z = sigma_dp * cohort_size  # Theorem 1: z = σ_DP/𝕊 with 𝕊 = 1/(qK)

@@ -76,12 +76,15 @@ class RunRecord:
         """Whether cohorts and noise came from the operating system: a secure run, which keeps no diagnostics."""
         return (self.federation.get("privacy") or {}).get("mode") == "secure" or self.privacy.get("simulated") is False
 
+    @property
+    def header(self) -> Record:
+        """Of the ledger, where it is sound."""
+        return {} if self.ledger is None or self.ledger.report is None else self.ledger.report.header
+
     @cached_property
     def layer_sizes(self) -> Mapping[str, int]:
         """How many parameters each tensor has; from the ledger's header."""
-        if self.ledger is None or self.ledger.report is None:
-            return {}
-        layout = self.ledger.report.header["plan"].get("layout") or {}
+        layout = self.header.get("plan", {}).get("layout") or {}
         return {name: math.prod(shape) for name, shape in layout.items()}
 
 

@@ -88,6 +88,10 @@ def _clipping(run: RunRecord) -> str:
 
 def _noise(run: RunRecord) -> str:
     settings = run.federation.get("privacy") or {}
+    if settings.get("target_epsilon"):
+        z = run.header["plan"].get("noise_multiplier") if run.header else None
+        followed = "" if z is None else f"z = {z:g}, for "
+        return f"{followed}ε ≤ {settings['target_epsilon']:g} by {settings.get('accountant', 'pld').upper()}"
     if settings.get("sigma_dp"):
         return f"σ_DP = {settings['sigma_dp']:g}"
     return (

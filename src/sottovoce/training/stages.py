@@ -43,6 +43,7 @@ from sottovoce.training.privacy_report import privacy_report
 from sottovoce.training.run_folder import RESULTS, RunFolder, open_run
 from sottovoce.training.samples import samples, shows_texts
 from sottovoce.training.seeding import Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
+from sottovoce.training.target import met_target
 from sottovoce.training.team import Team
 from sottovoce.users.population import Population
 
@@ -279,7 +280,7 @@ def starting_model(recipe: Recipe, seed: Seed | None, store: Store) -> Recognise
         start = central.starting_point(recipe, found.tokens, found, language=found.language)
     else:
         settings = recipe.federated.privacy
-        tokens = choose_tokens(recipe, store, may_read_texts=not (settings.noise_multiplier or settings.sigma_dp))
+        tokens = choose_tokens(recipe, store, may_read_texts=not settings.adds_noise)
         start = central.starting_point(recipe, tokens, None, language=store.language)
     factor = recipe.federated.rescale_norms
     if factor is None:
@@ -312,12 +313,16 @@ def private_plan(
     private = settings.privacy.settings(
         population_size=assumed or len(population),
         cohort_size=settings.cohort_size,
+        central_steps=settings.steps,
         privacy_unit=population.privacy_unit,
         no_unit_reason=population.no_guarantee,
         users_also_in_seed=heard.clients,
         root_seed=derive(recipe.seed, "privacy"),
     )
-    return Plan(private, Layout.of(trained_part(recipe, start).initial))
+    plan = Plan(private, Layout.of(trained_part(recipe, start).initial))
+    if settings.privacy.target_epsilon is not None:
+        around.say(met_target(settings, plan))
+    return plan
 
 
 def _results(
