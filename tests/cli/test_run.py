@@ -8,6 +8,8 @@ import pytest
 from tests.tones import pack_tones
 
 from sottovoce.config import recipe_names
+from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.events import poisson_release, repeated
 
 RECIPE = """
 about: tones, federated
@@ -73,6 +75,18 @@ def test_a_suite_makes_one_table_of_its_runs_and_does_not_run_them_twice(
     ledgers = [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
     assert sottovoce("run", "suite.yaml", "--out", "both").code == 0
     assert ledgers == [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
+
+
+def test_a_suite_says_what_its_runs_promise_together(here: Path, sottovoce: Callable[..., object]) -> None:
+    run = f"{{recipe: {here / 'tones.yaml'}, overrides: [federation.privacy.mode=secure]}}"
+    (here / "suite.yaml").write_text(f"about: three\nruns: {{one: {run}, two: {run}, three: {run}}}")
+    ended = sottovoce("run", "suite.yaml", "--out", "all")
+    assert ended.code == 0, ended.err
+    # Nine clients, two of them a round, two rounds a run.
+    joint = epsilon(repeated(poisson_release(8.0, sampling_rate=2 / 9), 6), 1e-3)
+    sentence = f"all 3 runs: ε = {joint.pld:.4g} (PLD) / {joint.rdp:.4g} (RDP) at δ = 0.001."
+    for said in (ended.out, (here / "all/report.txt").read_text(), (here / "all/report.html").read_text()):
+        assert sentence in said
 
 
 def test_runs_of_a_suite_side_by_side_are_those_one_after_another(here: Path, sottovoce: Callable[..., object]) -> None:

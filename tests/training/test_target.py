@@ -21,6 +21,7 @@ from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 TARGET = 2.5
 WANTED = ["federation.privacy.noise_multiplier=null", f"federation.privacy.target_epsilon={TARGET}"]
 SIZES = ["--population", "9", "--cohort", "2", "--steps", "3", "--delta", "1e-3"]
+TOO_SMALL = [f"federation.privacy.{one}" for one in ("target_epsilon=1e-9", "delta=1e-12", "accountant=rdp")]
 PLAIN = "federation.privacy.adaptive=null"
 
 Go = Callable[..., Outcome]
@@ -102,7 +103,7 @@ def test_the_target_of_a_budget_that_lasts_is_reached(go: Go) -> None:
         (["federation.privacy.sigma_dp=1"], "sigma_dp=1 and target_epsilon=2.5: expected one of"),
         (["federation.privacy.target_epsilon=0"], "federation.privacy.target_epsilon: Input should be greater than 0"),
         (["federation.privacy.target_epsilon=.inf"], "target_epsilon: Input should be a finite number"),
-        ([PLAIN, "federation.privacy.target_epsilon=1e-9", "federation.privacy.accountant=rdp"], "cannot be reached: the"),
+        ([PLAIN, *TOO_SMALL], "target_epsilon=1e-09 cannot be reached: the best is ε = "),
         (["federation.privacy.accountant=gdp"], "federation.privacy.accountant: Input should be 'pld' or 'rdp'"),
         (["federation.privacy.target_epsilon=null", "federation.privacy.accountant=rdp"], "without target_epsilon"),
         (["federation.steps=null"], "federation.steps: Input should be a valid integer"),

@@ -23,7 +23,7 @@ def report(
 
     Reads run folders and nothing else. An unfinished run is shown as far as it has come.
     """
-    from sottovoce.reporting.page import build_report, write_figures, write_page, write_tables
+    from sottovoce.reporting.page import write_figures, write_page, write_tables
     from sottovoce.reporting.records import find_runs, read_run
     from sottovoce.reporting.summary import summarise
 
@@ -33,10 +33,9 @@ def report(
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
     folders = find_runs(runs)
     records = [read_run(label, folder) for label, folder in folders.items()]
-    finished = {record.label: record.folder for record in records if record.tests}
-    summary = summarise(finished, path=out)
+    summary = summarise(records, path=out)
     name = title or (str(records[0].config.get("about") or records[0].label) if len(records) == 1 else "Runs compared")
-    made = build_report(records, title=name, headline=summary.headline, notes=summary.notes)
+    made = summary.report(records, title=name)
     written = [out]
     write_page(out, made)
     if figures is not None:
@@ -44,10 +43,11 @@ def report(
     if csv is not None:
         written += write_tables(csv, made)
     if json:
-        print_json(
-            {"runs": {label: str(folder) for label, folder in folders.items()}, "written": list(map(str, written))}
-        )
+        names = {label: str(folder) for label, folder in folders.items()}
+        print_json({"runs": names, "together": list(summary.together), "written": list(map(str, written))})
         return
+    for line in summary.together:
+        say(line)
     for record in records:
         if record.ledger is not None and record.ledger.report is None:
             say(f"warning: {record.ledger.problem}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, progress_bar, stderr, stdout
+from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr, stdout
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def run(
         print_json(found if isinstance(experiment, Suite) else found[recipe])
         return
     stdout.print(report.table)
+    for line in report.together:
+        say(line, to=stdout)
     for note in report.notes:
         stdout.print(note, highlight=False, soft_wrap=True)
     stdout.print(f"report: {report.path}", highlight=False, soft_wrap=True)
@@ -123,7 +125,7 @@ def _surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) 
                 note = f"loss {report.loss:.3f}{wer}, {report.audio_seconds_per_second:,.0f} s/s"
                 what = "step"
             else:
-                epsilon = "" if report.epsilon is None else f", ε {report.epsilon:,.4g}"
+                epsilon = "" if report.epsilon is None else f", ε spent {report.epsilon:,.4g}"
                 note, what = f"{wer}{epsilon}".removeprefix(", "), "round"
             bar.update(task, completed=report.step, total=report.steps, note=note)
             if report.dev_wer is not None:

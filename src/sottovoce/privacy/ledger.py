@@ -69,6 +69,8 @@ class Charge:
 class Header:
     """What a ledger is about. A run goes on only in a ledger with an equal header, but for its budget.
 
+    `central_steps` is T, written down before anything is released: ε of all of them is what is promised.
+
     `inputs` is a digest of what a seeded run reads (the store, the seed model): replaying a step's noise over other
     data would let the two releases be subtracted. A secure run never replays, and its ledger may be shown to anybody,
     who could try guesses of the private data against a digest: there it has none.
@@ -81,6 +83,7 @@ class Header:
     delta: float
     epsilon_budget: float | None = None
     inputs: str = ""
+    central_steps: int | None = None
 
     def __post_init__(self) -> None:
         promise(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
@@ -96,7 +99,7 @@ class Header:
             "delta": self.delta,
             "epsilon_budget": self.epsilon_budget,
             "inputs": self.inputs,
-        }
+        } | ({} if self.central_steps is None else {"central_steps": self.central_steps})
 
 
 def cohort_commitment(cohort: Indices, *, nonce: bytes) -> str:
@@ -348,7 +351,9 @@ class Ledger:
 
 
 def _check_same_run(path: Path, found: Record, expected: Record) -> None:
-    difference = _first_difference(found, expected | {"epsilon_budget": found.get("epsilon_budget")})
+    # A budget may change. Of how many steps are planned, older ledgers say nothing.
+    known = {"epsilon_budget": found.get("epsilon_budget"), "central_steps": expected.get("central_steps")}
+    difference = _first_difference(known | found, expected | {"epsilon_budget": known["epsilon_budget"]})
     if difference is not None:
         name, old, new = difference
         raise InputError(f"{path} belongs to another run: it says {name}={old}, this run has {new}")

@@ -308,10 +308,13 @@ class Plan:
         rule = {} if self.rule is None else {"rule": _name(self.rule)}
         return {**described, "layout": layout, **rule}
 
-    def ledger_header(self, *, run: str, inputs: str = "", repeatable: bool = True) -> Header:
+    def ledger_header(
+        self, *, run: str, inputs: str = "", repeatable: bool = True, central_steps: int | None = None
+    ) -> Header:
         """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by simulations only.
 
         `repeatable`: whether the run's arithmetic repeats itself to the bit, so that lost steps can be done again.
+        `central_steps`: how many are promised.
         """
         seeded = self.settings.mode is Mode.SEEDED
         return Header(
@@ -322,6 +325,7 @@ class Plan:
             delta=self.settings.delta,
             epsilon_budget=self.settings.epsilon_budget,
             inputs=inputs if seeded else "",
+            central_steps=central_steps,
         )
 
 

@@ -70,7 +70,8 @@ def privacy(runs: Sequence[RunRecord]) -> list[Drawing]:
                 "privacy-utility",
                 "Privacy against utility",
                 "Dev word error rate at each evaluation against the ε spent until then. Down and to the left is "
-                "better: fewer errors for less ε.",
+                "better: fewer errors for less ε. Whoever stops where they are few has still promised ε of all "
+                "rounds.",
                 _told("Dev word error rate against ε", bought, as_percent=True),
                 lambda: _lines(bought, x="ε (RDP)", y="word error rate, dev", finish=_epsilon_and_percents),
             )

@@ -52,9 +52,17 @@ class Report:
 
 
 def build_report(
-    runs: Sequence[RunRecord], *, title: str, headline: Table | None = None, notes: Sequence[str] = ()
+    runs: Sequence[RunRecord],
+    *,
+    title: str,
+    headline: Table | None = None,
+    together: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Report:
-    """Put the report of `runs` together; `headline` is the table it opens with, `notes` what must be said of it."""
+    """Put the report of `runs` together.
+
+    `headline` is the table it opens with, `together` what its runs promise together, `notes` what must be said of them.
+    """
     assert runs
     makers: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
         settings_section,
@@ -74,7 +82,7 @@ def build_report(
     return Report(
         title=title,
         lead=_lead(runs, title),
-        sections=(_headline(runs, headline, notes), *made),
+        sections=(_headline(runs, headline, together, notes), *made),
         extra_tables=() if found is None else (found,),
     )
 
@@ -109,16 +117,20 @@ def _lead(runs: Sequence[RunRecord], title: str) -> str:
     return f"One run, {runs[0].label}: {about}." if about and about != title else f"One run: {runs[0].label}."
 
 
-def _headline(runs: Sequence[RunRecord], headline: Table | None, notes: Sequence[str]) -> Section:
+def _headline(
+    runs: Sequence[RunRecord], headline: Table | None, together: Sequence[str], notes: Sequence[str]
+) -> Section:
     parts: list[Part] = []
     if len(runs) == 1 and runs[0].tests:
         parts.append(Html(_key_figures(runs[0])))
     if headline is not None and headline.rows:
         parts.append(headline)
+    parts += [Html(f"<p><strong>{escape(line)}</strong></p>") for line in together]
     parts += [Html(f'<p class="quiet">{escape(note)}</p>') for note in _gathered(runs, notes)]
     for run in runs:
         if not run.results:
-            parts.append(Html(_notice(f"{run.label} is not finished: there are no results yet.")))
+            promised = "" if run.promise is None or run.promise.words is None else f" {run.promise.words}."
+            parts.append(Html(_notice(f"{run.label} is not finished: there are no results yet.{promised}")))
         parts += [Html(_notice(f"{run.label}: {problem}")) for problem in run.problems]
     return Section("headline", "In short", "", tuple(parts))
 
@@ -144,7 +156,10 @@ def _key_figures(run: RunRecord) -> str:
         else:
             best = privacy["epsilon_rdp"] if privacy.get("epsilon_pld") is None else privacy["epsilon_pld"]
             told = f"PLD {epsilon(privacy.get('epsilon_pld'))}, RDP {epsilon(privacy['epsilon_rdp'])}"
-            cells.append(("ε at this population", epsilon(best), f"{told}; δ = {privacy.get('delta', 0):g}"))
+            told += f"; δ = {privacy.get('delta', 0):g}"
+            if privacy.get("promised_steps", privacy.get("steps")) != privacy.get("steps"):
+                told += f"; promised for {privacy['promised_steps']:,} rounds, {privacy['steps']:,} made"
+            cells.append(("ε at this population", epsilon(best), told))
         useful = privacy.get("useful") or {}
         if "population_size" in useful:
             needs = f"with a cohort of {integer(useful['cohort_size'])}; same noise, rate and rounds"

@@ -14,6 +14,7 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger import LedgerReport, verify
+from sottovoce.privacy.promise import Promise, figures, promise_of
 from sottovoce.training.run_folder import CONFIG, DIAGNOSTICS, ENVIRONMENT, LEDGER, METRICS, RESULTS
 
 POPULATION, ENGINE = "population.json", "engine.json"
@@ -58,10 +59,22 @@ class RunRecord:
         """Its settings; empty for central training."""
         return self.config.get("federation") or {}
 
-    @property
+    @cached_property
     def privacy(self) -> Record:
-        """What the finished run said of its privacy."""
-        return self.results.get("privacy") or {}
+        """What the finished run said of its privacy; of an older run that stopped early, what it had promised."""
+        said: Record = self.results.get("privacy") or {}
+        if not said or "promised_steps" in said or self.promise is None or self.promise.steps == self.promise.made:
+            return said
+        assert self.ledger is not None
+        assert self.ledger.report is not None
+        return {**said, **figures(self.promise, self.ledger.report)}
+
+    @cached_property
+    def promise(self) -> Promise | None:
+        """What it promised, finished or not; None without a ledger that holds."""
+        if self.ledger is None or self.ledger.report is None:
+            return None
+        return promise_of(self.ledger.report, central_steps=self.federation.get("steps"))
 
     @property
     def tests(self) -> Mapping[str, Record]:

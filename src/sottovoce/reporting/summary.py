@@ -3,7 +3,6 @@
 Everything comes from run folders: what was not written down cannot be claimed.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from rich.text import Text
 
 from sottovoce.files import written_atomically
 from sottovoce.reporting.cells import Table as Cells
-from sottovoce.reporting.page import build_report, write_page
-from sottovoce.reporting.records import read_run
+from sottovoce.reporting.joint import together
+from sottovoce.reporting.page import Report, build_report, write_page
+from sottovoce.reporting.records import Record, RunRecord, read_run
 from sottovoce.training.run_folder import RESULTS
 
 REPORT, TEXT = "report.html", "report.txt"
@@ -26,12 +26,17 @@ TEST_SET = "test set"
 
 @dataclass(frozen=True)
 class Summary:
-    """The report of some runs, and where its page lies."""
+    """The report of some runs, and where its page lies. `together` is what they promise to somebody in all of them."""
 
     path: Path
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
+    together: tuple[str, ...] = ()
+
+    def report(self, records: Sequence[RunRecord], *, title: str) -> Report:
+        """The page that opens with it."""
+        return build_report(records, title=title, headline=self.headline, together=self.together, notes=self.notes)
 
     @property
     def headline(self) -> Cells:
@@ -58,35 +63,31 @@ class Summary:
         return table
 
 
-@dataclass(frozen=True)
-class _Run:
-    label: str
-    results: Mapping[str, Any]
-
-
 def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summary:
     """Write `report.html` and `report.txt` for the finished runs in `folders`, by label, into `out`."""
-    summary = summarise(folders, path=out / REPORT)
     records = [read_run(label, folder) for label, folder in folders.items()]
-    write_page(summary.path, build_report(records, title=title, headline=summary.headline, notes=summary.notes))
-    lines = [title, "", *_aligned((summary.headings, *summary.rows)), "", *summary.notes]
+    for record in records:
+        if not record.results:
+            raise FileNotFoundError(record.folder / RESULTS)
+    summary = summarise(records, path=out / REPORT)
+    write_page(summary.path, summary.report(records, title=title))
+    lines = [title, "", *_aligned((summary.headings, *summary.rows)), "", *summary.together, *summary.notes]
     with written_atomically(out / TEXT) as file:
         file.write(("\n".join(lines) + "\n").encode())
     return summary
 
 
-def summarise(folders: Mapping[str, Path], *, path: Path) -> Summary:
-    """The table and the notes of the finished runs in `folders`, by label; `path` is where their page will lie."""
-    runs = [_read(label, folder) for label, folder in folders.items()]
-    federated = [run for run in runs if "privacy" in run.results]
+def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
+    """The table and the notes of the finished runs among `records`; `path` is where their page will lie.
+
+    What is promised together is promised by the unfinished ones as well: they have released models, too.
+    """
+    runs = [record for record in records if record.tests]
+    federated = [run for run in runs if run.privacy]
     private = ("ε here (PLD / RDP)", "population for ε ≤ 8") if federated else ()
     headings = ("", TEST_SET, "WER", "95 % interval", *private)
     rows = [*_start_rows(federated), *(row for run in runs for row in _rows(run, private=bool(federated)))]
-    return Summary(path, headings, tuple(rows), tuple(_notes(runs)))
-
-
-def _read(label: str, folder: Path) -> _Run:
-    return _Run(label, json.loads((folder / RESULTS).read_text(encoding="utf-8")))
+    return Summary(path, headings, tuple(rows), tuple(_notes(runs)), together(records))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -94,7 +95,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def _start_rows(federated: Sequence[_Run]) -> list[tuple[str, ...]]:
+def _start_rows(federated: Sequence[RunRecord]) -> list[tuple[str, ...]]:
     """One row per test set for the model they all started from; nothing where they started from different ones."""
     starts = [run.results["start"]["test"] for run in federated]
     if not starts or any(start != starts[0] for start in starts):
@@ -102,9 +103,9 @@ def _start_rows(federated: Sequence[_Run]) -> list[tuple[str, ...]]:
     return [(START, name, *_wer(result), "not private", "") for name, result in starts[0].items()]
 
 
-def _rows(run: _Run, *, private: bool) -> list[tuple[str, ...]]:
-    privacy = (_epsilon(run.results), _population(run.results)) if private else ()
-    return [(run.label, name, *_wer(result), *privacy) for name, result in run.results["test"].items()]
+def _rows(run: RunRecord, *, private: bool) -> list[tuple[str, ...]]:
+    privacy = (_epsilon(run.privacy), _population(run.privacy)) if private else ()
+    return [(run.label, name, *_wer(result), *privacy) for name, result in run.tests.items()]
 
 
 def _wer(result: Mapping[str, Any]) -> tuple[str, str]:
@@ -112,9 +113,8 @@ def _wer(result: Mapping[str, Any]) -> tuple[str, str]:
     return f"{result['wer']:.1%}", "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
 
 
-def _epsilon(results: Mapping[str, Any]) -> str:
-    privacy = results.get("privacy")
-    if privacy is None or privacy["epsilon_rdp"] is None:
+def _epsilon(privacy: Record) -> str:
+    if not privacy or privacy["epsilon_rdp"] is None:
         return "not private"
     by_pld = "–" if privacy["epsilon_pld"] is None else _rounded(privacy["epsilon_pld"])
     return f"{by_pld} / {_rounded(privacy['epsilon_rdp'])}"
@@ -125,8 +125,8 @@ def _rounded(epsilon: float) -> str:
     return f"{float(f'{epsilon:.4g}'):,.0f}" if 1e4 <= epsilon < 1e10 else f"{epsilon:,.4g}"
 
 
-def _population(results: Mapping[str, Any]) -> str:
-    useful = (results.get("privacy") or {}).get("useful")
+def _population(privacy: Record) -> str:
+    useful = privacy.get("useful")
     if useful is None:
         return ""
     if "unreachable" in useful:
@@ -137,20 +137,20 @@ def _population(results: Mapping[str, Any]) -> str:
     )
 
 
-def _notes(runs: Sequence[_Run]) -> list[str]:
+def _notes(runs: Sequence[RunRecord]) -> list[str]:
     notes = []
     for run in runs:
-        privacy = run.results.get("privacy")
-        if privacy is None:
+        privacy = run.privacy
+        if not privacy:
             continue
         ended = run.results["ended"]
         steps = f"{ended['step']:,} rounds" + (f" ({ended['words']})" if ended.get("words") else "")
         notes.append(
             f"{run.label}: {steps}, cohort {privacy['cohort_size']:,} of {privacy['population_size']:,}"
             f"{_sent(run.results)}; "
-            f"{privacy['guarantee']}"
+            f"{privacy['guarantee']}{_promised(privacy)}"
         )
-    found = [run.results["privacy"] for run in runs if "privacy" in run.results]
+    found = [run.privacy for run in runs if run.privacy]
     if any(privacy["epsilon_rdp"] is not None for privacy in found):
         notes.append(found[0]["covers"] + ".")
         notes.append(
@@ -158,6 +158,15 @@ def _notes(runs: Sequence[_Run]) -> list[str]:
             "the mean, sampling rate, rounds) reaches ε ≤ 8 by RDP, with a cohort that grows along."
         )
     return notes
+
+
+def _promised(privacy: Record) -> str:
+    """Where fewer rounds were made than promised: the ε that holds is of all of them."""
+    made, promised = privacy.get("steps"), privacy.get("promised_steps")
+    if made == promised or promised is None or privacy["epsilon_rdp"] is None:
+        return ""
+    spent = f"; what is spent by then, {_epsilon(privacy['spent'])}, is no promise: the outputs decided when to stop"
+    return f"; ε = {_epsilon(privacy)} (PLD / RDP) promised for {promised:,} rounds; {made:,} made{spent}"
 
 
 def _sent(results: Mapping[str, Any]) -> str:

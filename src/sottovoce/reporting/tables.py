@@ -128,7 +128,7 @@ def ledger_table(runs: Sequence[RunRecord]) -> Table | None:
             )
         elif check is not None:
             rows.append((run.label, f"NOT SOUND: {check.problem}", *[NOTHING] * 6))
-    headings = ("", "verdict", "lines", "steps / attempts / committed", "ε (RDP), anew", "δ", "budget", "head")
+    headings = ("", "verdict", "lines", "steps / attempts / committed", "ε spent (RDP), anew", "δ", "budget", "head")
     note = "Each line's hash covers the one before it, and ε was computed anew from the charged events."
     return Table("ledger", "Verification of the ledger", headings, tuple(rows), note, words=2) if rows else None
 

@@ -100,7 +100,9 @@ class Federating:
         parameters_P = self._layout.flatten(part.initial).to(device)
         self._server = Server(self._settings.server, self._layout, parameters_P)
         mark = self._restore()
-        header = plan.ledger_header(run=recipe.about, inputs=inputs, repeatable=self._repeatable)
+        header = plan.ledger_header(
+            run=recipe.about, inputs=inputs, repeatable=self._repeatable, central_steps=self._settings.steps
+        )
         self._ledger = Ledger(folder.path / LEDGER, header=header, checkpoint=mark)
         if self._ledger.repaired:
             say(self._ledger.repaired)

@@ -1,4 +1,4 @@
-"""What a finished run may say of its privacy: ε by both accountants, and what it would be for other populations."""
+"""What a finished run may say of its privacy: the ε it promised by both accountants, and that of other populations."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -11,6 +11,7 @@ from sottovoce.privacy.noise import sigma_dp_of
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
+from sottovoce.privacy.promise import figures, promise_of
 from sottovoce.privacy.settings import Mode, Sampling
 from sottovoce.training.run_folder import LEDGER, RunFolder
 
@@ -21,13 +22,13 @@ COVERS = "ε covers this run alone: not the tuning before it, nor the seed model
 def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str, Any]:
     """Read back from the ledger, not from what the run believes."""
     ledger = verify(run.path / LEDGER)
-    spent = ledger.as_json()
+    spent, promised = ledger.as_json(), promise_of(ledger, central_steps=settings.steps)
     report = {
         "guarantee": plan.guarantee,
         "simulated": plan.settings.mode is Mode.SEEDED,
         "covers": COVERS,
-        **{name: spent[name] for name in ("epsilon_pld", "epsilon_pld_reason", "epsilon_rdp", "delta")},
-        **{name: spent[name] for name in ("steps", "attempts", "epsilon_budget", "head", "length")},
+        **figures(promised, ledger),
+        **{name: spent[name] for name in ("delta", "steps", "attempts", "epsilon_budget", "head", "length")},
         "population_size": plan.settings.population_size,
         "cohort_size": plan.cohort_size,
         "noise_multiplier": plan.settings.z,
@@ -36,9 +37,16 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
     }
     adaptive = plan.settings.adaptive
     fixed_count_noise = adaptive is not None and adaptive.count_noise_std is not None  # it would not grow with S
-    if spent["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON or fixed_count_noise:
+    if report["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON or fixed_count_noise:
         return report
-    return report | {"useful": _useful(plan, ledger.steps), "extrapolated": _extrapolated(settings, plan, ledger.steps)}
+    steps = promised.steps
+    return report | {"useful": _useful(plan, steps), "extrapolated": _extrapolated(settings, plan, steps)}
+
+
+def promise_in(run: RunFolder, settings: Federation) -> str | None:
+    """What a run has promised that has not made all of it, in words; None where it has, or promised nothing."""
+    promised = promise_of(verify(run.path / LEDGER), central_steps=settings.steps)
+    return promised.words if promised.made < promised.steps else None
 
 
 def _useful(plan: Plan, steps: int) -> dict[str, Any]:

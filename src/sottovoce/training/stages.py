@@ -39,7 +39,7 @@ from sottovoce.training.preparing import (
     population_of,
     training_rows,
 )
-from sottovoce.training.privacy_report import privacy_report
+from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import RESULTS, RunFolder, open_run
 from sottovoce.training.samples import samples, shows_texts
 from sottovoce.training.seeding import Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
@@ -265,10 +265,12 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
                 say=around.say,
             )
             ended = federating.run()
-            if ended.reason == "interrupted":
-                return Outcome(out, stopped_at=ended.step)
             if ended.words:
                 around.say(ended.words)
+            if ended.step < settings.steps and (promised := promise_in(run, settings)) is not None:
+                around.say(promised)
+            if ended.reason == "interrupted":
+                return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
             return _finished(run, _results(recipe, run, start, plan, ended, places, team))
 

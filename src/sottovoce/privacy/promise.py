@@ -1,0 +1,131 @@
+"""What is promised: ε of all the steps that a run set out to make, and of several runs together.
+
+When a run stops is often decided by looking at what it has released: no better model, or somebody who does not go on.
+ε at such a moment is no guarantee, since the moment itself tells something; what was promised before the first release,
+ε of the whole plan, is one. A budget ends a run by its accounts alone, so that its ε may stand.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.accounting import Epsilon, epsilon
+from sottovoce.privacy.calibration import steps_for
+from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, composed, parts_of, repeated
+from sottovoce.privacy.ledger import LedgerReport
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A run's promise: `steps` of them, of which `made` are made. `event` is all of it, repeated attempts included."""
+
+    event: Event
+    delta: float
+    privacy_unit: str | None
+    simulated: bool
+    steps: int
+    made: int
+
+    @cached_property
+    def epsilon(self) -> Epsilon:
+        return epsilon(self.event, self.delta)
+
+    @property
+    def release(self) -> GaussianRelease | NoGuarantee:
+        """One step."""
+        return parts_of(self.event)[0][0]
+
+    @property
+    def words(self) -> str | None:
+        """What is promised and how much of it is made; None without a guarantee."""
+        if isinstance(self.release, NoGuarantee):
+            return None
+        return f"ε = {both(self.epsilon)} promised for {self.steps:,} rounds; {self.made:,} made"
+
+
+def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Promise:
+    """The promise of the run behind a ledger; `central_steps` is its T where the ledger does not say it (older ones).
+
+    Steps that are still to come are promised with those that are made, each repeated attempt on top. A budget takes
+    away what it would not allow.
+    """
+    (release, attempts), *_ = parts_of(ledger.spent)
+    delta, planned = ledger.header["delta"], ledger.header.get("central_steps") or central_steps or 0
+    left = max(planned - ledger.steps, 0)
+    if left and ledger.epsilon_budget is not None:
+        left = min(left, max(_affordable(release, ledger.epsilon_budget, delta=delta) - attempts, 0))
+    return Promise(
+        event=repeated(release, attempts + left),
+        delta=delta,
+        privacy_unit=ledger.header["plan"].get("privacy_unit"),
+        simulated=ledger.header["mode"] != "secure",
+        steps=ledger.steps + left,
+        made=ledger.steps,
+    )
+
+
+def _affordable(release: Event, epsilon_budget: float, *, delta: float) -> int:
+    try:
+        return steps_for(epsilon_budget, step_event=release, delta=delta, accountant="rdp")
+    except InputError:  # not one
+        return 0
+
+
+@dataclass(frozen=True)
+class Joint:
+    """What several runs promise together to somebody who is in all of them.
+
+    `unbounded` are the runs that promise nothing, and why: with one of them ε is infinite, and `epsilon` is that of
+    the others. None where nothing can be said of those: fewer than two, or `reason`.
+    """
+
+    epsilon: Epsilon | None
+    unbounded: Mapping[str, str]
+    reason: str = ""
+
+
+def joint_epsilon(promises: Mapping[str, Promise]) -> Joint:
+    """ε of several runs on the same people, by label, at the smallest δ among them.
+
+    Guarantee: whoever sees all of their models learns no more of one client than (ε, δ) allows. Every release of every
+    attempt is composed; runs that protect different units, or against different changes, are not.
+    """
+    unbounded = {label: one.release.reason for label, one in promises.items() if isinstance(one.release, NoGuarantee)}
+    private = {label: one for label, one in promises.items() if label not in unbounded}
+    if len(private) < 2:
+        return Joint(None, unbounded)
+    protected = {label: _protected(one) for label, one in private.items()}
+    first = next(iter(private))
+    for label, what in protected.items():
+        if what != protected[first]:
+            reason = f"{first} protects {protected[first]} and {label} {what}: no one ε is for both"
+            return Joint(None, unbounded, reason)
+    whole = composed(*(one.event for one in private.values()))
+    return Joint(epsilon(whole, min(one.delta for one in private.values())), unbounded)
+
+
+def _protected(one: Promise) -> str:
+    assert isinstance(one.release, GaussianRelease)
+    relation = "adding or removing" if one.release.neighbouring == "add_remove" else "replacing"
+    return f"each {one.privacy_unit} against {relation} one"
+
+
+def both(found: Epsilon) -> str:
+    """ε by both accountants, as far as they have one."""
+    by_rdp = f"{found.rdp:,.4g} (RDP)"
+    return by_rdp if found.pld is None else f"{found.pld:,.4g} (PLD) / {by_rdp}"
+
+
+def figures(promise: Promise, ledger: LedgerReport) -> dict[str, Any]:
+    """For `results.json`: what is promised, and what of it is spent, under its own name."""
+    spent = ledger.as_json()
+    found = promise.epsilon
+    return {
+        "epsilon_pld": found.pld,
+        "epsilon_pld_reason": found.pld_reason,
+        "epsilon_rdp": None if isinstance(promise.release, NoGuarantee) else found.rdp,
+        "promised_steps": promise.steps,
+        "spent": {name: spent[name] for name in ("epsilon_pld", "epsilon_rdp")},
+    }

@@ -1,0 +1,116 @@
+"""What is promised is ε of the whole plan, and of several runs together that of all their releases."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from sottovoce.privacy.accounting import epsilon, rdp_epsilon
+from sottovoce.privacy.events import (
+    GaussianRelease,
+    NoGuarantee,
+    composed,
+    fixed_size_release,
+    poisson_release,
+    repeated,
+)
+from sottovoce.privacy.ledger import Header, Ledger, LedgerReport, verify
+from sottovoce.privacy.promise import Promise, joint_epsilon, promise_of
+
+STEP = poisson_release(4.0, sampling_rate=0.05)
+DELTA = 1e-6
+
+
+def ledger(
+    path: Path,
+    *steps: int,
+    central_steps: int | None,
+    event: GaussianRelease | NoGuarantee = STEP,
+    epsilon_budget: float | None = None,
+) -> LedgerReport:
+    """The ledger of a release that charged `steps`, one after another, from its start again wherever they go back."""
+    header = Header(
+        run="r",
+        mode="secure",
+        plan={"privacy_unit": "speaker"},
+        event=event,
+        delta=DELTA,
+        epsilon_budget=epsilon_budget,
+        central_steps=central_steps,
+    )
+    open_ledger, last = Ledger(path, header=header), -1
+    for step in steps:
+        if step <= last:
+            open_ledger.close()
+            open_ledger = Ledger(path, header=header)
+        open_ledger.intend(event, step=step, clip_bound=1.0, parameters="p", cohort="c")
+        last = step
+    open_ledger.close()
+    return verify(path)
+
+
+def promised(count: int, *, event: GaussianRelease | NoGuarantee = STEP, delta: float = DELTA) -> Promise:
+    return Promise(repeated(event, count), delta, "speaker", simulated=False, steps=count, made=count)
+
+
+def test_steps_that_are_left_are_promised_with_those_that_are_made(tmp_path: Path) -> None:
+    one = promise_of(ledger(tmp_path / "l", 0, 1, 2, central_steps=10))
+    assert (one.steps, one.made) == (10, 3)
+    assert one.epsilon == epsilon(repeated(STEP, 10), DELTA)
+
+
+def test_attempts_after_a_crash_add_to_the_promise(tmp_path: Path) -> None:
+    one = promise_of(ledger(tmp_path / "l", 0, 1, 0, 1, 2, central_steps=10))
+    assert (one.steps, one.made) == (10, 3)
+    # Five attempts at three steps, and seven steps to come.
+    assert one.event == repeated(STEP, 12)
+
+
+def test_a_budget_bounds_the_promise(tmp_path: Path) -> None:
+    budget = (rdp_epsilon(repeated(STEP, 6), DELTA) + rdp_epsilon(repeated(STEP, 7), DELTA)) / 2
+    one = promise_of(ledger(tmp_path / "l", 0, 1, 2, central_steps=10, epsilon_budget=budget))
+    assert (one.steps, one.event) == (6, repeated(STEP, 6))
+    spent = promise_of(ledger(tmp_path / "all", *range(6), central_steps=10, epsilon_budget=budget))
+    assert (spent.steps, spent.made) == (6, 6)
+
+
+def test_a_ledger_that_does_not_say_how_many_takes_the_recipes_number(tmp_path: Path) -> None:
+    report = ledger(tmp_path / "l", 0, 1, central_steps=None)
+    assert "central_steps" not in report.header
+    assert promise_of(report).steps == 2
+    assert promise_of(report, central_steps=5).steps == 5
+
+
+def test_a_run_goes_on_in_a_ledger_that_promised_as_many_steps(tmp_path: Path) -> None:
+    ledger(tmp_path / "l", 0, central_steps=None)
+    ledger(tmp_path / "l", 0, central_steps=5)
+    ledger(tmp_path / "m", 0, central_steps=5)
+    with pytest.raises(ValueError, match=r"belongs to another run: it says central_steps=5, this run has 6"):
+        ledger(tmp_path / "m", 0, central_steps=6)
+
+
+def test_several_runs_promise_what_all_of_their_releases_are_worth() -> None:
+    other = poisson_release(2.0, sampling_rate=0.1)
+    joint = joint_epsilon({"a": promised(10), "b": promised(20), "c": promised(5, event=other, delta=1e-7)})
+    assert joint.epsilon == epsilon(composed(repeated(STEP, 30), repeated(other, 5)), 1e-7)
+    assert joint.epsilon is not None
+    assert joint.epsilon.pld is not None
+    single = [one.epsilon.headline for one in (promised(10), promised(20), promised(5, event=other, delta=1e-7))]
+    assert max(single) < joint.epsilon.headline < sum(single)
+
+
+def test_a_run_that_promises_nothing_takes_the_promise_from_all() -> None:
+    joint = joint_epsilon({"a": promised(10), "b": promised(3, event=NoGuarantee("no noise")), "c": promised(10)})
+    assert joint.unbounded == {"b": "no noise"}
+    assert joint.epsilon == epsilon(repeated(STEP, 20), DELTA), "of the others"
+    assert math.isinf(epsilon(repeated(NoGuarantee("no noise"), 3), DELTA).rdp)
+    assert joint_epsilon({"a": promised(10), "b": promised(3, event=NoGuarantee("none"))}).epsilon is None
+
+
+def test_what_protects_others_or_against_other_changes_is_not_composed() -> None:
+    fixed = promised(3, event=fixed_size_release(4.0, cohort_size=5, population_size=100))
+    joint = joint_epsilon({"a": promised(10), "b": fixed})
+    assert joint.epsilon is None
+    assert joint.reason.startswith("a protects each speaker against adding or removing one and b each speaker against")
+    device = Promise(repeated(STEP, 3), DELTA, "device of two speakers", simulated=True, steps=3, made=3)
+    assert "b each device of two speakers against" in joint_epsilon({"a": promised(10), "b": device}).reason
