@@ -1,28 +1,79 @@
 """Writing so that a reader sees the old content or the new, whatever happens in between."""
 
+import fcntl
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+# Names that `tempfile` makes. Whoever writes one holds a lock on it, so that a dead one's can be told from a living one's.
+_TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}", re.DOTALL)
 
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """A binary file that takes `path`'s place, flushed to disk, when the block ends without an exception."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """A binary file that takes `path`'s place, flushed to disk, when the block ends without an exception.
+
+    An `OSError` names `path`. What a killed process left of writing it is removed.
+    """
+    with naming(path):
+        sweep(path.parent, path.name)
+        temporary, file = _temporary_for(path)
+        with file:
+            try:
+                yield file
+                sync(file)
+                os.chmod(temporary, 0o666 & ~_umask())
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        sync_folder(path.parent)
+
+
+def sweep(folder: Path, *targets: str) -> None:
+    """Remove what processes that are no more have left of writing the files `targets` of `folder`."""
+    for name in os.listdir(folder):
+        if (found := _TEMPORARY.fullmatch(name)) is not None and found["target"] in targets:
+            _remove_unless_held(folder / name)
+
+
+def _remove_unless_held(left: Path) -> None:
+    with suppress(OSError):  # it is held, gone meanwhile, or somebody else's
+        handle = os.open(left, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
+        finally:
+            os.close(handle)
+
+
+def _temporary_for(path: Path) -> tuple[Path, IO[bytes]]:
+    """A new file beside `path`, held by this process."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with suppress(OSError):  # where files cannot be held, nothing is swept either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return Path(name), os.fdopen(handle, "wb")
+        os.close(handle)  # swept before it was held
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within, an `OSError` that names no file, or a temporary one in `path`'s place, names `path`: a full disk shows when
+    an open file is written or flushed, and such errors do not say which."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            sync(file)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+        yield
+    except OSError as error:
+        named = None if error.filename is None else _TEMPORARY.fullmatch(Path(os.fsdecode(error.filename)).name)
+        if error.errno is None or not (error.filename is None or (named and named["target"] == path.name)):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def write_json(path: Path, content: Any) -> None:

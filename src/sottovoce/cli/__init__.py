@@ -1,8 +1,9 @@
 """The command line: parse, call, print. Everything it can do is a function elsewhere."""
 
 import errno
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.markup import escape
@@ -33,7 +34,7 @@ app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="transcribe")(transcribe.transcribe)
 
 
-_MENDABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+_MENDABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,13 +54,21 @@ def _options(
 def main() -> None:
     """Run the command line; a user's mistake is one line and exit code 2, a traceback means a bug of ours."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # not left to the end of the program, where nobody can say what went wrong
     except InputError as error:
-        stderr.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _end(str(error))
     except OSError as error:
         # A full disk or a missing permission is the user's to mend; anything else keeps its traceback.
         if error.errno not in _MENDABLE:
             raise
-        stderr.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        if error.filename is None:  # every file has a name by now
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _end(f"{error.filename or 'standard output'}: {error.strerror}")
+
+
+def _end(words: str) -> NoReturn:
+    stderr.print(f"[bold red]error:[/] {escape(words)}", highlight=False, soft_wrap=True)
+    sys.exit(2)

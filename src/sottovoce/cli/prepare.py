@@ -157,9 +157,9 @@ def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None
 
         try:
             pack(corpus, out, workers=workers, on_progress=show)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as signalled:
             say(f"interrupted: nothing half-written is left in {out}")
-            raise typer.Exit(130) from None
+            raise typer.Exit(130 if isinstance(signalled, KeyboardInterrupt) else signalled.code) from None
     elapsed = time.monotonic() - started
     store = Store(out)
     if json:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from sottovoce.errors import InputError
-from sottovoce.files import sync_folder
+from sottovoce.files import naming, sync_folder
 
 Record = dict[str, Any]
 _GENESIS = "0" * 64
@@ -86,6 +86,7 @@ class ChainWriter:
 
     def __init__(self, path: Path) -> None:
         """Opens the file, or starts it; a torn end stays until `cut_torn_end`."""
+        self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             self._lock(path)
@@ -110,10 +111,11 @@ class ChainWriter:
     def append(self, record: Record) -> Mark:
         line, digest = seal(record, after=self.mark.head)
         try:
-            written = 0
-            while written < len(line):
-                written += os.pwrite(self._file, line[written:], self._size + written)
-            os.fsync(self._file)
+            with naming(self._path):
+                written = 0
+                while written < len(line):
+                    written += os.pwrite(self._file, line[written:], self._size + written)
+                os.fsync(self._file)
         except BaseException:
             os.ftruncate(self._file, self._size)  # a full disk must not leave half a line for the next one to follow
             raise

@@ -15,9 +15,16 @@ from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger import LedgerReport, verify
 from sottovoce.privacy.promise import Promise, figures, promise_of
-from sottovoce.training.run_folder import CONFIG, DIAGNOSTICS, ENVIRONMENT, LEDGER, METRICS, RESULTS
-
-POPULATION, ENGINE = "population.json", "engine.json"
+from sottovoce.training.run_folder import (
+    CONFIG,
+    DIAGNOSTICS,
+    ENGINE,
+    ENVIRONMENT,
+    LEDGER,
+    METRICS,
+    POPULATION,
+    RESULTS,
+)
 
 Record = Mapping[str, Any]
 

@@ -13,13 +13,9 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterator, Set
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Set
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -27,10 +23,12 @@ from uuid import uuid4
 
 import numpy as np
 
+from sottovoce.children import ChildKilled, children, in_order
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.problems import Kind, Problem
 from sottovoce.errors import InputError
-from sottovoce.files import sync, sync_folder, write_json
+from sottovoce.files import sweep, sync, sync_folder, write_json
+from sottovoce.interrupts import ended_in_order
 from sottovoce.seeds import name_key
 from sottovoce.store import layout
 
@@ -60,15 +58,15 @@ def pack(
 ) -> None:
     """Render every speaker of `corpus` and write them as the store `out`.
 
-    Problems are added to `corpus.problems` and kept in the store's header. On any failure, a full disk or an
-    interrupt included, `out` is left as it was.
+    Problems are added to `corpus.problems` and kept in the store's header. On any failure, a full disk or a signal
+    included (SIGINT, SIGTERM, SIGHUP), `out` is left as it was and no worker is left running.
     """
     out = Path(out)
     tasks = list(_tasks(corpus))
-    with _exclusive(out), _new_generation(out) as folder:
+    with ended_in_order(), _exclusive(out), _new_generation(out) as folder:
         _sweep(out, keep={folder.name, _current(out)})  # what a killed process left may be what fills the disk
-        with _Writer(folder) as writer:
-            for done, rendered in enumerate(_rendered(corpus, tasks, workers=workers or _cpu_count()), start=1):
+        with _Writer(folder) as writer, closing(_rendered(corpus, tasks, workers=workers or _cpu_count())) as rendering:
+            for done, rendered in enumerate(rendering, start=1):
                 corpus.problems.extend(rendered.problems)
                 writer.add(rendered)
                 on_progress(Progress(done, len(tasks), writer.sample_count / SAMPLE_RATE))
@@ -93,30 +91,16 @@ def _tasks(corpus: Corpus[S]) -> Iterator[S]:
             yield speaker
 
 
-def _rendered(corpus: Corpus[S], tasks: list[S], *, workers: int) -> Iterator[RenderedSpeaker]:
+def _rendered(corpus: Corpus[S], tasks: list[S], *, workers: int) -> Generator[RenderedSpeaker]:
     """Render `tasks` in worker processes, in their order, with a bounded number waiting."""
     if workers == 1:
         yield from map(corpus.render, tasks)
         return
-    count = min(workers, max(len(tasks), 1))
-    with ProcessPoolExecutor(count, mp_context=_process_context(), initializer=_end_on_interrupt) as pool:
-        waiting: deque[Future[RenderedSpeaker]] = deque()
-        try:
-            for task in tasks:
-                waiting.append(pool.submit(corpus.render, task))
-                if len(waiting) >= TASKS_PER_WORKER * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool:
-            raise InputError("a worker process was killed (out of memory?): try fewer --workers") from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _end_on_interrupt() -> None:
-    # Ctrl-C reaches the workers too: they should go without a traceback each, this process has the last word.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        with children(min(workers, len(tasks)), _process_context()) as crew:
+            yield from in_order(crew, corpus.render, tasks, ahead=TASKS_PER_WORKER * workers)
+    except ChildKilled:
+        raise InputError("a worker process was killed (out of memory?): try fewer --workers") from None
 
 
 def _process_context() -> Any:
@@ -304,7 +288,9 @@ def _current(out: Path) -> str | None:
 
 
 def _sweep(out: Path, *, keep: Set[str | None]) -> None:
-    """Remove all other generations. Readers that still map one keep it until they let go."""
+    """Remove all other generations, and a header that was never finished. Readers that still map one keep it until they
+    let go."""
+    sweep(out, layout.HEADER)
     for folder in out.glob(f"{layout.GENERATION_PREFIX}*"):
         if folder.name not in keep:
             shutil.rmtree(folder, ignore_errors=True)

@@ -31,7 +31,7 @@ from sottovoce.text.tokens import Tokens
 from sottovoce.training import checkpoint
 from sottovoce.training.checkpoint import Checkpoint
 from sottovoce.training.computing import one_model, precision
-from sottovoce.training.interrupts import interruptible
+from sottovoce.interrupts import interruptible
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.step_log import Recorder, StepLog, recorder
 

@@ -26,10 +26,9 @@ from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import derive, stream
 from sottovoce.training.computing import many_models, one_model, precision
 from sottovoce.training.parts import trained_part
-from sottovoce.training.run_folder import RunFolder
+from sottovoce.training.run_folder import ENGINE, RunFolder
 from sottovoce.users.population import Population
 
-ENGINE = "engine.json"
 TRIED_CLIENTS = 32
 WORTH_WORKERS = 500  # clients trained in a run: worker processes take some seconds to start
 

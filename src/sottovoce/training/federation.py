@@ -33,7 +33,7 @@ from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 from sottovoce.training import checkpoint
 from sottovoce.training.checkpoint import Checkpoint
-from sottovoce.training.interrupts import interruptible
+from sottovoce.interrupts import interruptible
 from sottovoce.training.parts import trained_part
 from sottovoce.training.run_folder import LEDGER, RunFolder
 from sottovoce.training.step_log import Recorder, by_kind, recorder

@@ -21,7 +21,7 @@ import torch
 
 from sottovoce import __version__
 from sottovoce.errors import InputError
-from sottovoce.files import write_json, written_atomically
+from sottovoce.files import sweep, write_json, written_atomically
 
 CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "environment.json"
 METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
@@ -31,6 +31,7 @@ METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
     "results.json",
     ".lock",
 )
+ENGINE, POPULATION = "engine.json", "population.json"
 
 COMMIT = "SOTTOVOCE_COMMIT"  # an environment variable, for sources that came without their history
 
@@ -111,6 +112,7 @@ def open_run(path: Path, *, config: str, inputs: Mapping[str, Any], resume: bool
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"run folder {path} is in use by another process") from None
+        sweep(path, CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, ENGINE, POPULATION, RESULTS)
         if not known.exists():
             with written_atomically(known) as file:
                 file.write(config.encode())

@@ -40,7 +40,7 @@ from sottovoce.training.preparing import (
     training_rows,
 )
 from sottovoce.training.privacy_report import privacy_report, promise_in
-from sottovoce.training.run_folder import RESULTS, RunFolder, open_run
+from sottovoce.training.run_folder import POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.samples import samples, shows_texts
 from sottovoce.training.seeding import Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
 from sottovoce.training.target import met_target
@@ -250,7 +250,7 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
                 around.say(describe_part(trained_part(recipe, start)))
             for line in (*plan.warnings, plan.guarantee):
                 around.say(line)
-            write_json(run.path / "population.json", _public(population, plan))
+            write_json(run.path / POPULATION, _public(population, plan))
             federating = Federating(
                 recipe,
                 run,

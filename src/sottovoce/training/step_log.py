@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import InputError
+from sottovoce.files import naming
 from sottovoce.models.ctc_transformer import layer_index, parameter_kind
 from sottovoce.training.run_folder import RunFolder
+
+TENSORBOARD = "tensorboard"
 
 
 class StepLog:
@@ -114,7 +117,7 @@ def recorder(run: RunFolder, *, after_step: int) -> Iterator["Recorder"]:
     from torch.utils.tensorboard import SummaryWriter
 
     run.metrics.cut(after_step=after_step)
-    writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=after_step + 1)
+    writer = SummaryWriter(str(run.path / TENSORBOARD), purge_step=after_step + 1)
     try:
         yield Recorder(run, writer)
     finally:
@@ -130,6 +133,10 @@ class Recorder:
     def write(self, record: Mapping[str, Any]) -> None:
         """One record; it has a `step`."""
         self._run.metrics.add(record)
+        with naming(self._run.path / TENSORBOARD):
+            self._draw(record)
+
+    def _draw(self, record: Mapping[str, Any]) -> None:
         for name, value in record.items():
             if isinstance(value, Mapping):
                 for kind, numbers in value.items():

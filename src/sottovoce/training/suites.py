@@ -5,20 +5,17 @@ A small model leaves a GPU idle while its process prepares the next launch; othe
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from fnmatch import fnmatchcase
-from multiprocessing.connection import wait as wait_for
 from pathlib import Path
-from threading import Thread
 
 import torch
 
+from sottovoce.children import ChildKilled, Children, children
 from sottovoce.config import Recipe, Suite, load_recipe
 from sottovoce.errors import InputError
 from sottovoce.processes import joined, own_device
-from sottovoce.training.interrupts import interruptible
+from sottovoce.interrupts import interruptible
 from sottovoce.training.preparing import ensure_store
 from sottovoce.training.seeding import Seed, ancestors, seed_of
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
@@ -72,14 +69,16 @@ def _side_by_side(
         ensure_store(recipe, around.stores, around.on_prepare)
     threads = max(1, (os.cpu_count() or 1) // at_once)
     context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(at_once, mp_context=context, initializer=_begin, initargs=(threads,)) as pool,
-        interruptible() as asked,
-    ):
-        for wave in waves:
-            _handed_out(wave, pool, around, asked)
-        runs = {label: (recipe, out / label) for label, recipe in recipes.items()}
-        return _handed_out(runs, pool, around, asked)
+    try:
+        with interruptible() as asked, children(at_once, context, begin=torch.set_num_threads, given=[threads]) as crew:
+            for wave in waves:
+                _handed_out(wave, crew, around, asked)
+            runs = {label: (recipe, out / label) for label, recipe in recipes.items()}
+            return _handed_out(runs, crew, around, asked)
+    except ChildKilled:
+        raise InputError(
+            f"a run's process was killed (out of memory?): the same command goes on; at_once={at_once} may be too many"
+        ) from None
 
 
 def _seed_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Job]]:
@@ -94,64 +93,30 @@ def _seed_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Jo
 
 
 def _handed_out(
-    jobs: Mapping[str, _Job], pool: ProcessPoolExecutor, around: Surroundings, asked: Callable[[], bool]
+    jobs: Mapping[str, _Job], crew: Children, around: Surroundings, asked: Callable[[], bool]
 ) -> dict[str, Outcome]:
     """Run all `jobs`; what fails is said at once and raised at the end. When `asked` to stop, no more begin."""
     if asked():
         return {}
     around.on_stage(f"{len(jobs):,} runs side by side" if len(jobs) > 1 else next(iter(jobs)))
-    futures = {
-        pool.submit(_run, recipe, folder, around.runs, around.stores, around.device): label
-        for label, (recipe, folder) in jobs.items()
-    }
-    waiting, failures = set(futures), dict[str, BaseException]()
-    outcomes: dict[str, Outcome] = {}
-    while waiting:
-        ended, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-        for future in ended:
-            label = futures[future]
-            if future.cancelled():
+    for label, (recipe, folder) in jobs.items():
+        crew.hand(label, _run, recipe, folder, around.runs, around.stores, around.device)
+    failures, outcomes = dict[str, Exception](), dict[str, Outcome]()
+    while crew.busy:
+        for answer in crew.answers(timeout=0.2):
+            label = answer.name
+            if answer.error is not None:
+                failures[label] = answer.error
+                around.say(f"{label}: failed: {answer.error}")
                 continue
-            if (error := future.exception()) is not None:
-                failures[label] = error
-                around.say(f"{label}: failed: {error}")
-                continue
-            outcomes[label], said = future.result()
+            outcomes[label], said = answer.value
             for line in (*said, f"{len(outcomes):,} of {len(jobs):,}"):
                 around.say(f"{label}: {line}")
-        if asked():
-            for future in waiting:
-                future.cancel()
-            _pass_on()
+        if asked():  # the signal may have been sent to this process alone
+            crew.ask_to_stop()
     for label, error in failures.items():
         raise InputError(f"{label}: {error}") if isinstance(error, InputError) else error
     return {label: outcomes[label] for label in jobs if label in outcomes}
-
-
-def _pass_on() -> None:
-    """Ask the processes to stop as well: a signal may have been sent to this one alone."""
-    for child in multiprocessing.active_children():
-        if child.pid is not None:
-            os.kill(child.pid, signal.SIGTERM)
-
-
-# In a process of its own.
-
-
-def _begin(threads: int) -> None:
-    """Between runs a signal means nothing: whoever sent it has asked the first process too. During one it ends it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(threads)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _leave_with(parent: int) -> None:
-    """End when the first process has come to its end, however it did: all that is written is written atomically."""
-    wait_for([parent])
-    os._exit(1)
 
 
 def _run(recipe: Recipe, out: Path, runs: Path, stores: Path, device: torch.device) -> tuple[Outcome, list[str]]:

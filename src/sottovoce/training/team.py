@@ -24,7 +24,7 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.processes import Processes
 from sottovoce.store import Store
-from sottovoce.training.interrupts import interruptible
+from sottovoce.interrupts import interruptible
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from sottovoce.children import leave_with
 from sottovoce.errors import InputError
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.engines import shared_memory
@@ -73,6 +74,7 @@ Answer = Ready | Done | Dropped | Failed
 def main() -> None:
     torch.set_num_threads(1)
     connection, setting, memory = map(int, sys.argv[1:])
+    leave_with(connection)
     try:
         _serve(Connection(connection), setting=setting, memory=memory)
     except (EOFError, OSError):  # the other side is gone
