@@ -167,6 +167,21 @@ def test_workers_end_when_the_engines_process_is_gone(tones: Path, tmp_path: Pat
             assert worker.process.wait(timeout=60) == 0
 
 
+def test_a_worker_ends_with_the_engines_process_even_in_the_middle_of_a_client(
+    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("STUCK", str(tmp_path / "pipe"))
+    ours = small(tones, tmp_path / "ledger.jsonl")
+    with closing(workers_of(ours, accidents={0: "stuck"}, workers=1)) as engine:
+        (worker,) = engine._workers
+        worker.connection.send(Job(0, 1, slot=1))
+        with (tmp_path / "pipe").open("rb") as training:
+            assert training.read(1) == b"."
+            worker.connection.close()
+            assert worker.process.wait() == 0
+
+
 def test_a_store_prepared_anew_is_refused(tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl")
     monkeypatch.setattr(ours.room.store, "digest", "another")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,7 +14,8 @@ from sottovoce.users.population import Client
 
 @dataclass(frozen=True, eq=False)
 class Trouble(ClientRoom):
-    """`accidents` says by client what happens: it cannot be read, its process is killed, or we have a bug."""
+    """`accidents` says by client what happens: it cannot be read, its process is killed, we have a bug, or it never comes
+    to an end, which a byte in the named pipe $STUCK tells."""
 
     accidents: Mapping[int, str] = field(default_factory=dict)
 
@@ -25,4 +27,8 @@ class Trouble(ClientRoom):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "bug":
                 raise ZeroDivisionError
+            case "stuck":
+                with open(os.environ["STUCK"], "wb", buffering=0) as pipe:
+                    pipe.write(b".")
+                    threading.Event().wait()
         return super().speech(client)

@@ -1,0 +1,46 @@
+"""Processes give back what they are asked for, in order; one that dies is noticed, and none is left. (Deaths of the first
+process: tests/store/test_signals.py, tests/training/test_suite_deaths.py.)"""
+
+import multiprocessing
+from collections.abc import Iterator
+
+import pytest
+from tests import calls
+
+from sottovoce.children import ChildKilled, Children, children, in_order
+from sottovoce.errors import InputError
+
+
+@pytest.fixture
+def two() -> Iterator[Children]:
+    others = {*multiprocessing.active_children()}
+    with children(2, multiprocessing.get_context("forkserver")) as crew:
+        yield crew
+    assert {*multiprocessing.active_children()} == others
+
+
+def test_results_come_in_order(two: Children) -> None:
+    assert [*in_order(two, calls.tenfold, range(12), ahead=3)] == [10 * n for n in range(12)]
+    assert not two.busy
+
+
+def test_an_error_comes_back_as_it_was(two: Children) -> None:
+    with pytest.raises(InputError) as raised:
+        [*in_order(two, calls.tenfold, [1, 13, 2], ahead=4)]
+    assert str(raised.value) == "13 brings bad luck"
+    assert any("in a process of its own" in note for note in raised.value.__notes__)
+
+
+def test_what_cannot_be_sent_is_an_error_and_no_death(two: Children) -> None:
+    two.hand("a", calls.unsendable)
+    (answer,) = two.answers()
+    assert "cannot be sent" in str(answer.error)
+
+
+@pytest.mark.parametrize("call", [calls.killed, calls.killed_in_the_middle_of_its_answer])
+def test_one_that_is_killed_is_noticed(two: Children, call: object) -> None:
+    two.hand("a", call)  # type: ignore[arg-type]
+    two.hand("b", calls.tenfold, 1)
+    with pytest.raises(ChildKilled):
+        while two.busy:
+            two.answers()
