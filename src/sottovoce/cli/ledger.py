@@ -4,31 +4,43 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from sottovoce.cli.console import Json, print_json, stderr, stdout
+from sottovoce.cli.console import Json, print_json, say, stderr, stdout
 from sottovoce.errors import InputError
+
+END_UNKNOWN = "alone it cannot show that its end is missing"
 
 
 def ledger(
     run: Annotated[Path, typer.Argument(help="A run's folder, or its ledger.jsonl.")],
     json: Json = False,
 ) -> None:
-    """Verify a run's ledger line by line, and print what it has spent.
+    """Verify a run's ledger line by line, hold it against all that its folder says of it, and print what it has spent.
 
     Example: sottovoce ledger runs/demo
     """
     from sottovoce.privacy.ledger import verify
+    from sottovoce.training.marks import CheckedLedger, check_ledger
 
     path = run / "ledger.jsonl" if run.is_dir() else run
     try:
-        report = verify(path)
+        found = check_ledger(run) if run.is_dir() else CheckedLedger(verify(run), agreeing=(), unread=())
     except InputError as problem:
         if json:
             print_json({"path": str(path), "valid": False, "problem": str(problem)})
         raise
+    report = found.report
     if json:
-        print_json(report.as_json())
+        print_json({**report.as_json(), "agrees_with": found.agreeing, "unreadable": found.unread})
     else:
-        stdout.print(report.table())
+        table = report.table()
+        table.add_row("agrees with", escape(", ".join(found.agreeing) or END_UNKNOWN))
+        stdout.print(table)
+    for file in found.unread:
+        say(f"warning: {run / file} cannot be read: the ledger could not be held against it")
+    if not found.agreeing:
+        place = "the folder holds nothing else of the run" if run.is_dir() else "give the run folder"
+        say(f"{path}: chain valid; {END_UNKNOWN}: {place}")
     if report.torn_bytes:
         stderr.print(f"[yellow]warning:[/] {path}: the last line was never finished", highlight=False, soft_wrap=True)

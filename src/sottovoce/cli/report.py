@@ -21,7 +21,8 @@ def report(
 
     Example: sottovoce report runs/demo --out report.html --csv tables
 
-    Reads run folders and nothing else. An unfinished run is shown as far as it has come.
+    Reads run folders and nothing else. An unfinished run is shown as far as it has come. Where a ledger does not hold,
+    the page says so before all else, and the command ends with exit code 2.
     """
     from sottovoce.reporting.page import write_figures, write_page, write_tables
     from sottovoce.reporting.records import find_runs, read_run
@@ -43,12 +44,19 @@ def report(
     if csv is not None:
         written += write_tables(csv, made)
     if json:
-        names = {label: str(folder) for label, folder in folders.items()}
-        print_json({"runs": names, "together": list(summary.together), "written": list(map(str, written))})
-        return
-    for line in summary.together:
-        say(line)
-    for record in records:
-        if record.ledger is not None and record.ledger.report is None:
-            say(f"warning: {record.ledger.problem}")
-    say(f"wrote {out}" + (f" and {len(written) - 1:,} files beside it" if written[1:] else ""))
+        print_json(
+            {
+                "runs": {label: str(folder) for label, folder in folders.items()},
+                "together": list(summary.together),
+                "written": list(map(str, written)),
+                "not_sound": {record.label: record.unsound for record in records if record.unsound},
+            }
+        )
+    else:
+        for line in summary.together:
+            say(line)
+        say(f"wrote {out}" + (f" and {len(written) - 1:,} files beside it" if written[1:] else ""))
+    for alarm in made.alarms:
+        say(f"error: NOT SOUND: {alarm}")
+    if made.alarms:
+        raise typer.Exit(2)

@@ -3,6 +3,7 @@
 Shapes: U utterances, S speakers; columns as in `wer`.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from sottovoce.store import Store
 # What a corpus may tell of a person, and what stands for a person of whom it does not.
 FACTS = ("gender", "age", "accent")
 UNKNOWN = "unknown"
+OTHERS = "others"
 LONGEST_SECONDS = 60.0
 
 
@@ -177,8 +179,13 @@ def select(store: Store, *, split: str | None = None, longest_seconds: float = L
     )
 
 
-def score(store: Store, chosen: Selection, hypotheses: Sequence[str], *, seed: int = 1) -> Evaluation:
-    """Count the errors of `hypotheses`, one for each utterance of `chosen`, and put them together by speaker."""
+def score(
+    store: Store, chosen: Selection, hypotheses: Sequence[str], *, seed: int = 1, smallest_group: int = 1
+) -> Evaluation:
+    """Count the errors of `hypotheses`, one for each utterance of `chosen`, and put them together by speaker.
+
+    Groups of fewer than `smallest_group` people are put together as `OTHERS`.
+    """
     words_U4 = count_words(chosen.references, hypotheses)
     names, facts, owners = _speakers(store, chosen.rows)
     counts_S4 = sum_by(words_U4, owners, owner_count=len(names))
@@ -196,7 +203,7 @@ def score(store: Store, chosen: Selection, hypotheses: Sequence[str], *, seed: i
         speakers=names,
         speaker_counts_S4=counts_S4,
         spread=spread(counts_S4),
-        groups=_groups(counts_S4, facts, seed=seed),
+        groups=_groups(counts_S4, facts, seed=seed, smallest=smallest_group),
     )
 
 
@@ -232,13 +239,15 @@ def _speakers(
     return tuple(index), facts, owner_of_user[user_of_row]
 
 
-def _groups(counts_S4: Counts, facts: Sequence[Mapping[str, str]], *, seed: int) -> dict[str, tuple[Group, ...]]:
+def _groups(
+    counts_S4: Counts, facts: Sequence[Mapping[str, str]], *, seed: int, smallest: int
+) -> dict[str, tuple[Group, ...]]:
     """For each fact that is known of anybody: those who share a value, in alphabetical order; the unknown last."""
     found = {}
     for fact in FACTS:
-        values = [_shared(fact, person.get(fact)) for person in facts]
+        values = pooled([_shared(fact, person.get(fact)) for person in facts], smallest=smallest)
         known = sorted({*values} - {UNKNOWN})
-        if known:
+        if known and known != [OTHERS]:
             present = [*known, UNKNOWN] if UNKNOWN in values else known
             found[fact] = tuple(_group(counts_S4, values, fact=fact, value=value, seed=seed) for value in present)
     return found
@@ -249,6 +258,22 @@ def _shared(fact: str, value: str | None) -> str:
     if fact == "age" and value and value.isdecimal():
         return f"{int(value) // 10 * 10}–{int(value) // 10 * 10 + 9}"
     return value or UNKNOWN
+
+
+def pooled(values: Sequence[str], *, smallest: int) -> list[str]:
+    """Everybody's value, where at least `smallest` people share it, else `OTHERS`, who are as many themselves.
+
+    >>> pooled(["en", "en", "en", "fr", "de", "de"], smallest=2)
+    ['en', 'en', 'en', 'others', 'others', 'others']
+    """
+    rest: set[str] = set()
+    people = 0
+    for value, count in sorted(Counter(values).items(), key=lambda item: (item[1], item[0])):
+        # One small group alone could be had from the sum of all by taking the others away: the next one joins it.
+        if count < smallest or 0 < people < smallest:
+            rest.add(value)
+            people += count
+    return [OTHERS if value in rest else value for value in values]
 
 
 def _group(counts_S4: Counts, values: Sequence[str], *, fact: str, value: str, seed: int) -> Group:

@@ -395,10 +395,11 @@ def _check_same_inputs(known: Record, now: Record) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerReport:
-    """What a sound ledger says, for people and machines."""
+    """What a sound ledger says, for people and machines. `hashes` are those of its lines."""
 
     path: Path
     torn_bytes: int
+    hashes: tuple[str, ...]
     mark: Mark
     header: Mapping[str, Any]
     epsilon_budget: float | None
@@ -411,6 +412,10 @@ class LedgerReport:
     def epsilon(self) -> Epsilon:
         """ε of everything charged, by both accountants; computed anew from the events."""
         return epsilon(self.spent, self.header["delta"])
+
+    def holds(self, mark: Mark) -> bool:
+        """Whether the ledger once stood at `mark`."""
+        return 1 <= mark.length <= len(self.hashes) and self.hashes[mark.length - 1] == mark.head
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -469,6 +474,7 @@ def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:
     return LedgerReport(
         path=path,
         torn_bytes=chain.torn,
+        hashes=chain.hashes,
         mark=chain.mark,
         header=state.header,
         epsilon_budget=state.budget,

@@ -48,8 +48,8 @@ class Section:
         return [inner for part in self.parts for inner in _inner(part)]
 
 
-def render(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole page."""
+def render(title: str, lead: str, sections: Sequence[Section], *, alarms: Sequence[str] = ()) -> str:
+    """The whole page; `alarms`, in red, come before anything that they make worthless."""
     links = "".join(f'<li><a href="#{section.anchor}">{escape(section.title)}</a></li>' for section in sections)
     return f"""<!doctype html>
 <html lang="en">
@@ -64,7 +64,7 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
 </style>
 </head>
 <body>
-<header>
+{"".join(map(_alarm, alarms))}<header>
 <p class="eyebrow">Sottovoce report</p>
 <h1>{escape(title)}</h1>
 <p>{escape(lead)}</p>
@@ -76,6 +76,10 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
 </body>
 </html>
 """
+
+
+def _alarm(words: str) -> str:
+    return f'<p class="alarm" role="alert"><strong>NOT SOUND</strong> {escape(words)}</p>\n'
 
 
 def _inner(part: Part) -> list[Part]:

@@ -34,10 +34,11 @@ from sottovoce.reporting.tables import speaker_table
 
 @dataclass(frozen=True)
 class Report:
-    """What a page says, in order. `extra_tables` are too long for a page: they are for files alone."""
+    """What a page says, in order; `alarms` before all else. `extra_tables` are too long for a page: for files alone."""
 
     title: str
     lead: str
+    alarms: tuple[str, ...]
     sections: tuple[Section, ...]
     extra_tables: tuple[Table, ...]
 
@@ -82,6 +83,7 @@ def build_report(
     return Report(
         title=title,
         lead=_lead(runs, title),
+        alarms=tuple(f"{run.label}: {run.unsound}" for run in runs if run.unsound),
         sections=(_headline(runs, headline, together, notes), *made),
         extra_tables=() if found is None else (found,),
     )
@@ -89,7 +91,7 @@ def build_report(
 
 def write_page(path: Path, report: Report) -> None:
     """Write the page to `path`, whole or not at all."""
-    _write(path, render(report.title, report.lead, report.sections))
+    _write(path, render(report.title, report.lead, report.sections, alarms=report.alarms))
 
 
 def write_figures(folder: Path, report: Report) -> list[Path]:

@@ -12,9 +12,9 @@ import yaml
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import rdp_epsilon
-from sottovoce.privacy.chain import Mark
-from sottovoce.privacy.ledger import LedgerReport, verify
+from sottovoce.privacy.ledger import LedgerReport
 from sottovoce.privacy.promise import Promise, figures, promise_of
+from sottovoce.training.marks import check_ledger
 from sottovoce.training.run_folder import (
     CONFIG,
     DIAGNOSTICS,
@@ -31,7 +31,10 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class LedgerCheck:
-    """A ledger, verified line by line when the report was made: `report` if it is sound, else `problem`."""
+    """A ledger, verified when the report was made, line by line and against all that its folder says of it.
+
+    `report` if it is sound, else `problem`.
+    """
 
     report: LedgerReport | None = None
     problem: str = ""
@@ -101,6 +104,14 @@ class RunRecord:
         """Of the ledger, where it is sound."""
         return {} if self.ledger is None or self.ledger.report is None else self.ledger.report.header
 
+    @property
+    def unsound(self) -> str:
+        """Why nothing that the run says of its privacy can be believed; empty where there is no reason."""
+        if self.ledger is not None:
+            return self.ledger.problem
+        begun = self.is_release and (self.metrics or self.results)
+        return f"{self.folder / LEDGER} is missing: what the release has spent is not known" if begun else ""
+
     @cached_property
     def layer_sizes(self) -> Mapping[str, int]:
         """How many parameters each tensor has; from the ledger's header."""
@@ -122,7 +133,7 @@ def read_run(label: str, folder: Path) -> RunRecord:
         results=results,
         metrics=_read_lines(folder / METRICS, problems),
         diagnostics=_read_lines(folder / DIAGNOSTICS, problems),
-        ledger=_check_ledger(folder / LEDGER, results.get("privacy") or {}),
+        ledger=_check_ledger(folder),
         problems=tuple(problems),
     )
 
@@ -182,12 +193,10 @@ def _read_lines(path: Path, problems: list[str]) -> list[Record]:
     return found
 
 
-def _check_ledger(path: Path, privacy: Record) -> LedgerCheck | None:
-    if not path.is_file():
+def _check_ledger(folder: Path) -> LedgerCheck | None:
+    if not (folder / LEDGER).is_file():
         return None
-    # What the finished run wrote down pins the end of its ledger: only so are missing lines seen.
-    known = Mark(privacy["length"], privacy["head"]) if {"length", "head"} <= privacy.keys() else None
     try:
-        return LedgerCheck(report=verify(path, checkpoint=known))
+        return LedgerCheck(report=check_ledger(folder).report)
     except InputError as problem:
         return LedgerCheck(problem=str(problem))

@@ -5,11 +5,11 @@ from sottovoce.reporting.drawings import theme_colours
 _SHEET = """
 :root { --paper: #ffffff; --ink: #1f2430; --quiet: #565d6b; --line: #dfe3ea; --panel: #f6f7f9; --accent: #005b8f;
         --shade: #c9ced8;
-        --lost: #a33b00; --heard: #00664b; @LIGHT@ }
+        --lost: #a33b00; --heard: #00664b; --alarm: #b3001b; @LIGHT@ }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #14171d; --ink: #e6e8ee; --quiet: #a9b0be; --line: #2d333f; --panel: #1a1e26; --accent: #7cc4f0;
           --shade: #4a5263;
-          --lost: #ff9d66; --heard: #4fd6ab; @DARK@ }
+          --lost: #ff9d66; --heard: #4fd6ab; --alarm: #c4122f; @DARK@ }
 }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; scroll-behavior: smooth; }
@@ -17,6 +17,8 @@ body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 s
        "Helvetica Neue", "DejaVu Sans", sans-serif; overflow-wrap: break-word; }
 header, main, footer { max-width: 62rem; margin: 0 auto; padding: 0 1.25rem; }
 header { padding-top: 2.5rem; }
+.alarm { margin: 0; max-width: none; padding: .9rem 1.25rem; background: var(--alarm); color: #ffffff;
+         print-color-adjust: exact; }
 .eyebrow { margin: 0; font-size: .8rem; letter-spacing: .08em; text-transform: uppercase; color: var(--quiet); }
 h1 { font-size: 1.75rem; line-height: 1.25; margin: .3rem 0 1rem; text-wrap: balance; }
 h2 { font-size: 1.25rem; margin: 0 0 .4rem; padding-top: 2.25rem; border-top: 1px solid var(--line); }

@@ -17,7 +17,7 @@ from sottovoce.reporting.cells import Table as Cells
 from sottovoce.reporting.joint import together
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
-from sottovoce.training.run_folder import RESULTS
+from sottovoce.training.run_folder import RESULTS, hide_times
 
 REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
@@ -74,6 +74,9 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     lines = [title, "", *_aligned((summary.headings, *summary.rows)), "", *summary.together, *summary.notes]
     with written_atomically(out / TEXT) as file:
         file.write(("\n".join(lines) + "\n").encode())
+    if any(record.is_release for record in records):
+        for place in (summary.path, out / TEXT, *(record.folder for record in records if record.is_release)):
+            hide_times(place)
     return summary
 
 
@@ -97,10 +100,15 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _start_rows(federated: Sequence[RunRecord]) -> list[tuple[str, ...]]:
     """One row per test set for the model they all started from; nothing where they started from different ones."""
-    starts = [run.results["start"]["test"] for run in federated]
+    starts = [_without_people(run.results["start"]["test"]) for run in federated]
     if not starts or any(start != starts[0] for start in starts):
         return []
     return [(START, name, *_wer(result), "not private", "") for name, result in starts[0].items()]
+
+
+def _without_people(tests: Mapping[str, Any]) -> dict[str, Any]:
+    """Every release has pseudonyms of its own for the same speakers."""
+    return {name: {key: value for key, value in test.items() if key != "per_speaker"} for name, test in tests.items()}
 
 
 def _rows(run: RunRecord, *, private: bool) -> list[tuple[str, ...]]:

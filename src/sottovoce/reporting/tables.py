@@ -40,7 +40,7 @@ def group_table(runs: Sequence[RunRecord]) -> Table | None:
 def speaker_table(runs: Sequence[RunRecord]) -> Table | None:
     """WER of every test speaker: for the file; the page draws it."""
     rows = [
-        (run.label, name, text(person["speaker"]), integer(person["words"]), percent(person["wer"]))
+        (run.label, name, text(person["speaker"]), integer(person.get("words")), percent(person["wer"]))
         for run in runs
         for name, test in run.tests.items()
         for person in test.get("per_speaker") or ()

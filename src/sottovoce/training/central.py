@@ -18,6 +18,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.flat.layout import Layout
+from sottovoce.interrupts import interruptible
 from sottovoce.models.ctc_transformer import Settings
 from sottovoce.models.recogniser import Compute, SpeechBatch, batch_loss, draw_step
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
@@ -31,7 +32,6 @@ from sottovoce.text.tokens import Tokens
 from sottovoce.training import checkpoint
 from sottovoce.training.checkpoint import Checkpoint
 from sottovoce.training.computing import one_model, precision
-from sottovoce.interrupts import interruptible
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.step_log import Recorder, StepLog, recorder
 

@@ -24,6 +24,7 @@ from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import Round, run_round
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
+from sottovoce.interrupts import interruptible
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.fingerprint import fingerprint
@@ -33,7 +34,6 @@ from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 from sottovoce.training import checkpoint
 from sottovoce.training.checkpoint import Checkpoint
-from sottovoce.interrupts import interruptible
 from sottovoce.training.parts import trained_part
 from sottovoce.training.run_folder import LEDGER, RunFolder
 from sottovoce.training.step_log import Recorder, by_kind, recorder
@@ -124,7 +124,10 @@ class Federating:
         """Make the rounds that are left."""
         known = self._standing.step or -1  # before the first checkpoint nothing counts, the start's WER included
         try:
-            with interruptible() as interrupted, recorder(self._folder, after_step=known) as records:
+            with (
+                interruptible() as interrupted,
+                recorder(self._folder, after_step=known, events=not self._secure) as records,
+            ):
                 self._folder.diagnostics.cut(after_step=known)
                 return self._rounds(records, self._engine.watch(interrupted))
         finally:

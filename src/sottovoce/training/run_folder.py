@@ -2,7 +2,7 @@
 
 runs/<name>/config.yaml  inputs.json  environment.json  metrics.jsonl  results.json
             ledger.jsonl  diagnostics.jsonl      (federated runs; the second in simulations only)
-            tensorboard/  checkpoints/  model -> best
+            tensorboard/ (not of a release)  checkpoints/  model -> best
 """
 
 import difflib
@@ -32,6 +32,8 @@ METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
     ".lock",
 )
 ENGINE, POPULATION = "engine.json", "population.json"
+
+ONE_TIME = 315_532_800  # 1980 begins: the first moment that a zip file can hold
 
 COMMIT = "SOTTOVOCE_COMMIT"  # an environment variable, for sources that came without their history
 
@@ -91,11 +93,13 @@ class Lines:
 
 
 @contextmanager
-def open_run(path: Path, *, config: str, inputs: Mapping[str, Any], resume: bool) -> Iterator[RunFolder]:
+def open_run(
+    path: Path, *, config: str, inputs: Mapping[str, Any], resume: bool, keeps_times: bool = True
+) -> Iterator[RunFolder]:
     """Open `path` for a run with `config` (YAML): a new folder, or with `resume` the folder of the same run.
 
     `inputs` is what the run depends on besides: a store may have been made anew since. A folder that holds another
-    run, or is in use, is refused.
+    run, or is in use, is refused. Unless it `keeps_times`, all files have one when it is closed (`hide_times`).
     """
     known = path / CONFIG
     if path.exists() and not path.is_dir():
@@ -120,8 +124,20 @@ def open_run(path: Path, *, config: str, inputs: Mapping[str, Any], resume: bool
             _check_inputs(path / INPUTS, inputs)
         else:
             write_json(path / INPUTS, inputs)
-        write_json(path / ENVIRONMENT, environment())
-        yield RunFolder(path)
+        try:
+            write_json(path / ENVIRONMENT, environment())
+            yield RunFolder(path)
+        finally:
+            if not keeps_times:
+                hide_times(path)
+
+
+def hide_times(path: Path) -> None:
+    """Give a file, or a folder with all that is in it, one modification time: theirs tell how long rounds took."""
+    if path.is_dir() and not path.is_symlink():
+        for inside in path.iterdir():
+            hide_times(inside)
+    os.utime(path, (ONE_TIME, ONE_TIME), follow_symlinks=False)
 
 
 def _check_same(known: Path, config: str) -> None:

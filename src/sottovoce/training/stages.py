@@ -12,7 +12,7 @@ import torch
 
 from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import check_language, score, select
+from sottovoce.evaluation.evaluate import check_language
 from sottovoce.federated.engines import DistributedEngine, Engine
 from sottovoce.files import write_json
 from sottovoce.flat.layout import Layout
@@ -29,6 +29,7 @@ from sottovoce.training import central
 from sottovoce.training.central import Report
 from sottovoce.training.engines import choose_engine
 from sottovoce.training.federation import Ended, Federating, RoundReport, describe_end
+from sottovoce.training.marks import check_resumable
 from sottovoce.training.parts import communication, describe_part, trained_part
 from sottovoce.training.preparing import (
     check_scored,
@@ -41,10 +42,11 @@ from sottovoce.training.preparing import (
 )
 from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import POPULATION, RESULTS, RunFolder, open_run
-from sottovoce.training.samples import samples, shows_texts
 from sottovoce.training.seeding import Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
+from sottovoce.training.step_log import NO_EVENTS
 from sottovoce.training.target import met_target
 from sottovoce.training.team import Team
+from sottovoce.training.testing import tested_models
 from sottovoce.users.population import Population
 
 Say = Callable[[str], None]
@@ -171,7 +173,8 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
             return Outcome(out, stopped_at=step)
         best = load_recogniser(run.best)
         team = places.team(ALONE, best, around.device)
-        return _finished(run, {"model": dict(best.about), "test": _tested(best, recipe, places, team)})
+        (tested,) = tested_models([best], recipe, places.tests, team)
+        return _finished(run, {"model": dict(best.about), "test": tested})
 
     if not processes.first:
         return Outcome(out) if processes.any(False) else go(RunFolder(out))
@@ -180,17 +183,6 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
         known = _known(run)
         processes.any(known is not None)  # then there is nothing to do for the others either
         return known or go(run)
-
-
-def _tested(model: Recogniser, recipe: Recipe, places: _Places, team: Team) -> dict[str, Any]:
-    found = {}
-    for name, (store, split) in places.tests.items():
-        chosen = select(store, split=split)
-        hypotheses = team.recognise(model, store, chosen.rows)
-        found[name] = score(store, chosen, hypotheses).as_json()
-        if shows_texts(recipe, store):
-            found[name]["samples"] = samples(chosen, hypotheses)
-    return found
 
 
 def _finished(run: RunFolder, results: dict[str, Any]) -> Outcome:
@@ -240,7 +232,9 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
             assert isinstance(follower, DistributedEngine)
             team.follow(follower, plan)
         return Outcome(out)
-    with open_run(out, config=as_yaml(recipe), inputs=inputs, resume=resume) as run:
+    is_release = plan.settings.mode is Mode.SECURE
+    with open_run(out, config=as_yaml(recipe), inputs=inputs, resume=resume, keeps_times=not is_release) as run:
+        check_resumable(run.path)
         known = _known(run)
         if processes.any(known is not None):  # then there is nothing to do for the others either
             assert known is not None
@@ -248,7 +242,7 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
         with team:
             if settings.trainable is not None:
                 around.say(describe_part(trained_part(recipe, start)))
-            for line in (*plan.warnings, plan.guarantee):
+            for line in (*plan.warnings, plan.guarantee, *([NO_EVENTS] if is_release else [])):
                 around.say(line)
             write_json(run.path / POPULATION, _public(population, plan))
             federating = Federating(
@@ -331,11 +325,13 @@ def _results(
     recipe: Recipe, run: RunFolder, start: Recogniser, plan: Plan, ended: Ended, places: _Places, team: Team
 ) -> dict[str, Any]:
     best = load_recogniser(run.best)
+    is_release = plan.settings.mode is Mode.SECURE
+    after, before = tested_models([best, start], recipe, places.tests, team, is_release=is_release)
     return {
         "model": dict(best.about),
         "ended": dict(describe_end(ended)),
-        "test": _tested(best, recipe, places, team),
-        "start": {"test": _tested(start, recipe, places, team)},
+        "test": after,
+        "start": {"test": before},
         "privacy": privacy_report(recipe.federated, plan, run),
         "communication": communication(trained_part(recipe, start)),
     }

@@ -15,6 +15,7 @@ from sottovoce.models.ctc_transformer import layer_index, parameter_kind
 from sottovoce.training.run_folder import RunFolder
 
 TENSORBOARD = "tensorboard"
+NO_EVENTS = "a release writes no TensorBoard events: their times would tell how many took part"
 
 
 class StepLog:
@@ -112,11 +113,17 @@ def _by_layer(found: Mapping[int | None, float]) -> list[float]:
 
 
 @contextmanager
-def recorder(run: RunFolder, *, after_step: int) -> Iterator["Recorder"]:
-    """Writes on from `after_step`: what was measured later is forgotten, since those steps will be made again."""
+def recorder(run: RunFolder, *, after_step: int, events: bool = True) -> Iterator["Recorder"]:
+    """Writes on from `after_step`: what was measured later is forgotten, since those steps will be made again.
+
+    Without `events` nothing goes to TensorBoard, whose files carry the time of each event and the host's name.
+    """
+    run.metrics.cut(after_step=after_step)
+    if not events:
+        yield Recorder(run, None)
+        return
     from torch.utils.tensorboard import SummaryWriter
 
-    run.metrics.cut(after_step=after_step)
     writer = SummaryWriter(str(run.path / TENSORBOARD), purge_step=after_step + 1)
     try:
         yield Recorder(run, writer)
@@ -125,23 +132,25 @@ def recorder(run: RunFolder, *, after_step: int) -> Iterator["Recorder"]:
 
 
 class Recorder:
-    """Where records go: `metrics.jsonl` and TensorBoard."""
+    """Where records go: `metrics.jsonl` and, with a writer, TensorBoard."""
 
-    def __init__(self, run: RunFolder, writer: Any) -> None:
+    def __init__(self, run: RunFolder, writer: Any | None) -> None:
         self._run, self._writer = run, writer
 
     def write(self, record: Mapping[str, Any]) -> None:
         """One record; it has a `step`."""
         self._run.metrics.add(record)
+        if self._writer is None:
+            return
         with naming(self._run.path / TENSORBOARD):
-            self._draw(record)
+            self._draw(self._writer, record)
 
-    def _draw(self, record: Mapping[str, Any]) -> None:
+    def _draw(self, writer: Any, record: Mapping[str, Any]) -> None:
         for name, value in record.items():
             if isinstance(value, Mapping):
                 for kind, numbers in value.items():
                     for layer, number in enumerate(numbers if isinstance(numbers, list) else [numbers]):
-                        self._writer.add_scalar(f"{name}/{kind}/{layer:02d}", number, record["step"])
+                        writer.add_scalar(f"{name}/{kind}/{layer:02d}", number, record["step"])
             elif name != "step" and isinstance(value, int | float):
-                self._writer.add_scalar(name, value, record["step"])
-        self._writer.flush()
+                writer.add_scalar(name, value, record["step"])
+        writer.flush()

@@ -14,8 +14,8 @@ import torch
 from sottovoce.children import ChildKilled, Children, children
 from sottovoce.config import Recipe, Suite, load_recipe
 from sottovoce.errors import InputError
-from sottovoce.processes import joined, own_device
 from sottovoce.interrupts import interruptible
+from sottovoce.processes import joined, own_device
 from sottovoce.training.preparing import ensure_store
 from sottovoce.training.seeding import Seed, ancestors, seed_of
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe

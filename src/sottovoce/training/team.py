@@ -20,11 +20,11 @@ from sottovoce.evaluation.together import recognise_together
 from sottovoce.federated.engines import DistributedEngine, RoundOrder
 from sottovoce.federated.round import take_part
 from sottovoce.flat.layout import Layout
+from sottovoce.interrupts import interruptible
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.processes import Processes
 from sottovoce.store import Store
-from sottovoce.interrupts import interruptible
 
 
 @dataclass(frozen=True, eq=False)

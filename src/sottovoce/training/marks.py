@@ -1,0 +1,215 @@
+"""What a run's folder says of its ledger besides the ledger, and whether the two agree.
+
+A chain of hashes cannot show that its end is missing. But a run tells how far it has come wherever it writes, and only
+once that is paid for; so whatever knows of more than the ledger does, knows what the ledger has forgotten:
+
+    checkpoints/*/state.json    its length and last hash, and the step
+    results.json                its length and last hash, its steps, attempts and ε; where the run ended, and its model
+    metrics.jsonl               the last step and the ε so far; in simulations diagnostics.jsonl, too
+    model/config.json           of which run the model is, and of which step
+    planned.json                (of kept runs) the ε of as many steps in a larger population
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sottovoce.errors import InputError
+from sottovoce.models import saved
+from sottovoce.privacy.accounting import rdp_epsilon
+from sottovoce.privacy.chain import Mark
+from sottovoce.privacy.events import poisson_release, repeated
+from sottovoce.privacy.ledger import LedgerReport, verify
+from sottovoce.training.checkpoint import STATE
+from sottovoce.training.run_folder import DIAGNOSTICS, LEDGER, METRICS, RESULTS, RunFolder
+
+PLANNED = "planned.json"
+AGREES = 1e-5  # kept runs have six digits
+FORGOTTEN = "it was shortened or rolled back, and what it forgot has been spent"
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What one file says: the ledger's length and hash then, facts it shares with it, and what it must have reached.
+
+    `is_end`: nothing came after `mark`. `scaled` is (people, cohort, ε by RDP) of the same steps for other people.
+    """
+
+    file: str
+    mark: Mark | None = None
+    is_end: bool = False
+    equal: Facts = field(default_factory=dict)
+    at_least: Facts = field(default_factory=dict)
+    scaled: tuple[int, int, float] | None = None
+
+
+@dataclass(frozen=True)
+class CheckedLedger:
+    """A sound ledger, the files of its folder that agree with it, and those that nobody can read."""
+
+    report: LedgerReport
+    agreeing: tuple[str, ...]
+    unread: tuple[str, ...]
+
+
+def check_ledger(folder: Path) -> CheckedLedger:
+    """Verify the ledger of the run in `folder` and hold it against all that the folder says of it.
+
+    Raises InputError with one line for the first contradiction: which file, what it says, what the ledger says.
+    """
+    # The marks first: a run that goes on meanwhile adds to its ledger before it leaves another.
+    claims, unread = _claims(folder)
+    path = folder / LEDGER
+    if claims and not path.exists():
+        raise InputError(f"{path} is missing, but {claims[0].file} is there: what the run has spent is not known")
+    report = verify(path)
+    facts = _facts(report)
+    for claim in claims:
+        if (why := _contradiction(claim, report, facts)) is not None:
+            raise InputError(f"{path} is not sound: {claim.file} {why}")
+    agreeing = dict.fromkeys(claim.file for claim in claims if claim.file not in unread)
+    return CheckedLedger(report, tuple(agreeing), tuple(unread))
+
+
+def check_resumable(folder: Path) -> None:
+    """Refuse to go on where the ledger is missing or has forgotten something; a run that has said nothing may begin."""
+    if _claims(folder)[0]:
+        check_ledger(folder)
+
+
+def _facts(report: LedgerReport) -> dict[str, Any]:
+    return {
+        "run": report.header["run"],
+        "delta": report.header["delta"],
+        "simulated": report.header["mode"] != "secure",
+        "steps": report.steps,
+        "attempts": report.attempts,
+        "epsilon_rdp": rdp_epsilon(report.spent, report.header["delta"]),
+    }
+
+
+def _contradiction(claim: Claim, report: LedgerReport, facts: Facts) -> str | None:
+    """Where `claim` and the ledger differ, in words; None where they agree."""
+    known, length = claim.mark, report.mark.length
+    if known is not None and not report.holds(known):
+        if length < known.length:
+            return f"knows {known.length} lines of it, and it has {length}: {FORGOTTEN}"
+        return f"knows another line {known.length} than it has: it is the ledger of another run, or written anew"
+    if known is not None and claim.is_end and length > known.length:
+        return f"says that it ended after {known.length} lines, and it has {length}"
+    for name, said in claim.at_least.items():
+        if facts[name] < said * (1 - AGREES):
+            return f"says {name}={said:g}, the ledger {facts[name]:g}: {FORGOTTEN}"
+    for name, said in claim.equal.items():
+        if not _agree(said, facts[name]):
+            return f"says {name}={said}, the ledger {facts[name]}"
+    if claim.scaled is not None:
+        people, cohort, said = claim.scaled
+        found = _scaled_epsilon(report, people=people, cohort=cohort)
+        if not _agree(said, found):
+            return f"says epsilon_rdp={said:g} for {people} people, the ledger's {report.steps} steps give {found:g}"
+    return None
+
+
+def _agree(said: Any, found: Any) -> bool:
+    if isinstance(said, int | float) and isinstance(found, int | float):
+        return math.isclose(said, found, rel_tol=AGREES)
+    return bool(said == found)
+
+
+def _scaled_epsilon(report: LedgerReport, *, people: int, cohort: int) -> float:
+    """ε of as many steps with the same noise on the mean, z/S, and other people."""
+    z = report.header["event"]["noise_multiplier"] * cohort / report.header["plan"]["cohort_size"]
+    steps = repeated(poisson_release(z, sampling_rate=cohort / people), report.steps)
+    return rdp_epsilon(steps, report.header["delta"])
+
+
+# What the files say.
+
+
+def _claims(folder: Path) -> tuple[list[Claim], list[str]]:
+    """All that `folder` says of its ledger, and the files that should but cannot be read."""
+    run = RunFolder(folder)
+    states = sorted(run.checkpoints.glob(f"step-*/{STATE}"), reverse=True)
+    model = run.best / saved.CONFIG
+    readers: list[tuple[Path, Callable[[str, Path], list[Claim]]]] = [
+        (folder / RESULTS, _of_results),
+        *((state, _of_checkpoint) for state in states),
+        (folder / METRICS, _of_lines),
+        (folder / DIAGNOSTICS, _of_lines),
+        (model, _of_model),
+        (folder / PLANNED, _of_plan),
+    ]
+    claims: list[Claim] = []
+    unread: list[str] = []
+    for path, read in readers:
+        file = str(path.relative_to(folder))
+        try:
+            claims += read(file, path)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            unread.append(file)
+            claims.append(Claim(file=file))  # that it is there says at least that there was a ledger
+    if run.best.is_symlink() and not model.exists():
+        claims.append(Claim(file=run.best.name))  # it led to a checkpoint that is gone
+    return claims, unread
+
+
+def _of_results(file: str, path: Path) -> list[Claim]:
+    results = json.loads(path.read_text(encoding="utf-8"))
+    privacy = results.get("privacy") or {}
+    spent = {name: privacy[name] for name in ("delta", "simulated", "steps", "attempts") if name in privacy}
+    if "epsilon_rdp" in privacy:
+        spent["epsilon_rdp"] = _or_infinite(privacy["epsilon_rdp"])
+    mark = Mark(int(privacy["length"]), str(privacy["head"])) if {"length", "head"} <= privacy.keys() else None
+    ended = results.get("ended") or {}
+    return [
+        Claim(file=file, mark=mark, is_end=True, equal=spent),
+        Claim(file=file, at_least={"steps": int(ended.get("step", 0))}),
+        _of_about(file, results.get("model") or {}),
+    ]
+
+
+def _of_checkpoint(file: str, path: Path) -> list[Claim]:
+    state = json.loads(path.read_text(encoding="utf-8"))
+    mark = Mark(int(state["ledger"]["length"]), str(state["ledger"]["head"]))
+    return [Claim(file=file, mark=mark, at_least={"steps": int(state["step"])})]
+
+
+def _of_lines(file: str, path: Path) -> list[Claim]:
+    """Of records with a step each; a last line that was never finished says nothing."""
+    reached: dict[str, float] = {"steps": 0}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        reached["steps"] = max(reached["steps"], int(record["step"]))
+        if "epsilon" in record:
+            reached["epsilon_rdp"] = _or_infinite(record["epsilon"])
+    return [Claim(file=file, at_least=reached)]
+
+
+def _of_model(file: str, path: Path) -> list[Claim]:
+    return [_of_about(file, json.loads(path.read_text(encoding="utf-8"))["about"])]
+
+
+def _of_about(file: str, about: Facts) -> Claim:
+    same = {"run": about["recipe"]} if "recipe" in about else {}
+    return Claim(file=file, equal=same, at_least={"steps": int(about.get("step", 0))})
+
+
+def _of_plan(file: str, path: Path) -> list[Claim]:
+    found = json.loads(path.read_text(encoding="utf-8"))["rdp"]
+    scaled = (int(found["population_size"]), int(found["cohort_size"]), float(found["epsilon_rdp"]))
+    return [Claim(file=file, scaled=scaled)]
+
+
+def _or_infinite(epsilon: float | None) -> float:
+    return math.inf if epsilon is None else float(epsilon)

@@ -1,0 +1,67 @@
+"""How well models understand the people of the test sets, and how a release says it without saying who they are."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sottovoce.config import Recipe
+from sottovoce.evaluation.evaluate import score, select
+from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS
+from sottovoce.models.saved import Recogniser
+from sottovoce.store import Store
+from sottovoce.training.samples import samples, shows_texts
+from sottovoce.training.team import Team
+
+Tested = dict[str, dict[str, Any]]
+
+# An exact rate is a fraction, and its denominator tells how many words somebody has said.
+PERSON_DIGITS = 2
+
+
+def tested_models(
+    models: Sequence[Recogniser],
+    recipe: Recipe,
+    tests: Mapping[str, tuple[Store, str]],
+    team: Team,
+    *,
+    is_release: bool = False,
+) -> list[Tested]:
+    """What `results.json` says of each model, by test set.
+
+    Of a release it names nobody, quotes nobody and counts nobody's words, and a group has at least five people: those
+    who hold the corpus can look people up by each of these. One person has one pseudonym in all that is returned.
+    """
+    found = [_tested(model, recipe, tests, team, is_release=is_release) for model in models]
+    if is_release:
+        _hide_names([test for tested in found for test in tested.values()])
+    return found
+
+
+def _tested(
+    model: Recogniser, recipe: Recipe, tests: Mapping[str, tuple[Store, str]], team: Team, *, is_release: bool
+) -> Tested:
+    found = {}
+    for name, (store, split) in tests.items():
+        chosen = select(store, split=split)
+        hypotheses = team.recognise(model, store, chosen.rows)
+        smallest = FEWEST_SPEAKERS if is_release else 1
+        found[name] = score(store, chosen, hypotheses, smallest_group=smallest).as_json()
+        if shows_texts(recipe, store) and not is_release:
+            found[name]["samples"] = samples(chosen, hypotheses)
+    return found
+
+
+def _hide_names(tests: Sequence[dict[str, Any]]) -> None:
+    names = sorted({person["speaker"] for test in tests for person in test["per_speaker"]})
+    random.SystemRandom().shuffle(names)  # the order of a corpus tells who is who
+    numbers = {name: number for number, name in enumerate(names, start=1)}
+    for test in tests:
+        people = sorted(test["per_speaker"], key=lambda person: numbers[person["speaker"]])
+        test["per_speaker"] = [
+            {"speaker": f"speaker {numbers[person['speaker']]}", "wer": _rounded(person["wer"])} for person in people
+        ]
+        test["spread"] = {name: _rounded(rate) for name, rate in test["spread"].items()}
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, PERSON_DIGITS)
