@@ -63,11 +63,12 @@ def run(
         stdout.print(f"{recipe}: one step of it runs", highlight=False)
         return
     folder = out or folder_of(recipe, runs)
+    label = Path(recipe).stem if recipe.endswith((".yaml", ".yml")) else recipe  # reports are shown: no home folder
     with _surroundings(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
             outcomes = run_suite(experiment, out=folder, around=around, at_once=at_once)
         else:
-            outcomes = {recipe: run_recipe(experiment, out=folder, resume=resume, around=around)}
+            outcomes = {label: run_recipe(experiment, out=folder, resume=resume, around=around)}
     for outcome in outcomes.values():
         if outcome.stopped_at is not None:
             again = "the same command" + (" with --resume" if outcome.folder == folder else "")
@@ -85,7 +86,7 @@ def run(
     )
     if json:
         found = {label: outcome.results for label, outcome in finished.items()}
-        print_json(found if isinstance(experiment, Suite) else found[recipe])
+        print_json(found if isinstance(experiment, Suite) else found[label])
         return
     stdout.print(report.table)
     for line in report.together:

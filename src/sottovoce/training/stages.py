@@ -46,7 +46,7 @@ from sottovoce.training.seeding import Seed, check_evaluated, find_seed, folder_
 from sottovoce.training.step_log import NO_EVENTS
 from sottovoce.training.target import met_target
 from sottovoce.training.team import Team
-from sottovoce.training.testing import tested_models
+from sottovoce.training.testing import score_models
 from sottovoce.users.population import Population
 
 Say = Callable[[str], None]
@@ -173,7 +173,7 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
             return Outcome(out, stopped_at=step)
         best = load_recogniser(run.best)
         team = places.team(ALONE, best, around.device)
-        (tested,) = tested_models([best], recipe, places.tests, team)
+        (tested,) = score_models([best], recipe, places.tests, team)
         return _finished(run, {"model": dict(best.about), "test": tested})
 
     if not processes.first:
@@ -326,7 +326,7 @@ def _results(
 ) -> dict[str, Any]:
     best = load_recogniser(run.best)
     is_release = plan.settings.mode is Mode.SECURE
-    after, before = tested_models([best, start], recipe, places.tests, team, is_release=is_release)
+    after, before = score_models([best, start], recipe, places.tests, team, is_release=is_release)
     return {
         "model": dict(best.about),
         "ended": dict(describe_end(ended)),

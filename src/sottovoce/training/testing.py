@@ -18,7 +18,7 @@ Tested = dict[str, dict[str, Any]]
 PERSON_DIGITS = 2
 
 
-def tested_models(
+def score_models(
     models: Sequence[Recogniser],
     recipe: Recipe,
     tests: Mapping[str, tuple[Store, str]],
@@ -33,7 +33,7 @@ def tested_models(
     """
     found = [_tested(model, recipe, tests, team, is_release=is_release) for model in models]
     if is_release:
-        _hide_names([test for tested in found for test in tested.values()])
+        hide_names([test for tested in found for test in tested.values()])
     return found
 
 
@@ -51,7 +51,8 @@ def _tested(
     return found
 
 
-def _hide_names(tests: Sequence[dict[str, Any]]) -> None:
+def hide_names(tests: Sequence[dict[str, Any]]) -> None:
+    """Give the speakers of `tests` pseudonyms, one person the same in all of them, and round what is said of each."""
     names = sorted({person["speaker"] for test in tests for person in test["per_speaker"]})
     random.SystemRandom().shuffle(names)  # the order of a corpus tells who is who
     numbers = {name: number for number, name in enumerate(names, start=1)}
