@@ -16,9 +16,18 @@ from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
-from sottovoce.reporting.records import ENGINE, POPULATION
 from sottovoce.seeds import name_key
-from sottovoce.training.run_folder import CONFIG, DIAGNOSTICS, ENVIRONMENT, INPUTS, LEDGER, METRICS, RESULTS
+from sottovoce.training.run_folder import (
+    CONFIG,
+    DIAGNOSTICS,
+    ENGINE,
+    ENVIRONMENT,
+    INPUTS,
+    LEDGER,
+    METRICS,
+    POPULATION,
+    RESULTS,
+)
 
 PLANNED = "planned.json"
 WHOLE = (CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION, LEDGER)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-# Names that `tempfile` makes. Whoever writes one holds a lock on it, so that a dead one's can be told from a living one's.
+# Names that `tempfile` makes. Whoever writes one holds a lock on it: so a dead one's is told from a living one's.
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}", re.DOTALL)
 
 
@@ -65,8 +65,9 @@ def _temporary_for(path: Path) -> tuple[Path, IO[bytes]]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Within, an `OSError` that names no file, or a temporary one in `path`'s place, names `path`: a full disk shows when
-    an open file is written or flushed, and such errors do not say which."""
+    """Within, an `OSError` that names no file, or a temporary one in `path`'s place, names `path`.
+
+    A full disk shows when an open file is written or flushed, and such errors do not say which."""
     try:
         yield
     except OSError as error:

@@ -159,7 +159,8 @@ def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None
             pack(corpus, out, workers=workers, on_progress=show)
         except (KeyboardInterrupt, SystemExit) as signalled:
             say(f"interrupted: nothing half-written is left in {out}")
-            raise typer.Exit(130 if isinstance(signalled, KeyboardInterrupt) else signalled.code) from None
+            code = signalled.code if isinstance(signalled, SystemExit) else None
+            raise typer.Exit(code if isinstance(code, int) else 130) from None
     elapsed = time.monotonic() - started
     store = Store(out)
     if json:
