@@ -1,7 +1,8 @@
 """Processes that this one starts: none outlives it, however it ends, and signals are for this one alone.
 
 Each has a connection of its own to this process and nothing else in common with the others, so that one may be killed
-at any moment, halfway through an answer too, and it is noticed. (An executor's queues are shared: it would wait for ever.)
+at any moment, halfway through an answer too, and it is noticed. (An executor's queues are shared: it would wait for
+ever.)
 """
 
 import multiprocessing
