@@ -16,7 +16,7 @@ from sottovoce.errors import InputError
 from sottovoce.flat import segments
 from sottovoce.flat.layout import Layers, Layout, group_layers, tensor_layers
 from sottovoce.privacy.adaptive import AdaptiveClipping, centred_count, next_clip_bound, update_noise_multiplier
-from sottovoce.privacy.clipping import Clipper, Normalise, Share, layer_bounds, summarise
+from sottovoce.privacy.clipping import Clipper, Normalise, Share, clip_sums, layer_bounds, summarise
 
 GENERATOR = torch.Generator().manual_seed(4)
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 1.2e-38, 3.4e38]
@@ -236,7 +236,7 @@ def test_a_bad_user_leaves_the_others_alone() -> None:
     clipper.accumulate(expected, updates[[0, 2]])
     assert torch.equal(total, expected)
     assert stats.non_finite.tolist() == [False, True, False]
-    summary = summarise([stats], clipper.layers)
+    summary = summarise(clip_sums([stats]), clipper.layers)
     assert summary["updates"] == 3
     assert summary["non_finite"] == 1
     assert math.isfinite(summary["norm"])  # type: ignore[arg-type]
@@ -250,7 +250,7 @@ def test_a_cohort_of_nobody_is_a_sum_of_nothing() -> None:
     assert not total.any()
     assert clipper.clip(layout.zeros(0))[0].shape == (0, layout.flat_size)
     assert float(centred_count(stats)) == 0
-    assert summarise([stats], clipper.layers)["updates"] == summarise([], clipper.layers)["updates"] == 0
+    assert summarise(clip_sums([stats]), clipper.layers)["updates"] == summarise(None, clipper.layers)["updates"] == 0
 
 
 def test_no_bound_changes_nothing_but_the_non_finite() -> None:
@@ -277,7 +277,7 @@ def test_summary_measures_before_and_after() -> None:
     layout = layout_of(1, 1)
     clipper = Clipper(layers=tensor_layers(layout), clip_bound=1.0, share=Share.UNIFORM)
     updates = [layout.flatten({"p0": torch.tensor([a]), "p1": torch.tensor([0.1])}) for a in (3.0, 0.1)]
-    summary = summarise([clipper.clip(update)[1] for update in updates], clipper.layers)
+    summary = summarise(clip_sums([clipper.clip(update)[1] for update in updates]), clipper.layers)
     assert summary["clip_fraction"] == 0.5
     layer = summary["layers"]["p0"]  # type: ignore[index]
     assert layer["norm_before"] == pytest.approx(1.55)

@@ -23,7 +23,7 @@ from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
-from sottovoce.federated.heard_before import HeardBefore
+from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
 from sottovoce.models.ctc_transformer import Parameters, Settings, draw_kept
 from sottovoce.models.heard import Heard, Recordings, record
 from sottovoce.models.recogniser import PLAIN, Compute, StepDraws, batch_loss, draw_steps
@@ -39,7 +39,7 @@ from sottovoce.users.population import Client, Population
 
 # Of a client with at most so much, everything is read and heard, and can be kept for the client's next round.
 WHOLE_SPEECH_SECONDS = 1200.0
-MOST_KNOWN = 10_000  # clients whose texts are kept as tokens
+KNOWN_BYTES = 2**28  # of clients' texts, which are kept as tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class ClientRoom:
     cohort_size: int
     longest_seconds: float = 36.0
     frozen: Frozen = NOTHING_FROZEN
-    _known: dict[int, Speech] = field(default_factory=dict, repr=False)
+    _known: Kept[Speech] = field(default_factory=lambda: Kept(KNOWN_BYTES), repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> "ClientRoom":
         """The same with what is frozen where an engine computes, in its precision."""
@@ -141,13 +141,12 @@ class ClientRoom:
 
     def speech(self, client: Client) -> Speech:
         """What `client` can be trained on; InputError where there is nothing."""
-        if client.index not in self._known:
-            if len(self._known) == MOST_KNOWN:
-                self._known.clear()
+        known = self._known.get(client.index)
+        if known is None:
             longest = min(self.longest_seconds, self.local.batch_seconds)
-            found = load_speech(self.store, client.utterances, self.tokens, longest_seconds=longest)
-            self._known[client.index] = found
-        return self._known[client.index]
+            known = load_speech(self.store, client.utterances, self.tokens, longest_seconds=longest)
+            self._known.keep(client.index, known, size=speech_bytes(known))
+        return known
 
     def plan_batches(self, client: Client, speech: Speech, *, step: int) -> Iterator[Batch]:
         """The client's batches of round `step`, in order."""

@@ -1,22 +1,28 @@
 """What a round leaves behind that no accountant has counted. It goes into a simulation's diagnostics and nowhere else.
 
-Shapes: N clients, H layers.
+Everything is summed as it comes: a process holds, and hands over, as much for a million clients as for a few hundred.
+
+Shapes: H layers.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sottovoce.privacy.clipping import ClipStats, summarise
+from sottovoce.privacy.clipping import ClipStats, ClipSums, clip_sums, summarise
 from sottovoce.privacy.plan import Plan
 
 if TYPE_CHECKING:
     from sottovoce.federated.engines.engine import Trained
+
+MOST_WAITING = 256  # clients, or one stack more: summed together, because for each alone it would take a dozen kernels
 
 
 @dataclass
@@ -24,39 +30,63 @@ class Private:
     """By-products of users' data: for diagnostics of simulations only."""
 
     cohort: int = 0
-    stats: list[ClipStats] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
+    clipping: ClipSums | None = None
+    loss: Tensor | None = None  # [2]: Σ over the clients whose loss was finite, and how many those are
     audio_seconds: float = 0.0
     dropped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     signal_H: Tensor | None = None
+    _waiting: list[tuple[ClipStats, Tensor]] = field(default_factory=list, repr=False)
 
     def add(self, stats: ClipStats, trained: "Trained") -> None:
-        self.stats.append(stats)
-        self.losses.append(trained.losses)
+        """Count `trained` in, without waiting for the device."""
+        self._waiting.append((stats, trained.losses))
         self.audio_seconds += trained.audio_seconds
         for client in trained.figures:
             self.left_out.update(client.left_out)
+        if sum(losses.numel() for _, losses in self._waiting) >= MOST_WAITING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Sum what is waiting."""
+        if not self._waiting:
+            return
+        clipping = clip_sums([stats for stats, _ in self._waiting])
+        losses = torch.cat([losses.reshape(-1) for _, losses in self._waiting]).double()
+        finite = losses.isfinite()
+        loss = torch.stack([torch.where(finite, losses, 0.0).sum(), finite.sum()])
+        self.clipping = clipping if self.clipping is None else self.clipping + clipping
+        self.loss = loss if self.loss is None else self.loss + loss
+        self._waiting = []
 
     def on_host(self) -> "Private":
-        """The same in few tensors off the device, to be sent to another process. Waits for the device."""
-        losses = [torch.cat([loss.reshape(-1) for loss in self.losses]).cpu()] if self.losses else []
-        return replace(self, stats=[_joined(self.stats)] if self.stats else [], losses=losses)
+        """The same off the device, to be sent to another process. Waits for the device."""
+        self.settle()
+        return replace(
+            self,
+            clipping=None if self.clipping is None else self.clipping.on_host(),
+            loss=None if self.loss is None else self.loss.cpu(),
+        )
+
+    @property
+    def diverged(self) -> int:
+        """How many clients' updates were not finite. Waits for the device."""
+        self.settle()
+        return 0 if self.clipping is None else int(self.clipping.non_finite)
 
     def as_json(self, plan: Plan) -> Mapping[str, object]:
         """In numbers. Waits for the device."""
+        self.settle()
         layers = plan.clipper.layers
-        summary = summarise(self.stats, layers)
-        losses = torch.cat([loss.reshape(-1) for loss in self.losses]).cpu() if self.losses else torch.zeros(0)
-        finite = losses[losses.isfinite()]
+        loss, finite = (0.0, 0.0) if self.loss is None else self.loss.tolist()
         assert self.signal_H is not None
         noise = [plan.noise_std_sum * dimension**0.5 for dimension in layers.dimensions]
         return {
             "cohort": self.cohort,
             "dropped": dict(self.dropped),
             "utterances_left_out": {reason: count for reason, count in self.left_out.items() if count},
-            "loss": float(finite.mean()) if len(finite) else None,
-            **summary,
+            "loss": loss / finite if finite else None,
+            **summarise(self.clipping, layers),
             "signal_to_noise": {
                 name: signal / n if n else None
                 for name, signal, n in zip(layers.names, self.signal_H.tolist(), noise, strict=True)
@@ -66,30 +96,13 @@ class Private:
 
 def merged(parts: Sequence[Private]) -> Private:
     """The figures of several processes, each of which had a part of one cohort and knew its size."""
+    clipping = [part.clipping for part in parts if part.clipping is not None]
+    losses = [part.loss for part in parts if part.loss is not None]
     return replace(
         parts[0],
-        stats=[stats for part in parts for stats in part.stats],
-        losses=[losses for part in parts for losses in part.losses],
+        clipping=reduce(add, clipping) if clipping else None,
+        loss=reduce(add, losses) if losses else None,
         audio_seconds=math.fsum(part.audio_seconds for part in parts),
         dropped=sum((part.dropped for part in parts), Counter[str]()),
         left_out=sum((part.left_out for part in parts), Counter[str]()),
-    )
-
-
-def _joined(stats: Sequence[ClipStats]) -> ClipStats:
-    """The same clients in one record, on the host."""
-
-    def column_N(tensors: list[Tensor]) -> Tensor:
-        return torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
-
-    def rows_NH(tensors: list[Tensor]) -> Tensor:
-        return torch.cat([tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]).cpu()
-
-    return ClipStats(
-        norm=column_N([one.norm for one in stats]),
-        layer_norms=rows_NH([one.layer_norms for one in stats]),
-        layer_norms_after=rows_NH([one.layer_norms_after for one in stats]),
-        clipped=column_N([one.clipped for one in stats]),
-        within=column_N([one.within for one in stats]),
-        non_finite=column_N([one.non_finite for one in stats]),
     )

@@ -8,7 +8,7 @@ Shapes: P flat length, N clients, H layers. "..." is either nothing (one user) o
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
@@ -224,25 +224,64 @@ def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
-def summarise(stats: Sequence[ClipStats], layers: Layers) -> dict[str, object]:
-    """A round's clipping in numbers that JSON takes. Private: for diagnostics only. Waits for the device, once.
+@dataclass(frozen=True)
+class ClipSums:
+    """The by-products of many users' clipping as sums: as large for a million users as for one. Private, as they are.
+
+    Norms, and their squares, are summed over the users whose update was finite: for means and deviations over users.
+    """
+
+    updates: int
+    non_finite: Tensor  # [] how many
+    clipped: Tensor  # [] how many of the finite ones
+    norm: Tensor  # [2]: Σ and Σ of squares
+    layer_norms: Tensor  # [2, H], before
+    layer_norms_after: Tensor  # [2, H]
+
+    def __add__(self, other: "ClipSums") -> "ClipSums":
+        return ClipSums(*(getattr(self, own.name) + getattr(other, own.name) for own in fields(self)))
+
+    def on_host(self) -> "ClipSums":
+        """The same off the device. Waits for it."""
+        tensors = {own.name: getattr(self, own.name).cpu() for own in fields(self) if own.name != "updates"}
+        return replace(self, **tensors)
+
+
+def clip_sums(stats: Sequence[ClipStats]) -> ClipSums:
+    """All users of `stats`, which holds one record or more, summed on the device without waiting for it."""
+    bad_N = torch.cat([one.non_finite.reshape(-1) for one in stats])
+    clipped_N = torch.cat([one.clipped.reshape(-1) for one in stats])
+
+    def moments(columns: Sequence[Tensor], *shape: int) -> Tensor:
+        rows = torch.cat([column.reshape(-1, *shape) for column in columns])
+        finite = torch.where(bad_N.view(-1, *[1] * len(shape)), 0.0, rows)
+        return torch.stack([finite.sum(0), finite.square().sum(0)])
+
+    layers = stats[0].layer_norms.shape[-1]
+    return ClipSums(
+        updates=len(bad_N),
+        non_finite=bad_N.sum(),
+        clipped=(clipped_N & ~bad_N).sum(),
+        norm=moments([one.norm for one in stats]),
+        layer_norms=moments([one.layer_norms for one in stats], layers),
+        layer_norms_after=moments([one.layer_norms_after for one in stats], layers),
+    )
+
+
+def summarise(sums: ClipSums | None, layers: Layers) -> dict[str, object]:
+    """A round's clipping in numbers that JSON takes. Private: for diagnostics only. Waits for the device.
 
     Norms are means over the users whose update was finite.
     """
-    count = len(layers.names)
-    if not sum(s.norm.numel() for s in stats):
+    if sums is None or not sums.updates:
         return {"updates": 0, "clip_fraction": 0.0, "non_finite": 0, "norm": 0.0, "layers": {}}
-    bad = torch.cat([s.non_finite.reshape(-1) for s in stats]).cpu()
-    norm = torch.cat([s.norm.reshape(-1) for s in stats]).cpu()
-    before = torch.cat([s.layer_norms.reshape(-1, count) for s in stats]).cpu()
-    after = torch.cat([s.layer_norms_after.reshape(-1, count) for s in stats]).cpu()
-    clipped = torch.cat([s.clipped.reshape(-1) for s in stats]).cpu() & ~bad
-    good = ~bad
-    means = [rows[good].mean(0).nan_to_num(0.0).tolist() for rows in (before, after)]
+    bad = int(sums.non_finite)
+    finite = max(1, sums.updates - bad)
+    means = [(moments[0] / finite).tolist() for moments in (sums.layer_norms, sums.layer_norms_after)]
     return {
-        "updates": len(norm),
-        "clip_fraction": float(clipped.double().mean()),
-        "non_finite": int(bad.sum()),
-        "norm": float(norm[good].mean().nan_to_num(0.0)),
+        "updates": sums.updates,
+        "clip_fraction": int(sums.clipped) / sums.updates,
+        "non_finite": bad,
+        "norm": float(sums.norm[0]) / finite,
         "layers": {name: {"norm_before": b, "norm_after": a} for name, b, a in zip(layers.names, *means, strict=True)},
     }

@@ -244,7 +244,7 @@ class Federating:
         if self._secure:
             return
         private = done.private
-        diverged = int(torch.stack([stats.non_finite.sum() for stats in private.stats]).sum()) if private.stats else 0
+        diverged = private.diverged
         if private.cohort and private.dropped.total() + diverged == private.cohort:
             reasons = private.dropped + Counter({"its update was not finite": diverged})
             reason = reasons.most_common(1)[0][0]

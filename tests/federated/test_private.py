@@ -1,0 +1,97 @@
+"""The diagnostics of a cohort are sums: as large for many clients as for few, and the same however it is divided."""
+
+import math
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.federated.small import Small, small
+from torch import Tensor
+
+from sottovoce.federated.engines import DistributedEngine, Dropped, Engine, Trained
+from sottovoce.federated.private import Private, merged
+from sottovoce.federated.round import sum_cohort
+from sottovoce.federated.weighting import ClientFigures
+from sottovoce.processes import ALONE, Processes
+from sottovoce.seeds import torch_stream
+
+FEW, MANY = 50, 1000
+SCALARS = 4 * 8  # bytes that a client may add to what is handed over
+
+
+@pytest.fixture
+def ours(tones: Path, tmp_path: Path) -> Small:
+    return small(tones, tmp_path / "ledger.jsonl", privacy={"share": "dim"})
+
+
+def trained_clients(ours: Small, clients: Sequence[int]) -> Iterator[Trained]:
+    """Updates of `clients`, some one by one and some as a stack; every seventh is not finite, nor is its loss."""
+    for stack in (clients[:3], *([client] for client in clients[3:])):
+        update_NP = ours.layout.zeros(len(stack))
+        for row_P, client in zip(update_NP, stack, strict=True):
+            row_P.normal_(std=0.05, generator=torch_stream(1, "client", client))
+            row_P[0] = math.nan if client % 7 == 6 else row_P[0]
+        ours.layout.clear_padding(update_NP)
+        losses_N = torch.tensor([math.inf if client % 7 == 6 else 1.0 + client / 10 for client in stack])
+        figures = [ClientFigures(1, 1.0, None, None, left_out={"too long": client % 2}) for client in stack]
+        if len(stack) == 1:
+            update_NP, losses_N = update_NP[0], losses_N[0]
+        yield Trained(update_NP, tuple(stack), losses_N, tuple(figures), 0.5 * len(stack))
+
+
+class GivenUpdates(Engine):
+    def __init__(self, ours: Small) -> None:
+        self._ours = ours
+
+    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
+        return trained_clients(self._ours, cohort)
+
+
+def test_what_a_process_hands_over_does_not_grow_with_its_clients(ours: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_over: list[int] = []
+
+    def gather(self: Processes, value: Any) -> list[Any]:
+        handed_over.append(len(pickle.dumps(value)))
+        return [value]
+
+    monkeypatch.setattr(Processes, "gather", gather)
+    engine = DistributedEngine(GivenUpdates(ours), ALONE, seconds=np.ones(MANY))
+    for clients in (FEW, MANY):
+        sum_cohort(np.arange(clients), ours.server.parameters_P, plan=ours.plan, engine=engine, step=0)
+    assert handed_over[1] - handed_over[0] <= SCALARS * (MANY - FEW)
+
+
+def figures_of(ours: Small, clients: Sequence[int]) -> Private:
+    private, total = Private(cohort=MANY), ours.plan.new_total()
+    for trained in trained_clients(ours, clients):
+        private.add(ours.plan.accumulate(total, trained.update), trained)
+    return private.on_host()
+
+
+def test_figures_are_means_over_the_finite_clients_however_they_are_divided(ours: Small) -> None:
+    parts = [figures_of(ours, range(rank, MANY, 3)) for rank in range(3)]
+    finite = [client for client in range(MANY) if client % 7 != 6]
+    updates = [ours.layout.views(one.update.double()) for c in finite for one in trained_clients(ours, [c])]
+    names = ours.plan.clipper.layers.names
+    norms_NH = np.array([[float(layer.norm()) for layer in update.values()] for update in updates])
+    bounds_H = np.array(ours.plan.clipper.layer_bounds)
+    norm_N = np.sqrt((norms_NH**2).sum(axis=1))
+    for private in (figures_of(ours, range(MANY)), merged(parts)):
+        private.signal_H = torch.zeros(len(names))
+        found: Any = private.as_json(ours.plan)
+        assert found["updates"] == MANY
+        assert found["non_finite"] == private.diverged == MANY - len(finite)
+        assert found["utterances_left_out"] == {"too long": MANY // 2}
+        assert private.audio_seconds == 0.5 * MANY
+        assert found["loss"] == pytest.approx(np.mean([1.0 + client / 10 for client in finite]), rel=1e-6)
+        assert found["norm"] == pytest.approx(norm_N.mean(), rel=1e-9)
+        assert found["clip_fraction"] == (norms_NH > bounds_H).any(axis=1).sum() / MANY
+        for name, before, after in zip(names, norms_NH.T, np.minimum(norms_NH, bounds_H).T, strict=True):
+            assert found["layers"][name]["norm_before"] == pytest.approx(before.mean(), rel=1e-9)
+            assert found["layers"][name]["norm_after"] == pytest.approx(after.mean(), rel=1e-6)
+        assert private.clipping is not None
+        torch.testing.assert_close(private.clipping.layer_norms[1].numpy(), (norms_NH**2).sum(0), rtol=1e-9, atol=0)
