@@ -1,14 +1,13 @@
 """Does the memory of a round grow with those who took part, and is it the process's own or the store's mapped pages?
 
-    python benchmarks/memory.py [--users 30000] [--cohort 5000] [--rounds 2] [--seconds 0.4]
+    python benchmarks/memory.py [--users 60000] [--cohort 10000] [--rounds 2] [--seconds 0.2]
 
-Clients of the smallest model that hears, from a store of noise, clipped and summed as in a run. Resident memory at
-every tenth of the way: `own` (RssAnon) is what the process keeps; `mapped` (RssFile) are pages of files, the store's
-above all, which the kernel takes back when it needs them. docs/scaling.md quotes it.
+Clients of a tiny model, from a store of noise, trained, clipped and summed as in a run. Resident memory at every tenth
+of the way: `own` (RssAnon) is what the process keeps; `mapped` (RssFile) are pages of files, the store's above all,
+which the kernel takes back when it needs them. docs/scaling.md quotes it.
 """
 
 import argparse
-import gc
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -16,8 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
@@ -77,21 +74,20 @@ class WatchedEngine(SequentialEngine):
             yield trained
             self.seen += 1
             if self.seen % self.every == 0:
-                print(f"{self.seen:>9,} clients: own {resident_mib()[0]:8.1f} MiB, mapped {resident_mib()[1]:8.1f} MiB")
+                own, mapped = resident_mib()
+                print(f"{self.seen:>9,} clients: own {own:8.1f} MiB, mapped {mapped:8.1f} MiB", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--users", type=int, default=30_000)
-    parser.add_argument("--cohort", type=int, default=5_000)
+    parser.add_argument("--users", type=int, default=60_000)
+    parser.add_argument("--cohort", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.4, help="of audio per user")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of audio per user")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        room = make_room(
-            Path(name) / "store", users=options.users, cohort=options.cohort, seconds=options.seconds
-        )
+        room = make_room(Path(name) / "store", users=options.users, cohort=options.cohort, seconds=options.seconds)
         parameters = init(room.model, generator=torch_stream(SEED, "init"))
         layout = Layout.of(parameters)
         settings = PrivacySettings(

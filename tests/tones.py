@@ -1,5 +1,7 @@
 """Speech small enough to train on in a test: tones for letters, spoken by people who differ in pitch."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,11 @@ def identity(rendered: RenderedSpeaker) -> RenderedSpeaker:
     return rendered
 
 
+def rename(name: str, other: str) -> Callable[[RenderedSpeaker], RenderedSpeaker]:
+    """The speaker called `name` is called `other`."""
+    return lambda rendered: replace(rendered, name=other) if rendered.name == name else rendered
+
+
 def pack_tones(
     place: Path,
     *,
@@ -40,8 +47,9 @@ def pack_tones(
     language: str = "en",
     letters: tuple[int, int] = (3, 6),
     utterances: int = 4,
+    change: Callable[[RenderedSpeaker], RenderedSpeaker] = identity,
 ) -> None:
-    """A store of the speakers numbered `people`, three in five of them to train on."""
-    rendered = [speaker(number, letters=letters, utterances=utterances) for number in people]
+    """A store of the speakers numbered `people`, three in five of them to train on, each with a `change` made to it."""
+    rendered = [change(speaker(number, letters=letters, utterances=utterances)) for number in people]
     rendered.sort(key=lambda one: (one.split, one.name))
     pack(Corpus("tones", language, rendered, identity, ProblemLog()), place, workers=1)

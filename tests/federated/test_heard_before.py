@@ -32,7 +32,9 @@ def test_clients_with_hardly_any_speech_are_bounded_too() -> None:
         before.keep(client, one)
     kept = sum(before.get(client) is not None for client in range(clients))
     tensors = one.features_UTF, one.lengths_U, one.tokens_UL, one.token_lengths_U
-    at_least = sum(tensor.nbytes + sys.getsizeof(tensor) + sys.getsizeof(tensor.untyped_storage()) for tensor in tensors)
+    at_least = sum(
+        tensor.nbytes + sys.getsizeof(tensor) + sys.getsizeof(tensor.untyped_storage()) for tensor in tensors
+    )
     assert 0 < kept * at_least <= limit
 
 

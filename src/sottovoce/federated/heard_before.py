@@ -1,4 +1,4 @@
-"""What is kept of clients between rounds, within a bound in bytes: what does not depend on the round is not made again."""
+"""What is kept of clients between rounds, within bounds in bytes: what does not depend on the round is not remade."""
 
 from collections import OrderedDict
 from threading import Lock

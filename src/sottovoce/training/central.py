@@ -30,6 +30,7 @@ from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.training import checkpoint
+from sottovoce.training.agreement import Sealed, agreeing, sealed_tensors
 from sottovoce.training.checkpoint import Checkpoint
 from sottovoce.training.computing import one_model, precision
 from sottovoce.training.run_folder import RunFolder
@@ -198,8 +199,10 @@ def _resumed(
     say: Callable[[str], None],
 ) -> _Standing:
     """Take over the run's newest whole checkpoint, if there is one, and put the folder's links in order."""
-    found, complaints = checkpoint.load_latest(run.checkpoints)
-    processes.wait()  # all have read before the first one changes anything
+    with agreeing(processes) as facts:  # so all have read before the first one changes anything
+        found, complaints = checkpoint.load_latest(run.checkpoints)
+        if processes.several:
+            facts["checkpoint"] = {"step": 0} if found is None else {"step": found.step, "content": _sealed(found)}
     if processes.first:
         for complaint in complaints:
             say(complaint)
@@ -218,6 +221,10 @@ def _resumed(
         checkpoint.prune(run.checkpoints, up_to=found.step)
     place = Place(**found.state["place"])
     return _Standing(found.step, place, best=found.best, best_wer=found.state["best_wer"])
+
+
+def _sealed(found: Checkpoint) -> Sealed:
+    return sealed_tensors({**found.recogniser.parameters, **{f"slot {name}": t for name, t in found.optimiser.items()}})
 
 
 def _check_same_model(found: Checkpoint, start: Recogniser, *, where: str) -> None:

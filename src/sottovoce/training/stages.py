@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from sottovoce.processes import ALONE, Processes, joined, own_device, restarted
 from sottovoce.seeds import derive
 from sottovoce.store import Progress, Store
 from sottovoce.training import central
+from sottovoce.training.agreement import Facts, Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.central import Report
 from sottovoce.training.engines import choose_engine
 from sottovoce.training.federation import Ended, Federating, RoundReport, describe_end
@@ -87,9 +89,11 @@ def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings)
     resume = resume or restarted() or (out / RESULTS).exists()  # a finished run only has to be shown
     with joined(device) as processes:
         around = replace(around, device=device) if processes.first else around.silent(device)
-        if processes.first:
-            ensure_store(recipe, around.stores, around.on_prepare)
-        processes.wait()
+        with agreeing(processes) as facts:
+            facts |= {"code": code_version(), "recipe": recipe.model_dump(mode="json")}
+        with agreeing(processes):
+            if processes.first:
+                ensure_store(recipe, around.stores, around.on_prepare)
         if recipe.federation is not None:
             return _federated(recipe, out=out, resume=resume, around=around, processes=processes)
         return _central(recipe, out=out, resume=resume, around=around, processes=processes)
@@ -116,9 +120,39 @@ class _Places:
         stores = {str(store.path): store for store, _ in self.evaluated.values()}
         return Team(processes, start, stores, device)
 
+    @property
+    def all(self) -> dict[str, Store]:
+        return {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()}
+
     def digests(self) -> dict[str, str]:
-        stores = {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()}
-        return {f"{what} digest": store.digest for what, store in stores.items()}
+        return {f"{what} digest": store.digest for what, store in self.all.items()}
+
+    def facts(self) -> Facts:
+        return {what: Sealed(store.digest) for what, store in self.all.items()}
+
+
+@contextmanager
+def _opened(
+    out: Path,
+    recipe: Recipe,
+    *,
+    inputs: Mapping[str, Any],
+    resume: bool,
+    processes: Processes,
+    is_release: bool = False,
+) -> Iterator[RunFolder]:
+    """The run's folder, which the first process holds. One that is refused is refused to all."""
+    with ExitStack() as held:
+        with agreeing(processes):
+            run = RunFolder(out)
+            if processes.first:
+                opening = open_run(
+                    out, config=as_yaml(recipe), inputs=inputs, resume=resume, keeps_times=not is_release
+                )
+                run = held.enter_context(opening)
+                if recipe.federation is not None:
+                    check_resumable(out)
+        yield run
 
 
 def _seed_model(
@@ -127,7 +161,8 @@ def _seed_model(
     """The seed, trained now if it is not there; an outcome where that was interrupted."""
     if name is None:
         return None, None
-    seed = find_seed(name, runs=around.runs, root_seed=recipe.people_seed)
+    with agreeing(processes):
+        seed = find_seed(name, runs=around.runs, root_seed=recipe.people_seed)
     if processes.share(seed.is_there):
         return seed, None
     assert seed.recipe is not None
@@ -143,17 +178,24 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
     seed, stopped = _seed_model(recipe.training.start_from, recipe, around, processes)
     if stopped is not None:
         return stopped
-    places = _Places.of(recipe, around.stores)
-    tokens = choose_tokens(recipe, places.store)
-    longest = min(recipe.data.longest_seconds, recipe.training.batch_seconds)
-    speech = load_speech(places.store, training_rows(recipe, places.store), tokens, longest_seconds=longest)
-    counts = [f"{count:,} {reason}" for reason, count in speech.left_out.items() if count]
-    left_out = f" (left out: {', '.join(counts)})" if counts else ""
-    around.say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
-    start = central.starting_point(
-        recipe, tokens, None if seed is None else seed.load(), language=places.store.language
-    )
-    check_scored(places.evaluated.values(), start)
+    with agreeing(processes) as facts:
+        places = _Places.of(recipe, around.stores)
+        facts |= places.facts()
+        tokens = choose_tokens(recipe, places.store)
+        longest = min(recipe.data.longest_seconds, recipe.training.batch_seconds)
+        speech = load_speech(places.store, training_rows(recipe, places.store), tokens, longest_seconds=longest)
+        counts = [f"{count:,} {reason}" for reason, count in speech.left_out.items() if count]
+        left_out = f" (left out: {', '.join(counts)})" if counts else ""
+        around.say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
+        start = central.starting_point(
+            recipe, tokens, None if seed is None else seed.load(), language=places.store.language
+        )
+        check_scored(places.evaluated.values(), start)
+        facts |= {
+            "tokens": Sealed(tokens.digest),
+            "training set": sealed(speech.rows.tobytes(), speech.lengths.tobytes()),
+            "start model": sealed_tensors(start.parameters),
+        }
 
     def go(run: RunFolder) -> Outcome:
         step = central.train(
@@ -176,13 +218,9 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
         (tested,) = score_models([best], recipe, places.tests, team)
         return _finished(run, {"model": dict(best.about), "test": tested})
 
-    if not processes.first:
-        return Outcome(out) if processes.any(False) else go(RunFolder(out))
     inputs = {**places.digests(), "tokens digest": tokens.digest, "number of processes": processes.world}
-    with open_run(out, config=as_yaml(recipe), inputs=inputs, resume=resume) as run:
-        known = _known(run)
-        processes.any(known is not None)  # then there is nothing to do for the others either
-        return known or go(run)
+    with _opened(out, recipe, inputs=inputs, resume=resume, processes=processes) as run:
+        return _known(run, processes) or go(run)
 
 
 def _finished(run: RunFolder, results: dict[str, Any]) -> Outcome:
@@ -190,10 +228,12 @@ def _finished(run: RunFolder, results: dict[str, Any]) -> Outcome:
     return Outcome(run.path, results=results)
 
 
-def _known(run: RunFolder) -> Outcome | None:
-    """The result of a run that is finished already."""
+def _known(run: RunFolder, processes: Processes) -> Outcome | None:
+    """How a run that is finished already has ended, in this process."""
     file = run.path / RESULTS
-    return Outcome(run.path, results=json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+    if not processes.any(processes.first and file.exists()):
+        return None
+    return Outcome(run.path, results=json.loads(file.read_text(encoding="utf-8")) if processes.first else None)
 
 
 # Federated training.
@@ -204,14 +244,20 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
     seed, stopped = _seed_model(settings.seed_model, recipe, around, processes)
     if stopped is not None:
         return stopped
-    places = _Places.of(recipe, around.stores)
-    population = population_of(recipe, places.store, settings.clients.population(recipe.data))
-    check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
-    start = starting_model(recipe, seed, places.store)
-    check_language(start, places.store)
-    check_scored(places.evaluated.values(), start)
-    plan = private_plan(recipe, population, start, seed=seed, around=around)
-    model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
+    with agreeing(processes) as facts:
+        places = _Places.of(recipe, around.stores)
+        facts |= places.facts()
+        population = population_of(recipe, places.store, settings.clients.population(recipe.data))
+        # Users are dealt out by their seconds: where those differed, one would be trained twice and another not at all.
+        facts["population"] = sealed(population.digest, population.seconds.tobytes())
+        check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
+        start = starting_model(recipe, seed, places.store)
+        check_language(start, places.store)
+        check_scored(places.evaluated.values(), start)
+        model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
+        facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(model)}
+        plan = private_plan(recipe, population, start, seed=seed, around=around)
+        facts["plan"] = plan.describe()
     inputs = {"tokens digest": start.tokens.digest, "start model digest": model}
     if plan.settings.root_seed is not None:
         # A release replays nothing, and whoever sees its folder could try guesses of the data against digests of it.
@@ -226,19 +272,15 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
     def engine(run: RunFolder) -> Engine:
         return choose_engine(recipe, population, start, plan, run=run, device=around.device, processes=processes)
 
-    if not processes.first:
-        if not processes.any(False):
-            follower = engine(RunFolder(out))
+    is_release = plan.settings.mode is Mode.SECURE
+    with _opened(out, recipe, inputs=inputs, resume=resume, processes=processes, is_release=is_release) as run:
+        if (known := _known(run, processes)) is not None:
+            return known
+        if not processes.first:
+            follower = engine(run)
             assert isinstance(follower, DistributedEngine)
             team.follow(follower, plan)
-        return Outcome(out)
-    is_release = plan.settings.mode is Mode.SECURE
-    with open_run(out, config=as_yaml(recipe), inputs=inputs, resume=resume, keeps_times=not is_release) as run:
-        check_resumable(run.path)
-        known = _known(run)
-        if processes.any(known is not None):  # then there is nothing to do for the others either
-            assert known is not None
-            return known
+            return Outcome(out)
         with team:
             if settings.trainable is not None:
                 around.say(describe_part(trained_part(recipe, start)))
