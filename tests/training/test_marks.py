@@ -182,6 +182,15 @@ def test_every_mark_alone_shows_a_missing_end(sottovoce: Command, folder: Path, 
     assert done.err.count("\n") == 1
 
 
+def test_diagnostics_know_how_far_a_simulation_came(
+    sottovoce: Command, finished: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished["seeded"], tmp_path / "run", symlinks=True))
+    without(folder, "checkpoints", "results.json", "metrics.jsonl", "model")
+    shorten(folder)
+    assert "diagnostics.jsonl says steps=8, the ledger 3" in sottovoce("ledger", folder).err
+
+
 def test_a_shortened_ledger_beside_everything_else_is_refused(sottovoce: Command, folder: Path) -> None:
     shorten(folder)
     done = sottovoce("ledger", folder, "--json")
@@ -247,7 +256,7 @@ def test_a_run_without_its_ledger_is_refused(run: Run, folder: Path, mode: str, 
     without(folder, "ledger.jsonl", *({"metrics.jsonl", "diagnostics.jsonl", "model", "results.json"} - {left}))
     if left != "checkpoints":
         without(folder, "checkpoints")
-    with pytest.raises(InputError, match=r"ledger\.jsonl is missing") as raised:
+    with pytest.raises(InputError, match=r"ledger\.jsonl: no ledger there, but") as raised:
         run(mode, folder)
     assert "\n" not in str(raised.value)
     assert not (folder / "ledger.jsonl").exists(), "nothing was charged beside it"

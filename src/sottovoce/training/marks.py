@@ -66,7 +66,7 @@ def check_ledger(folder: Path) -> CheckedLedger:
     claims, unread = _claims(folder)
     path = folder / LEDGER
     if claims and not path.exists():
-        raise InputError(f"{path} is missing, but {claims[0].file} is there: what the run has spent is not known")
+        raise InputError(f"{path}: no ledger there, but {claims[0].file} is: nobody knows what a private run has spent")
     report = verify(path)
     facts = _facts(report)
     for claim in claims:
