@@ -55,6 +55,11 @@ CASES: dict[str, dict[str, Any]] = {
     "Adam, epochs": {"local": {"local_epochs": 2, "optimiser": {"name": "adam", "eps": 1e-2}, "lr": 0.01}},
     "LARS": {"local": {"optimiser": {"name": "lars"}, "lr": 0.1}},
     "masks": {"local": {"spec_augment": SpecAugmentSettings()}},
+    "dropout": {"model": {"dropout": 0.3}},
+    "dropout, each its own layers, epochs": {
+        "model": {"layers": 4, "layer_drop": 0.5, "dropout": 0.3},
+        "local": {"local_epochs": 2, "batch_seconds": 1.3},
+    },
 }
 
 

@@ -18,8 +18,8 @@ Randomness is an argument: `draw` makes all of a step's choices from one generat
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sottovoce.errors import InputError
+from sottovoce.models.dropout import ClientDropout, DropoutDraws, client_dropout, seeded_dropout
 from sottovoce.models.linear import LowRank, Matrix, attend_segments, layer_norm, linear
 from sottovoce.models.packing import ROW_MULTIPLE, Packing, plan_packing
 from sottovoce.models.positions import Cape, PositionDraws, cape_positions, draw_positions, plain_positions, sinusoids
@@ -207,11 +208,14 @@ def parameter_kind(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What chance decides in one training step: which blocks run, how positions move, the seed of the dropout."""
+    """What chance decides in one training step: which blocks run, how positions move, the seed of the dropout.
+
+    There is no one seed where a step of stacked clients is drawn: each has its own (`Stacking`).
+    """
 
     kept: tuple[int, ...]
     positions: PositionDraws | None
-    dropout_seed: int
+    dropout_seed: int | None
 
 
 def draw(settings: Settings, *, batch_size: int, frames: int, generator: torch.Generator) -> Draws:
@@ -245,21 +249,6 @@ def draw_kept(settings: Settings, *, steps: int, generator: torch.Generator) -> 
     return [tuple(layer for layer, chance in enumerate(own) if chance >= settings.layer_drop) for own in chances]
 
 
-@contextmanager
-def seeded_dropout(seed: int, *, device: torch.device) -> Iterator[None]:
-    """Within this scope the device's own dropout kernels draw from `seed`; afterwards its generator is as before.
-
-    torch's fused dropout takes no generator, and masks drawn by hand would cost a pass over memory each.
-    """
-    own = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
-    before = own.get_state()
-    own.manual_seed(seed)
-    try:
-        yield
-    finally:
-        own.set_state(before)
-
-
 # --- forward ---------------------------------------------------------------------------------------------------------
 
 
@@ -291,7 +280,14 @@ def front(parameters: Parameters, windows_BTW: Tensor) -> Tensor:
 
 
 def attention(
-    x: Tensor, weights: BlockWeights, *, where: Tensor, longest: int | None, heads: int, dropout: float
+    x: Tensor,
+    weights: BlockWeights,
+    *,
+    where: Tensor,
+    longest: int | None,
+    heads: int,
+    dropout: float,
+    own: ClientDropout | None,
 ) -> Tensor:
     """Attention within each utterance.
 
@@ -302,14 +298,17 @@ def attention(
     if longest is None:
         q, k, v = (part.view(*lead, heads, -1).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=where, dropout_p=dropout).transpose(1, 2).flatten(2)
+    elif own is not None:
+        mixed = own.attend(qkv.view(lead.numel(), 3, heads, -1), ends=where, longest=longest).view(*lead, -1)
     else:
         q, k, v = qkv.view(lead.numel(), 3, heads, -1).unbind(1)
         mixed = attend_segments(q, k, v, ends=where, longest=longest, dropout=dropout).reshape(*lead, -1)
     return linear(mixed, weights.attention_output)
 
 
-def mlp(x_BTD: Tensor, weights: BlockWeights, *, dropout: float) -> Tensor:
-    return linear(relu_dropout(linear(x_BTD, weights.mlp_hidden), dropout), weights.mlp_output)
+def mlp(x_BTD: Tensor, weights: BlockWeights, *, dropout: float, own: ClientDropout | None) -> Tensor:
+    hidden = linear(x_BTD, weights.mlp_hidden)
+    return linear(relu_dropout(hidden, dropout) if own is None else own.relu_drop(hidden), weights.mlp_output)
 
 
 def block(
@@ -321,19 +320,23 @@ def block(
     heads: int,
     norm: Literal["pre", "post"],
     dropout: float,
+    own: ClientDropout | None = None,
 ) -> Tensor:
-    """One transformer block. Dropout acts on the attention weights and inside the MLP, not on the residual stream."""
+    """One transformer block. Dropout acts on the attention weights and inside the MLP, not on the residual stream.
+
+    It is from the device's generator, or stacked clients' `own`.
+    """
 
     def attend(x_BTD: Tensor) -> Tensor:
-        return attention(x_BTD, weights, where=where, longest=longest, heads=heads, dropout=dropout)
+        return attention(x_BTD, weights, where=where, longest=longest, heads=heads, dropout=dropout, own=own)
 
     attention_norm = weights.attention_norm_weight, weights.attention_norm_bias
     mlp_norm = weights.mlp_norm_weight, weights.mlp_norm_bias
     if norm == "pre":
         x_BTD = x_BTD + attend(layer_norm(x_BTD, *attention_norm))
-        return x_BTD + mlp(layer_norm(x_BTD, *mlp_norm), weights, dropout=dropout)
+        return x_BTD + mlp(layer_norm(x_BTD, *mlp_norm), weights, dropout=dropout, own=own)
     x_BTD = layer_norm(x_BTD + attend(x_BTD), *attention_norm)
-    return layer_norm(x_BTD + mlp(x_BTD, weights, dropout=dropout), *mlp_norm)
+    return layer_norm(x_BTD + mlp(x_BTD, weights, dropout=dropout, own=own), *mlp_norm)
 
 
 def run_blocks(
@@ -342,15 +345,16 @@ def run_blocks(
     *,
     block: Callable[..., Tensor] = block,
     kept: Sequence[Tensor | None] | None = None,
+    own: Sequence[ClientDropout] | None = None,
     **options: Any,
 ) -> Tensor:
     """The blocks of `stack`, one after another; `options` are `block`'s.
 
-    `kept` says for each block which of N stacked clients it runs for, where it is not all of them.
-    With `block=torch.compile(block)` one compilation serves all blocks and depths.
+    `kept` says for each block which of N stacked clients it runs for, where it is not all of them; `own` is their
+    dropout in each. With `block=torch.compile(block)` one compilation serves all blocks and depths.
     """
     for number, weights in enumerate(stack):
-        after = block(x_BTD, weights, **options)
+        after = block(x_BTD, weights, **options, **{} if own is None else {"own": own[number]})
         mask = None if kept is None else kept[number]
         x_BTD = after if mask is None else torch.where(mask, after, x_BTD)
     return x_BTD
@@ -358,11 +362,11 @@ def run_blocks(
 
 @dataclass(frozen=True, slots=True)
 class Stacking:
-    """Which of N clients each utterance belongs to, and which blocks each client keeps (None: it has no batch)."""
+    """Which of N clients each utterance belongs to, and in training what each has drawn (None: it has no batch)."""
 
     rows_B: Sequence[int]
     clients: int
-    kept_by: Sequence[tuple[int, ...] | None] | None = None
+    draws_by: Sequence[Draws | None] | None = None
 
 
 def forward(
@@ -401,25 +405,31 @@ def forward(
     dtype = parameters["conv.weight"].dtype
     inputs = windows(features_BTF.to(dtype), lengths_B.to(device, non_blocking=True))
 
-    packing = None
+    packing, own = None, None
     if stacking is not None or device.type == "cuda":
         packing = _packing(out_lengths_B, frames, device=device, row_multiple=row_multiple, stacking=stacking)
         with torch.no_grad():
             inputs, positions_BT = packing.pack(inputs), packing.pack(positions_BT)
         where, longest = packing.segment_ends, packing.longest
+        if stacking is not None and draws is not None and dropout:
+            own = _own_dropout(dropout, stacking, lengths_B, layers=draws.kept, packing=packing)
     else:
         # An utterance without frames attends to its first padding frame: a softmax over nothing would be NaN.
         where = (torch.arange(frames, device=device) < device_lengths_B.clamp(min=1)[:, None])[:, None, None]
         longest = None
 
-    with nullcontext() if draws is None else seeded_dropout(draws.dropout_seed, device=device):
-        x = dropped(front(parameters, inputs), dropout)
+    seed = None if draws is None else draws.dropout_seed
+    with nullcontext() if seed is None else seeded_dropout(seed, device=device):
+        x = front(parameters, inputs)
+        x = dropped(x, dropout) if own is None else own[0].drop(x)
         x = x + sinusoids(positions_BT, width=settings.width).to(x.dtype)
         layers = range(settings.layers) if draws is None else draws.kept
         stack = [block_weights(parameters, layer) for layer in layers]
         options: dict[str, Any] = {"heads": settings.heads, "norm": settings.norm, "dropout": dropout}
-        if draws is not None and stacking is not None and stacking.kept_by is not None:
-            options["kept"] = _kept_masks(draws.kept, stacking.kept_by, device=device)
+        if draws is not None and stacking is not None and stacking.draws_by is not None:
+            options["kept"] = _kept_masks(draws.kept, stacking.draws_by, device=device)
+        if own is not None:
+            options["own"] = own[1:]
         x = blocks(x, stack, where=where, longest=longest, **options)
     if settings.norm == "pre":
         x = layer_norm(x, parameters["final.norm.weight"], parameters["final.norm.bias"])
@@ -442,12 +452,31 @@ def _packing(
     )
 
 
+def _own_dropout(
+    rate: float, stacking: Stacking, lengths_B: Tensor, *, layers: Sequence[int], packing: Packing
+) -> list[ClientDropout]:
+    """Each client's dropout, from its own draws and lengths: before the blocks, then in each of `layers`."""
+    assert stacking.draws_by is not None, "stacked clients are trained without draws of their own"
+    lines_by: list[list[int]] = [[] for _ in range(stacking.clients)]
+    for line, row in enumerate(stacking.rows_B):
+        lines_by[row].append(line)
+    clients: list[DropoutDraws | None] = []
+    for lines, drawn in zip(lines_by, stacking.draws_by, strict=True):
+        if drawn is None:
+            clients.append(None)
+            continue
+        assert drawn.dropout_seed is not None
+        frames = padded_output_frames(int(lengths_B[lines].max()))
+        clients.append(DropoutDraws(lines, frames, drawn.kept, drawn.dropout_seed))
+    return client_dropout(rate, clients, layers=layers, packing=packing)
+
+
 def _kept_masks(
-    union: Sequence[int], kept_by: Sequence[tuple[int, ...] | None], *, device: torch.device
+    union: Sequence[int], draws_by: Sequence[Draws | None], *, device: torch.device
 ) -> list[Tensor | None]:
     """For each block that any client keeps: None where all do, else which of them do, [N, 1, 1]."""
     masks: list[Tensor | None] = []
     for layer in union:
-        keeps = [kept is None or layer in kept for kept in kept_by]
+        keeps = [drawn is None or layer in drawn.kept for drawn in draws_by]
         masks.append(None if all(keeps) else torch.tensor(keeps).to(device, non_blocking=True)[:, None, None])
     return masks

@@ -188,14 +188,15 @@ def stacked_losses(
     settings: Settings,
     spec_augment: SpecAugmentSettings | None = None,
     draws: StepDraws | None = None,
-    kept_by: Sequence[tuple[int, ...] | None] | None = None,
+    draws_by: Sequence[Draws | None] | None = None,
     compute: Compute = PLAIN,
 ) -> Tensor:
     """`batch_loss` of each of N `clients`, [N], from parameters with a leading client axis, or shared by all.
 
-    `rows_U` is the client of each utterance; a client without utterances has a loss of zero.
+    `rows_U` is the client of each utterance, `draws_by` what each client has drawn for its model, where they train; a
+    client without utterances has a loss of zero.
     """
-    stacking = Stacking(rows_U, clients, kept_by)
+    stacking = Stacking(rows_U, clients, draws_by)
     log_probs_UTV, lengths_U = log_probabilities(
         parameters, batch, settings=settings, spec_augment=spec_augment, draws=draws, compute=compute, stacking=stacking
     )

@@ -1,6 +1,7 @@
 """The walks of `relu_dropout` as Triton kernels.
 
-One program works on eight stretches of elements; four random words a lane give each stretch sixteen bits of its own.
+One program works on eight stretches of one row's elements; four random words a lane give each stretch sixteen bits of
+its own.
 """
 
 import torch
@@ -20,20 +21,21 @@ STRETCHES = 8
 PER_PROGRAM = LANES * STRETCHES
 
 
-def _threshold(dropout: float) -> int:
+def threshold(dropout: float) -> int:
     return round(dropout * 65536)
 
 
-def _scale(dropout: float) -> float:
-    return 65536 / (65536 - _threshold(dropout))
+def scale(dropout: float) -> float:
+    return 65536 / (65536 - threshold(dropout))
 
 
-def forward(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
+def forward(x: Tensor, keys: Tensor, dropout: float, *, relu: bool) -> Tensor:
+    """Of as many rows as there are keys."""
     x = x.contiguous()
     y = torch.empty_like(x)
-    count = x.numel()
-    _forward[(-(-count // PER_PROGRAM),)](
-        x, y, seed, count, _threshold(dropout), _scale(dropout), LANES=LANES, STRETCHES=STRETCHES, num_warps=4
+    count = x.numel() // len(keys)
+    _forward[(-(-count // PER_PROGRAM), len(keys))](
+        x, y, keys, count, threshold(dropout), scale(dropout), RELU=relu, LANES=LANES, STRETCHES=STRETCHES, num_warps=4
     )
     return y
 
@@ -42,22 +44,27 @@ def backward(gradient: Tensor, y: Tensor, dropout: float) -> Tensor:
     gradient = gradient.contiguous()
     result = torch.empty_like(y)
     count = y.numel()
-    _backward[(-(-count // PER_PROGRAM),)](gradient, y, result, count, _scale(dropout), BLOCK=PER_PROGRAM, num_warps=8)
+    _backward[(-(-count // PER_PROGRAM),)](gradient, y, result, count, scale(dropout), BLOCK=PER_PROGRAM, num_warps=8)
     return result
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _forward(x, y, seed, count, threshold, scale, LANES: tl.constexpr, STRETCHES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(x, y, keys, count, threshold, scale, RELU: tl.constexpr, LANES: tl.constexpr, STRETCHES: tl.constexpr):  # type: ignore[no-untyped-def]
     program = tl.program_id(0)
+    row = tl.program_id(1)
     lanes = tl.arange(0, LANES)
-    a, b, c, d = tl.randint4x(tl.load(seed), program * LANES + lanes)
+    a, b, c, d = tl.randint4x(tl.load(keys + row), program * LANES + lanes)
+    x += row.to(tl.int64) * count
+    y += row.to(tl.int64) * count
     first = program.to(tl.int64) * LANES * STRETCHES + lanes
     for stretch in tl.static_range(STRETCHES):
         word = a if stretch < 2 else (b if stretch < 4 else (c if stretch < 6 else d))
         bits = ((word >> (16 * (stretch % 2))) & 0xFFFF).to(tl.int32)
         index = first + stretch * LANES
         value = tl.load(x + index, mask=index < count, other=0.0).to(tl.float32)
-        kept = (bits >= threshold) & (value > 0)
+        kept = bits >= threshold
+        if RELU:
+            kept = kept & (value > 0)
         tl.store(y + index, tl.where(kept, value * scale, 0.0).to(y.dtype.element_ty), mask=index < count)
 
 

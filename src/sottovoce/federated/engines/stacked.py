@@ -2,8 +2,8 @@
 
 A small model leaves most of a GPU idle when its clients run one by one; stacked, one matrix product serves all of them.
 Every client still has its own weights, batches and draws, so its update is what `sequential` computes, up to rounding
-(dropout's masks come from one kernel for all, so there it is equal in distribution only). A client whose numbers are
-not finite spoils its own row and no other.
+(on a GPU the masks of dropout are others than alone, but as much the client's own: see `models.dropout`). A client
+whose numbers are not finite spoils its own row and no other.
 
 Who shares a stack: clients with the same shared draw of layer-drop (`layerdrop_group`), so that a dropped block is
 skipped for all of them, and among these clients with about as much speech, so that nobody waits.
@@ -50,7 +50,7 @@ class _LockStep:
     lines: Tensor
     rows_U: list[int]
     draws: StepDraws
-    kept_by: list[tuple[int, ...] | None]  # the blocks that each client keeps; None where it has no batch any more
+    draws_by: list[Draws | None]  # what each client has drawn; None where it has no batch any more
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,22 +187,22 @@ class StackedEngine(Engine):
                 settings=room.model,
                 spec_augment=local.spec_augment_at(step),
                 draws=lock_step.draws,
-                kept_by=[*lock_step.kept_by, *idle],
+                draws_by=[*lock_step.draws_by, *idle],
                 compute=self._compute,
             )
             leaves = list(weights.working.values())
             weights.set_gradients(gradients_of(losses_N.sum(), leaves))
             if local.proximal is not None:
                 pull_NP = local.proximal.pull(weights.master, server_P)
-                weights.add_to_gradients(pull_NP.mul_(self._active([*lock_step.kept_by, *idle])[:, None]))
+                weights.add_to_gradients(pull_NP.mul_(self._active([*lock_step.draws_by, *idle])[:, None]))
             weights.step(lr=local.lr, max_norm=local.clip_gradients)
             total_N += losses_N.detach()
         steps_N = torch.tensor([float(len(member.lines)) for member in stack.members])
         return weights, total_N[: len(steps_N)] / steps_N.to(self._device, non_blocking=True)
 
-    def _active(self, kept_by: Sequence[tuple[int, ...] | None]) -> Tensor:
+    def _active(self, draws_by: Sequence[Draws | None]) -> Tensor:
         """1 for the clients that have a batch in this step, 0 for those that are done."""
-        active_N = torch.tensor([float(kept is not None) for kept in kept_by])
+        active_N = torch.tensor([float(drawn is not None) for drawn in draws_by])
         return active_N.to(self._device, non_blocking=True)
 
     def _weights_for(self, count: int) -> Weights:
@@ -248,15 +248,15 @@ def _lock_step(members: Sequence[LoadedClient], firsts: Sequence[int], local_ste
     active = [row for row, member in enumerate(members) if local_step < len(member.lines)]
     lines = [members[row].lines[local_step] + firsts[row] for row in active]
     draws = [members[row].draws[local_step] for row in active]
-    kept_by: list[tuple[int, ...] | None] = [None] * len(members)
+    draws_by: list[Draws | None] = [None] * len(members)
     for row, drawn in zip(active, draws, strict=True):
-        kept_by[row] = drawn.model.kept
+        draws_by[row] = drawn.model
     rows_U = [row for row, places in zip(active, lines, strict=True) for _ in range(len(places))]
-    return _LockStep(torch.cat(lines), rows_U, joined_draws(draws), kept_by)
+    return _LockStep(torch.cat(lines), rows_U, joined_draws(draws), draws_by)
 
 
 def joined_draws(draws: Sequence[StepDraws]) -> StepDraws:
-    """The draws of several clients as one batch's; the dropout is seeded by the first client's."""
+    """The draws of several clients as one batch's, but for dropout, whose seeds stay each client's own."""
     masks = [drawn.masks for drawn in draws if drawn.masks is not None]
     positions = [drawn.model.positions for drawn in draws if drawn.model.positions is not None]
     return StepDraws(
@@ -264,7 +264,7 @@ def joined_draws(draws: Sequence[StepDraws]) -> StepDraws:
         model=Draws(
             kept=tuple(sorted({layer for drawn in draws for layer in drawn.model.kept})),
             positions=_joined_positions(positions) if positions else None,
-            dropout_seed=draws[0].model.dropout_seed,
+            dropout_seed=None,
         ),
     )
 
