@@ -118,7 +118,10 @@ class LocalTraining:
 
 @dataclass(frozen=True, eq=False)
 class ClientRoom:
-    """Everything that a client's training is made of, whichever engine runs it. `frozen` is not trained."""
+    """Everything that a client's training is made of, whichever engine runs it. `frozen` is not trained.
+
+    `forgiving`: whatever goes wrong with one client, it is dropped and the round goes on, as a release must.
+    """
 
     population: Population
     tokens: Tokens
@@ -128,6 +131,7 @@ class ClientRoom:
     cohort_size: int
     longest_seconds: float = 36.0
     frozen: Frozen = NOTHING_FROZEN
+    forgiving: bool = False
     _known: Kept[Speech] = field(default_factory=lambda: Kept(KNOWN_BYTES), repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> "ClientRoom":

@@ -63,14 +63,15 @@ def sum_cohort(cohort: Indices, server_P: Tensor, *, plan: Plan, engine: Engine,
 def run_round(server: Server, *, plan: Plan, engine: Engine, ledger: Ledger, step: int, digest: str) -> Round:
     """Round `step`: moves `server` in place. `digest` is the fingerprint of its parameters.
 
-    Raises BudgetSpent, before anything is released, where the budget does not allow the step.
+    Raises BudgetSpent, before any client trains, where the budget does not allow the step. The step is charged before
+    that too: whatever a cohort does to this process, another attempt, with another cohort, costs again.
     """
     cohort = plan.sample(step, attempt=ledger.next_attempt(step))
+    commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
+    charge = plan.charge(ledger, step=step, parameters=digest, cohort=commitment)
     engine.begin(server.parameters_P, cohort, plan=plan, step=step)
     summed = sum_cohort(cohort, server.parameters_P, plan=plan, engine=engine, step=step)
     summed.private.signal_H = layer_norms(summed.total, plan.clipper.layers)
-    commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
-    charge = plan.charge(ledger, step=step, parameters=digest, cohort=commitment)
     pseudo_gradient_P = plan.add_noise(summed.total, charge).div_(summed.weighted.denominator)
     moved = server.step(pseudo_gradient_P, step=step)
     following = plan if plan.settings.adaptive is None else plan.adapt(summed.within, charge)

@@ -224,12 +224,22 @@ class Plan:
         """`rule` on each user's update by itself: it never sees two users at once."""
         if self.rule is None or not update.numel():
             return update
-        rows = [self.rule(row, self) for row in update.reshape(-1, self.layout.flat_size)]
-        if any(row.shape != update.shape[-1:] for row in rows):
-            raise InputError(f"{self.rule!r}: expected an update of the shape it was given")
+        rows = [self._ruled_one(self.rule, row) for row in update.reshape(-1, self.layout.flat_size)]
         ruled = torch.stack(rows).view_as(update)
         self.layout.clear_padding(ruled)
         return ruled
+
+    def _ruled_one(self, rule: Rule, update_P: Tensor) -> Tensor:
+        """In a release a rule that fails on one user's update gives NaN, which counts as zero: the others go on."""
+        try:
+            ruled_P = rule(update_P, self)
+            if ruled_P.shape != update_P.shape:
+                raise InputError(f"{rule!r}: expected an update of the shape it was given")
+        except Exception:
+            if self.settings.mode is Mode.SEEDED:
+                raise
+            return torch.full_like(update_P, torch.nan)
+        return ruled_P
 
     def _check_weight(self, weight: Tensor | float) -> None:
         uniform = isinstance(weight, float | int) and weight == 1

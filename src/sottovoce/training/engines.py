@@ -100,6 +100,7 @@ def build_engine(
         cohort_size=settings.cohort_size,
         longest_seconds=recipe.data.longest_seconds,
         frozen=trained_part(recipe, start).frozen,
+        forgiving=plan.settings.mode is Mode.SECURE,
     )
     common: dict[str, Any] = {
         "device": device,

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from torch import Tensor
 
+from sottovoce.errors import InputError
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
@@ -40,6 +42,23 @@ class Dropped:
 
     client: int
     reason: str
+
+
+def excused(client: int, error: Exception, *, forgiving: bool) -> Dropped:
+    """`client`, dropped because of `error`. Raises it where it is no accident of the client's but a bug of ours.
+
+    A `forgiving` engine cannot tell these two apart, nor may it: a release that failed, or not, with who is in the
+    cohort, and was tried again with others, would choose cohorts by a person's data, and nothing counts that.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return Dropped(client, "out of memory")
+    if isinstance(error, InputError | OSError):
+        return Dropped(client, str(error))
+    if forgiving:
+        return Dropped(client, f"{type(error).__name__}: {error}")
+    raise error
 
 
 class Engine(ABC):

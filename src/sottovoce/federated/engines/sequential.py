@@ -6,10 +6,9 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import ClientRoom, LoadedClient, held_out_wer, load_client, plan_client, train_locally
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excused
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
@@ -46,26 +45,25 @@ class SequentialEngine(Engine):
             try:
                 planned = plan_client(self._room, client, step=step)
                 yield load_client(self._room, planned, step=step, device=self._device, before=self._before)
-            except (InputError, OSError, torch.OutOfMemoryError) as error:
-                yield Dropped(client, "out of memory" if isinstance(error, torch.OutOfMemoryError) else str(error))
+            except Exception as error:
+                yield excused(client, error, forgiving=self._room.forgiving)
 
     def _train_one(self, server_P: Tensor, loaded: LoadedClient, step: int) -> Trained | Dropped:
-        index = loaded.client.index
         try:
-            heard = loaded.heard(self._before, dtype=self.weights.dtype, compute=self.compute)
-            loss = train_locally(
-                self.weights, loaded, heard, self._room, server_P=server_P, step=step, compute=self.compute
-            )
-            figures = self._figures(loaded, loss)
-        except InputError as error:
-            return Dropped(index, str(error))
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return Dropped(index, "out of memory")
+            return self._trained(server_P, loaded, step)
+        except Exception as error:
+            return excused(loaded.client.index, error, forgiving=self._room.forgiving)
+
+    def _trained(self, server_P: Tensor, loaded: LoadedClient, step: int) -> Trained:
+        heard = loaded.heard(self._before, dtype=self.weights.dtype, compute=self.compute)
+        loss = train_locally(
+            self.weights, loaded, heard, self._room, server_P=server_P, step=step, compute=self.compute
+        )
+        figures = self._figures(loaded, loss)
         # The working model is done with: it becomes the update.
         with torch.no_grad():
             update_P = self.weights.master.neg_().add_(server_P)
-        return Trained(update_P, (index,), loss, (figures,), loaded.audio_seconds)
+        return Trained(update_P, (loaded.client.index,), loss, (figures,), loaded.audio_seconds)
 
     def _figures(self, loaded: LoadedClient, loss: Tensor) -> ClientFigures:
         """Loss and WER are looked at only where weights depend on them: reading the loss waits for the device."""

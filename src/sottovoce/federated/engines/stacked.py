@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.features import MEL_COUNT
-from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import (
     ClientRoom,
@@ -31,7 +30,7 @@ from sottovoce.federated.client import (
     load_client,
     plan_client,
 )
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excused
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
@@ -88,8 +87,8 @@ class StackedEngine(Engine):
         for index in cohort:
             try:
                 members.append(plan_client(self._room, index, step=step))
-            except (InputError, OSError) as error:
-                yield Dropped(index, str(error))
+            except Exception as error:
+                yield excused(index, error, forgiving=self._room.forgiving)
         groups = self._groups(members, step)
         with closing(ahead(self._loaded(groups, step), depth=1)) as loading:
             for loaded in self.awaited(loading):
@@ -138,37 +137,45 @@ class StackedEngine(Engine):
                     yield _stacked([self._load(client, step) for client in members])
                     break
                 except _ClientFailure as failure:
-                    yield Dropped(failure.member.client.index, str(failure))
+                    yield failure.dropped
                     members.remove(failure.member)
 
     def _load(self, planned: PlannedClient, step: int) -> LoadedClient:
         try:
             return load_client(self._room, planned, step=step, device=self._device, before=self._before)
-        except (InputError, OSError) as error:
-            raise _ClientFailure(planned, error) from error
+        except Exception as error:
+            dropped = excused(planned.client.index, error, forgiving=self._room.forgiving)
+            raise _ClientFailure(planned, dropped) from error
 
     # Training.
 
     def _train_stack(self, server_P: Tensor, stack: _Stack, step: int) -> Iterator[Trained | Dropped]:
-        indices = tuple(member.client.index for member in stack.members)
+        """A stack that fails is trained in halves, down to the one client that it fails for."""
         try:
-            weights, losses_N = self._trained(server_P, stack, step)
-        except torch.OutOfMemoryError:
+            trained = self._trained(server_P, stack, step)
+        except Exception as error:
             self._weights.clear()
-            torch.cuda.empty_cache()
-            if len(indices) == 1:
-                yield Dropped(indices[0], "out of memory")
+            dropped = excused(stack.members[0].client.index, error, forgiving=self._room.forgiving)
+            if len(stack.members) == 1:
+                yield dropped
                 return
-            half = len(indices) // 2
-            for members in (stack.members[:half], stack.members[half:]):
-                yield from self._train_stack(server_P, _stacked(members), step)
+        else:
+            yield trained
             return
+        half = len(stack.members) // 2
+        for members in (stack.members[:half], stack.members[half:]):
+            yield from self._train_stack(server_P, _stacked(members), step)
+
+    def _trained(self, server_P: Tensor, stack: _Stack, step: int) -> Trained:
+        weights, losses_N = self._fitted(server_P, stack, step)
         figures = self._figures(stack, weights, losses_N)
+        indices = tuple(member.client.index for member in stack.members)
         with torch.no_grad():
             updates_NP = weights.master[: len(indices)].neg_().add_(server_P)
-        yield Trained(updates_NP, indices, losses_N, figures, stack.audio_seconds)
+        return Trained(updates_NP, indices, losses_N, figures, stack.audio_seconds)
 
-    def _trained(self, server_P: Tensor, stack: _Stack, step: int) -> tuple[Weights, Tensor]:
+    def _fitted(self, server_P: Tensor, stack: _Stack, step: int) -> tuple[Weights, Tensor]:
+        """The weights of all clients after their local steps, and their mean losses."""
         room, local = self._room, self._room.local
         count = self.size if self._compute.full_stacks else len(stack.members)
         weights = self._weights_for(count)
@@ -232,9 +239,9 @@ class StackedEngine(Engine):
 
 
 class _ClientFailure(Exception):
-    def __init__(self, member: PlannedClient, reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.member = member
+    def __init__(self, member: PlannedClient, dropped: Dropped) -> None:
+        super().__init__(dropped.reason)
+        self.member, self.dropped = member, dropped
 
 
 def _stacked(members: list[LoadedClient]) -> _Stack:
