@@ -1,7 +1,7 @@
 """Stacked clients are what they would be one by one: their updates, their accidents, and the rounds made of them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ import pytest
 import torch
 from tests.federated import test_engines, test_round
 from tests.federated.small import CPU, Small, small
+from tests.federated.trouble import Trouble
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.federated.client import Proximal
-from sottovoce.federated.engines import Dropped, Engine, StackedEngine
+from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.models.heard import Heard, Recordings, hear
 from sottovoce.models.recogniser import Compute
 
@@ -22,21 +23,29 @@ EVERYBODY = range(9)
 ROUNDING = 2e-4
 
 
-def stacked_of(ours: Small, *, size: int = 4, compute: Compute | None = None) -> StackedEngine:
+CUDA = torch.device("cuda", 0)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def stacked_of(
+    ours: Small, *, size: int = 4, compute: Compute | None = None, device: torch.device = CPU
+) -> StackedEngine:
     """Nine clients in stacks of four: full ones, and one that is not."""
     return StackedEngine(
         ours.room,
         ours.layout,
-        device=CPU,
+        device=device,
         size=size,
         weighting=ours.plan.settings.weighting,
         **{} if compute is None else {"compute": compute},
     )
 
 
-def updates_of(engine: Engine, ours: Small, *, step: int = 0, clients: Sequence[int] = EVERYBODY) -> dict[int, Tensor]:
+def updates_of(
+    engine: Engine, ours: Small, *, step: int = 0, clients: Sequence[int] = EVERYBODY, device: torch.device = CPU
+) -> dict[int, Tensor]:
     updates: dict[int, Tensor] = {}
-    for trained in engine.train(ours.server.parameters_P, clients, step=step):
+    for trained in engine.train(ours.server.parameters_P.to(device), clients, step=step):
         assert not isinstance(trained, Dropped), trained
         rows = trained.update if trained.update.dim() == 2 else trained.update[None]
         updates |= {client: row.clone() for client, row in zip(trained.clients, rows, strict=True)}
@@ -58,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dropout": {"model": {"dropout": 0.3}},
     "dropout, each its own layers, epochs": {
         "model": {"layers": 4, "layer_drop": 0.5, "dropout": 0.3},
-        "local": {"local_epochs": 2, "batch_seconds": 1.3},
+        "local": {"local_epochs": 1, "batch_seconds": 1.6},
     },
 }
 
@@ -93,7 +102,8 @@ def test_rounds_are_those_of_the_twin(name: str, tones: Path, tmp_path: Path, mo
     test_round.test_three_rounds_are_those_of_the_twin(name, tones, tmp_path)
 
 
-def test_with_dropout_updates_are_equal_in_distribution(tones: Path, tmp_path: Path) -> None:
+@needs_cuda
+def test_on_cuda_dropout_is_the_same_in_distribution(tones: Path, tmp_path: Path) -> None:
     """Mean and spread over many rounds, which differ in nothing but dropout; and no two clients share a mask.
 
     Means of n draws each lie √((Σ₁+Σ₂)/n) apart, Σ being the trace of a covariance. Without the rescaling by
@@ -108,20 +118,36 @@ def test_with_dropout_updates_are_equal_in_distribution(tones: Path, tmp_path: P
         cohort_size=9,
     )
     drawn = {}
-    for name, engine in (("one by one", ours.engine), ("stacked", stacked_of(ours, size=3))):
-        per_round = [updates_of(engine, ours, step=step, clients=clients) for step in range(rounds)]
+    alone = SequentialEngine(ours.room, ours.layout, device=CUDA)
+    for name, engine in (("one by one", alone), ("stacked", stacked_of(ours, size=3, device=CUDA))):
+        per_round = [updates_of(engine, ours, step=step, clients=clients, device=CUDA) for step in range(rounds)]
         drawn[name] = torch.stack([torch.stack([own[client] for client in clients]) for own in per_round]).double()
     means = {name: draws_RNP.mean(0) for name, draws_RNP in drawn.items()}
     spreads = {name: draws_RNP.var(0).sum(1) for name, draws_RNP in drawn.items()}
 
     apart_N = (means["stacked"] - means["one by one"]).square().sum(1)
     expected_N = (spreads["stacked"] + spreads["one by one"]) / rounds
-    assert (apart_N / expected_N).mean() == pytest.approx(1, abs=0.5)
-    assert spreads["stacked"].sum() == pytest.approx(float(spreads["one by one"].sum()), rel=0.2)
+    assert float((apart_N / expected_N).mean()) == pytest.approx(1, abs=0.5)
+    assert float(spreads["stacked"].sum()) == pytest.approx(float(spreads["one by one"].sum()), rel=0.2)
 
     directions_RNP = torch.nn.functional.normalize(drawn["stacked"] - means["stacked"], dim=2)
     alike_NN = torch.einsum("rnp,rmp->nm", directions_RNP, directions_RNP) / rounds
     assert alike_NN.fill_diagonal_(0).abs().max() < 0.5
+
+
+@needs_cuda
+@pytest.mark.parametrize("full_stacks", [False, True], ids=["as they come", "with idle rows"])
+def test_on_cuda_dropout_is_a_clients_own_whoever_else_is_in_the_stack(
+    full_stacks: bool, tones: Path, tmp_path: Path
+) -> None:
+    """On a CPU the masks are those of the client alone, which the cases above compare."""
+    case = CASES["dropout, each its own layers, epochs"]
+    ours = small(tones, tmp_path / "ledger.jsonl", people={"max_seconds": 3.0}, cohort_size=9, **case)
+    engine = stacked_of(ours, size=9, device=CUDA, compute=Compute(full_stacks=full_stacks))
+    whole = updates_of(engine, ours, device=CUDA)
+    for fewer in ([5], [0, 5, 7], [4, 5, 6, 7, 8]):
+        for client, update in updates_of(engine, ours, clients=fewer, device=CUDA).items():
+            assert (update - whole[client]).norm() <= ROUNDING * whole[client].norm(), (client, fewer)
 
 
 def poisoned_for(ours: Small, client: int) -> Compute:
@@ -176,4 +202,23 @@ def test_a_client_that_cannot_be_read_is_dropped_and_its_stack_goes_on(
     assert reason in dropped[test_engines.BAD]
     assert rows.keys() == set(EVERYBODY) - {test_engines.BAD}
     for client, update in rows.items():
+        assert (update - expected[client]).norm() <= ROUNDING * expected[client].norm()
+
+
+def test_a_client_that_fails_in_training_is_dropped_and_its_stack_goes_on(tones: Path, tmp_path: Path) -> None:
+    """As in a release: the stack is trained in halves until the bad one is alone."""
+    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
+    expected = updates_of(ours.engine, ours)
+    known = {field.name: getattr(ours.room, field.name) for field in fields(ours.room)}
+    ours.room = Trouble(**known | {"forgiving": True}, accidents={test_engines.BAD: "in training"})
+    found: dict[int, Tensor] = {}
+    dropped: list[int] = []
+    for result in stacked_of(ours, size=9).train(ours.server.parameters_P, EVERYBODY, step=0):
+        if isinstance(result, Dropped):
+            dropped.append(result.client)
+        else:
+            found |= {client: row.clone() for client, row in zip(result.clients, result.update, strict=True)}
+    assert dropped == [test_engines.BAD]
+    assert found.keys() == set(EVERYBODY) - {test_engines.BAD}
+    for client, update in found.items():
         assert (update - expected[client]).norm() <= ROUNDING * expected[client].norm()

@@ -94,6 +94,25 @@ def test_another_shape_is_refused() -> None:
         plan(lambda u, p: u[:3]).clip(updates(1)[0])
 
 
+def fails_on_large_ones(update_P: Tensor, plan: Plan) -> Tensor:
+    if update_P.abs().max() > 50:
+        raise ZeroDivisionError
+    return update_P
+
+
+def test_in_a_release_a_rule_that_fails_on_one_users_update_costs_that_user_alone() -> None:
+    private = plan(fails_on_large_ones, mode=Mode.SECURE)
+    given, others = updates(4), private.new_total()
+    private.accumulate(others, given[[0, 1, 3]])
+    given[2] *= 1000
+    total = private.new_total()
+    stats = private.accumulate(total, given)
+    assert torch.equal(total, others)
+    assert stats.non_finite.tolist() == [False, False, True, False]
+    with pytest.raises(ZeroDivisionError):
+        plan(fails_on_large_ones).clip(given)
+
+
 def test_a_ledger_knows_its_rule(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     Ledger(path, header=plan(Affine(0.5, 0.0)).ledger_header(run="ruled")).close()

@@ -102,9 +102,16 @@ def troubled_run(accident: str, *arguments: Any) -> Any:
     return run_here(*arguments)
 
 
-@pytest.mark.parametrize(("engine", "accident"), [("sequential", "in training"), ("workers", "boom"), ("ranks", "boom")])
+@pytest.mark.parametrize(
+    ("engine", "accident"), [("sequential", "in training"), ("workers", "boom"), ("ranks", "boom")]
+)
 def test_the_run_goes_on_and_each_step_is_charged_once(
-    engine: str, accident: str, federated_recipe: Path, short_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str,
+    accident: str,
+    federated_recipe: Path,
+    short_stores: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "run"
     changes = [*RELEASE, f"federation.engine={'sequential' if engine == 'ranks' else engine}", "federation.workers=1"]
@@ -118,7 +125,9 @@ def test_the_run_goes_on_and_each_step_is_charged_once(
     report = verify(out / "ledger.jsonl")
     assert (report.steps, report.attempts) == (STEPS, STEPS)
     # How many failed, and why, is as private as who came.
-    published = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file() and path.suffix != ".safetensors")
+    published = b"".join(
+        path.read_bytes() for path in out.rglob("*") if path.is_file() and path.suffix != ".safetensors"
+    )
     assert b"boom" not in published
     assert b"dropped" not in published
 

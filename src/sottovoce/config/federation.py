@@ -168,7 +168,7 @@ class Federation(Section):
             raise ValueError("privacy adds noise but clip_bound is infinite: noise is in units of the clip bound")
         if self.engine == "stacked" and self.privacy.mode is Mode.SECURE:
             raise ValueError(
-                "engine=stacked with privacy.mode=secure: in a stack one client's numbers hang on who else is there, "
-                "which no clipping bounds; expected auto, sequential or workers"
+                "engine=stacked with privacy.mode=secure: in a stack the rounding of one client's numbers hangs on who "
+                "else is there, which no clipping bounds; expected auto, sequential or workers"
             )
         return self

@@ -471,9 +471,7 @@ def _own_dropout(
     return client_dropout(rate, clients, layers=layers, packing=packing)
 
 
-def _kept_masks(
-    union: Sequence[int], draws_by: Sequence[Draws | None], *, device: torch.device
-) -> list[Tensor | None]:
+def _kept_masks(union: Sequence[int], draws_by: Sequence[Draws | None], *, device: torch.device) -> list[Tensor | None]:
     """For each block that any client keeps: None where all do, else which of them do, [N, 1, 1]."""
     masks: list[Tensor | None] = []
     for layer in union:

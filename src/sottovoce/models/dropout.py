@@ -72,7 +72,7 @@ class DropoutDraws:
 def client_dropout(
     rate: float, clients: Sequence[DropoutDraws | None], *, layers: Sequence[int], packing: Packing
 ) -> list[ClientDropout]:
-    """Of each of N `clients` (None: it has no batch): before the blocks, and in each of `layers`, to be run in order."""
+    """Of N `clients` (None: it has no batch): before the blocks, and in each of `layers`, which are run in order."""
     device = packing.from_batch_NL.device
     if device.type == "cuda" and has_triton():
         # A key of its own for every place: seeds have 62 random bits, so that sums never meet.

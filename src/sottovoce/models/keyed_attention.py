@@ -37,7 +37,14 @@ def _(qkv: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float) -> 
 
 @torch.library.custom_op("sottovoce::keyed_attention_backward", mutates_args=())
 def _attend_backward(
-    gradient: Tensor, qkv: Tensor, mixed: Tensor, levels: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float
+    gradient: Tensor,
+    qkv: Tensor,
+    mixed: Tensor,
+    levels: Tensor,
+    keys: Tensor,
+    ends: Tensor,
+    longest: int,
+    dropout: float,
 ) -> Tensor:
     from sottovoce.models import keyed_attention_triton
 
@@ -46,7 +53,14 @@ def _attend_backward(
 
 @_attend_backward.register_fake
 def _(
-    gradient: Tensor, qkv: Tensor, mixed: Tensor, levels: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float
+    gradient: Tensor,
+    qkv: Tensor,
+    mixed: Tensor,
+    levels: Tensor,
+    keys: Tensor,
+    ends: Tensor,
+    longest: int,
+    dropout: float,
 ) -> Tensor:
     return torch.empty_like(qkv, memory_format=torch.contiguous_format)
 

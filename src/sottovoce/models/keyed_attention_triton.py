@@ -38,7 +38,14 @@ def forward(qkv: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: floa
 
 
 def backward(
-    gradient: Tensor, qkv: Tensor, mixed: Tensor, levels: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float
+    gradient: Tensor,
+    qkv: Tensor,
+    mixed: Tensor,
+    levels: Tensor,
+    keys: Tensor,
+    ends: Tensor,
+    longest: int,
+    dropout: float,
 ) -> Tensor:
     qkv, gradient = qkv.contiguous(), gradient.contiguous()
     result = torch.empty_like(qkv)
@@ -63,16 +70,19 @@ def _numbers(channels: int, dropout: float) -> tuple[float, int, float]:
     return 1 / math.sqrt(channels), threshold(dropout), scale(dropout)
 
 
-@triton.jit
-def _block(part, frame, end, head, WHICH: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+@triton.jit  # type: ignore[untyped-decorator]
+def _block(  # type: ignore[no-untyped-def]
+    tensor, frame, end, head, PART: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
     """Where frames of one head lie in [F, parts, H, d], and which of these places there are."""
     channel = tl.arange(0, WIDTH)
-    first = (frame.to(tl.int64) * PARTS + WHICH) * HEADS + head
+    first = (frame.to(tl.int64) * PARTS + PART) * HEADS + head
     inside = (frame < end)[:, None] & (channel < CHANNELS)[None, :]
-    return part + first[:, None] * CHANNELS + channel[None, :], inside
+    return tensor + first[:, None] * CHANNELS + channel[None, :], inside
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _kept(key, query, first_other, head, least, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """[M, K]: which weights of `query` (frames within the row) on BLOCK keys from `first_other` on are not dropped."""
     four = tl.arange(0, BLOCK // 4)

@@ -59,7 +59,7 @@ def _chosen(
 ) -> dict[str, Any]:
     """Once chosen it stays: another would round differently, and a resumed run repeat other bits.
 
-    A release trains clients apart: in a stack, masks and rounding of one client's numbers hang on who else is in it.
+    A release trains clients apart: in a stack, the rounding of one client's numbers hangs on who else is in it.
     And nobody's speed is tried out, which would depend on their speech.
     """
     asked, secure = recipe.federated.engine, plan.settings.mode is Mode.SECURE

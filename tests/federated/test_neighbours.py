@@ -1,0 +1,153 @@
+"""One user more or less moves a sum by that user's clipped update and by nothing else, whichever engine trains.
+
+This is what the sensitivity C of a release rests on. Everything that chance decides is switched on, and people have
+unequal amounts of speech. Where sums are exact (a release's) it holds to the bit, else up to float32's rounding.
+
+Shapes: P flat length.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.federated.small import CPU, Small, as_model, furthest, small
+from tests.several import in_processes
+from torch import Tensor
+
+from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.federated.engines import DistributedEngine, Dropped, Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.engines.workers import WorkersEngine
+from sottovoce.federated.round import sum_cohort
+from sottovoce.processes import joined
+
+COHORT, NEWCOMER = (0, 1, 3, 4, 6, 8), 5
+# With the newcomer, without it, and without each of the others.
+COHORTS = [(*COHORT, NEWCOMER), COHORT, *([other for other in COHORT if other != one] for one in COHORT)]
+CHANCE: dict[str, Any] = {
+    "model": {"layers": 3, "dropout": 0.3, "layer_drop": 0.3},
+    "local": {"local_epochs": 1, "batch_seconds": 1.6, "spec_augment": SpecAugmentSettings(), "layerdrop_group": 4},
+    "people": {"max_seconds": 3.0},
+    "cohort_size": 6,
+}
+PRIVATE: dict[str, Any] = {"noise_multiplier": 1.0, "share": "dim", "weighting": "utterances", "weight_cap": 4.0}
+RELEASE = PRIVATE | {"mode": "secure", "root_seed": None}
+FLOAT32 = 20.0  # units of rounding (see `furthest`), as for a round
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a worker: matrix products of two threads add up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def sums(ours: Small, engine: Engine) -> list[Tensor]:
+    """Of every cohort, before the noise."""
+    return [
+        sum_cohort(np.array(sorted(cohort)), ours.server.parameters_P, plan=ours.plan, engine=engine, step=1).total
+        for cohort in COHORTS
+    ]
+
+
+def sums_by(name: str, ours: Small, store: Path, folder: Path, privacy: dict[str, Any]) -> list[Tensor]:
+    if name.startswith("ranks"):
+        return [torch.from_numpy(total) for total in in_processes(2, sums_of_ranks, name, store, folder, privacy)[0]]
+    with closing(engine_of(name, ours)) as engine:
+        return sums(ours, engine)
+
+
+def engine_of(name: str, ours: Small) -> Engine:
+    match name:
+        case "workers":
+            return WorkersEngine(ours.room, ours.layout, workers=2)
+        case "stacked" | "ranks, stacked":
+            return StackedEngine(ours.room, ours.layout, device=CPU, size=3)
+    return SequentialEngine(ours.room, ours.layout, device=CPU)
+
+
+def sums_of_ranks(name: str, store: Path, folder: Path, privacy: dict[str, Any]) -> list[NDArray[Any]]:
+    torch.set_num_threads(1)
+    with joined(CPU) as processes:
+        ours = small(store, folder / f"{processes.rank}.jsonl", privacy=privacy, **CHANCE)
+        engine = DistributedEngine(engine_of(name, ours), processes, seconds=ours.room.population.seconds)
+        return [total.numpy() for total in sums(ours, engine)]
+
+
+def updates_alone(ours: Small) -> dict[int, tuple[Tensor, float]]:
+    """Of each user by itself: the update and its weight."""
+    found = {}
+    engine = SequentialEngine(ours.room, ours.layout, device=CPU)
+    for user in (*COHORT, NEWCOMER):
+        (trained,) = engine.train(ours.server.parameters_P, [user], step=1)
+        assert not isinstance(trained, Dropped)
+        found[user] = trained.update.clone(), ours.plan.weight(float(trained.figures[0].utterances))
+    return found
+
+
+def moves(found: Sequence[Tensor]) -> dict[int, Tensor]:
+    """By how much each user moves the sum of the others."""
+    with_newcomer, whole, *without = found
+    return {NEWCOMER: with_newcomer - whole} | {user: whole - rest for user, rest in zip(COHORT, without, strict=True)}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers", "ranks"])
+def test_in_a_release_a_user_moves_the_sum_by_the_own_clipped_update_to_the_bit(
+    engine: str, tones: Path, tmp_path: Path
+) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", privacy=RELEASE, **CHANCE)
+    alone = updates_alone(ours)
+    moved = moves(sums_by(engine, ours, tones, tmp_path, RELEASE))
+    assert len({weight for _, weight in alone.values()}) > 1, "unequal amounts of speech"
+    for user, (update_P, weight) in alone.items():
+        clipped_P = ours.plan.clip(update_P, weight=weight)
+        assert clipped_P.any()
+        assert torch.equal(moved[user], clipped_P), user
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers", "ranks", "stacked", "ranks, stacked"])
+def test_in_a_simulation_a_user_moves_the_sum_by_the_own_clipped_update_up_to_rounding(
+    engine: str, tones: Path, tmp_path: Path
+) -> None:
+    """A sum of n clipped updates is rounded n times, to its own size at most. In a stack each update has rounding of
+    its own besides, which shrinks with it as it is clipped."""
+    ours = small(tones, tmp_path / "ledger.jsonl", privacy=PRIVATE, **CHANCE)
+    alone = updates_alone(ours)
+    found = sums_by(engine, ours, tones, tmp_path, PRIVATE)
+    moved = moves(found)
+    clipped = {user: ours.plan.clip(update_P, weight=weight) for user, (update_P, weight) in alone.items()}
+    bound = ours.plan.clip_bound
+    for user in alone:
+        allowed = 2 * len(COHORTS[0]) * float(sum(one.norm() for one in clipped.values()))
+        if "stacked" in engine:
+            for other, (update_P, _) in alone.items():
+                size = float(ours.server.parameters_P.norm() + 100 * update_P.norm())
+                allowed += 2 * FLOAT32 * size * float(clipped[other].norm() / update_P.norm())
+        assert float((moved[user] - clipped[user]).norm()) < allowed * 2.0**-24, user
+        assert allowed * 2.0**-24 < bound / 50, "or the test would say little"
+
+
+@pytest.mark.parametrize("size", [3, 9], ids=["threes", "one stack"])
+def test_in_a_stack_nobody_elses_update_hangs_on_a_newcomer(size: int, tones: Path, tmp_path: Path) -> None:
+    """Though others stand elsewhere in the stacks, and beside others, than without it."""
+    ours = small(tones, tmp_path / "ledger.jsonl", privacy=PRIVATE, **CHANCE)
+    engine = StackedEngine(ours.room, ours.layout, device=CPU, size=size)
+    start = ours.model()
+    with_newcomer, without = (
+        {
+            client: as_model(ours.layout, ours.server.parameters_P - update_P)
+            for trained in engine.train(ours.server.parameters_P, cohort, step=1)
+            if not isinstance(trained, Dropped)
+            for client, update_P in zip(trained.clients, trained.update, strict=True)
+        }
+        for cohort in (sorted(COHORTS[0]), COHORT)
+    )
+    assert with_newcomer.keys() - without.keys() == {NEWCOMER}
+    for client in COHORT:
+        assert furthest(with_newcomer[client], without[client], start) < FLOAT32, client
