@@ -21,7 +21,6 @@ from sottovoce.store import Store
 CPU = torch.device("cpu")
 WORLDS = (1, 2, 3)
 STEPS = 2
-FLOAT32 = 20.0  # units of rounding (see `furthest`), as for the round itself
 BAD = {2, 5, 7}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -57,11 +56,15 @@ def all_cases(store: Path, folder: Path) -> dict[str, Any]:
 
 
 def rounds(ours: Small, processes: Processes, *, stacked: bool, steps: int) -> dict[str, Any]:
-    inner: Any = StackedEngine(ours.room, ours.layout, device=CPU, size=2) if stacked else ours.engine
+    # In float64: who shares a stack depends on the dealing, and with it the order of sums.
+    options: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "size": 2}
+    inner: Any = StackedEngine(ours.room, ours.layout, **options) if stacked else ours.engine
     engine = DistributedEngine(inner, processes, seconds=ours.room.population.seconds)
     ours.engine = engine if processes.several else inner
-    start, figures = ours.model(), []
+    start, first_P = ours.model(), ours.server.parameters_P.clone()
+    ends, figures = [], []
     for step in range(steps):
+        ours.server.parameters_P.copy_(first_P)  # no round begins with what another made of its rounding
         if processes.first:
             done = ours.round(step)
             figures.append(done.private.as_json(ours.plan) | {"audio_seconds": done.private.audio_seconds})
@@ -70,7 +73,8 @@ def rounds(ours: Small, processes: Processes, *, stacked: bool, steps: int) -> d
             order: Any = processes.share(None)
             assert isinstance(order, RoundOrder)
             take_part(order, ours.server.parameters_P, plan=ours.plan, engine=engine)
-    return {"start": start, "end": ours.model(), "figures": figures, "clip_bound": ours.plan.clip_bound}
+        ends.append(ours.model())
+    return {"start": start, "ends": ends, "figures": figures, "clip_bound": ours.plan.clip_bound}
 
 
 def spoil(ours: Small) -> None:
@@ -127,8 +131,9 @@ def found(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, di
 def test_the_model_is_the_same_up_to_rounding(name: str, world: int, found: dict[int, dict[str, Any]]) -> None:
     one, several = found[1][name], found[world][name]
     start: Model = one["start"]
-    assert furthest(several["end"], one["end"], start) < FLOAT32
-    assert any(np.any(one["end"][layer] != start[layer]) for layer in start)
+    for end, expected in zip(several["ends"], one["ends"], strict=True):
+        assert furthest(end, expected, start) < 1
+    assert any(np.any(end[layer] != start[layer]) for end in one["ends"] for layer in start)
     assert several["clip_bound"] == one["clip_bound"]
 
 

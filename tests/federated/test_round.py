@@ -1,23 +1,30 @@
 """A round computes what Algorithm 1 says, whatever the settings; without privacy it is what it would be centrally."""
 
+import itertools
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.federated.small import Small, as_model, furthest, small, start_stream
-from tests.reference_round import LAMB, SGD, Model, reference_round, train_client
+from tests.federated.small import AMPLIFIED, CPU, Small, as_model, furthest, rounding, small, start_stream, update_of
+from tests.reference_round import LAMB, SGD, Model, minus, norm, reference_round
 
 from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.federated.client import Proximal
+from sottovoce.federated.client import LoadedClient, Proximal
+from sottovoce.federated.engines import SequentialEngine, Trained, sequential
+from sottovoce.federated.weighting import WeightedSum
+from sottovoce.flat import segments
 from sottovoce.models.ctc_transformer import init
 from sottovoce.models.recogniser import batch_loss, make_batch
+from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.ledger import Charge
+from sottovoce.seeds import torch_stream
 
-FLOAT32 = 20.0  # units of rounding (see `furthest`); the worst case here has 6, a wrong factor anywhere thousands
 LAMB_EPS = 1e-3  # where gradients lie far below eps, LAMB's direction is as well conditioned as they are
 
 CASES: dict[str, dict[str, Any]] = {
@@ -46,37 +53,40 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_three_rounds_are_those_of_the_twin(name: str, tones: Path, tmp_path: Path) -> None:
+    """Each from where ours begins it: what rounding makes of one round is not carried into the next."""
     case = dict(CASES[name])
     optimiser = {"name": "sgd"} | case.pop("optimiser", {})
     lamb = optimiser["name"] == "lamb"
     optimiser |= {"eps": LAMB_EPS} if lamb else {}
     opt, lr = (LAMB(eps=LAMB_EPS), 0.02) if lamb else (SGD(momentum=optimiser.get("momentum", 0.0)), 0.8)
     case["server"] = {"optimiser": optimiser, "schedule": {"name": "constant", "lr": lr}}
-    ours = small(tones, tmp_path / "ledger.jsonl", **case)
-    proximal = ours.room.local.proximal
-
-    start = twin = ours.model()
+    ours = small(tones, tmp_path / "ledger.jsonl", dtype=torch.float64, **case)
     sampled = 0
     for step in range(3):
-        cohort = ours.plan.sample(step).tolist()
-        sampled += len(cohort)
-        twin = reference_round(
-            twin,
-            [ours.gradients(index, step=step) for index in cohort],
-            opt=opt,
-            server_lr=lr,
-            local_lr=ours.room.local.lr,
-            local_bound=ours.room.local.clip_gradients,
-            expected_cohort=ours.plan.cohort_size,
-            bound=ours.plan.clip_bound,
-            share=str(ours.plan.settings.share),
-            normalise=str(ours.plan.settings.normalise),
-            proximal=None if proximal is None else (proximal.name, proximal.mu),
-            noise=_noise(ours, step),
-        )
+        sampled += len(ours.plan.sample(step))
+        start, twin = ours.model(), _twin(ours, step, opt=opt, lr=lr)
         ours.round(step)
+        assert furthest(ours.model(), twin, start) < 1
     assert sampled >= 3
-    assert furthest(ours.model(), twin, start) < FLOAT32
+
+
+def _twin(ours: Small, step: int, *, opt: SGD | LAMB, lr: float) -> Model:
+    """What Algorithm 1 makes of our model in round `step`."""
+    proximal = ours.room.local.proximal
+    return reference_round(
+        ours.model(),
+        [ours.gradients(index, step=step) for index in ours.plan.sample(step).tolist()],
+        opt=opt,
+        server_lr=lr,
+        local_lr=ours.room.local.lr,
+        local_bound=ours.room.local.clip_gradients,
+        expected_cohort=ours.plan.cohort_size,
+        bound=ours.plan.clip_bound,
+        share=str(ours.plan.settings.share),
+        normalise=str(ours.plan.settings.normalise),
+        proximal=None if proximal is None else (proximal.name, proximal.mu),
+        noise=_noise(ours, step),
+    )
 
 
 def _noise(ours: Small, step: int) -> Model | None:
@@ -89,6 +99,80 @@ def _noise(ours: Small, step: int) -> Model | None:
     spread = float(np.std(np.concatenate([layer.ravel() for layer in noise.values()])))
     assert spread == pytest.approx(ours.plan.settings.z * ours.plan.settings.clip_bound, rel=0.1)
     return noise
+
+
+# What these comparisons can see, and what rounding can do.
+
+
+def utterance_missing(patch: pytest.MonkeyPatch) -> None:
+    """Each client's batches lack an utterance where they have several."""
+    _load_otherwise(patch, lambda own: replace(own, lines=[b[:-1] if len(b) > 1 else b for b in own.lines]))
+
+
+def step_missing(patch: pytest.MonkeyPatch) -> None:
+    """Each client makes one local step less."""
+    _load_otherwise(patch, lambda own: replace(own, lines=own.lines[:-1], draws=own.draws[:-1]))
+
+
+def _load_otherwise(patch: pytest.MonkeyPatch, change: Callable[[LoadedClient], LoadedClient]) -> None:
+    whole = sequential.load_client
+    patch.setattr(sequential, "load_client", lambda *given, **named: change(whole(*given, **named)))
+
+
+def gradients_unclipped(patch: pytest.MonkeyPatch) -> None:
+    whole = Weights.step
+    patch.setattr(Weights, "step", lambda self, *, lr, max_norm: whole(self, lr=lr, max_norm=math.inf))
+
+
+def bound_off_by_a_thousandth(patch: pytest.MonkeyPatch) -> None:
+    whole = segments.add_scaled
+    patch.setattr(segments, "add_scaled", lambda total, u, scales, *g, **n: whole(total, u, scales * 1.001, *g, **n))
+
+
+def divided_by_who_came(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WeightedSum, "denominator", property(lambda _: 4.0))
+
+
+FAULTS = [utterance_missing, step_missing, gradients_unclipped, bound_off_by_a_thousandth, divided_by_who_came]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_lies_far_outside_of_rounding(
+    fault: Callable[[pytest.MonkeyPatch], None], tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"model": {"positions": "sinusoidal"}, "local": {"local_epochs": 2}}
+    ours = small(tones, tmp_path / "ledger.jsonl", dtype=torch.float64, **options)
+    step = next(step for step in range(50) if len(ours.plan.sample(step)) == 4)
+    start, twin = ours.model(), _twin(ours, step, opt=SGD(), lr=1.0)
+    fault(monkeypatch)
+    ours.round(step)
+    assert furthest(ours.model(), twin, start) > 100
+
+
+def test_local_training_amplifies_a_small_difference_by_less_than_we_allow(tones: Path, tmp_path: Path) -> None:
+    """Of the start by 2⁻⁴⁰: far above float64's rounding, and far below what any ReLU would notice."""
+    ours = small(tones, tmp_path / "ledger.jsonl", local={"local_epochs": 2, "batch_seconds": 1.3}, cohort_size=9)
+    expected, flat_P = [update_of(ours, index) for index in range(9)], ours.server.parameters_P.double()
+    sign_P = torch.randint(2, flat_P.shape, generator=torch_stream(1, "signs")).double() * 2 - 1
+    ours.server.parameters_P = flat_P * (1 + 2.0**-40 * sign_P)
+    moved = [norm(minus(update_of(ours, index), own)) / norm(own) * 2.0**40 for index, own in enumerate(expected)]
+    assert 1 < max(moved) < AMPLIFIED
+
+
+@pytest.mark.parametrize("name", ["global", "two epochs, everybody", "FedProx", "layers dropped, masks from step 1 on"])
+def test_in_float32_ordinary_updates_are_as_precise_as_its_sums(name: str, tones: Path, tmp_path: Path) -> None:
+    """And in bfloat16 they are not: the comparison sees a wrong type of any number that matters."""
+    ours = small(tones, tmp_path / "ledger.jsonl", **CASES[name])
+    apart: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    for index, step in itertools.product(range(9), (0, 1)):
+        expected = update_of(ours, index, step=step)
+        for dtype, found in apart.items():
+            engine = SequentialEngine(ours.room, ours.layout, device=CPU, dtype=dtype)
+            (trained,) = engine.train(ours.server.parameters_P, [index], step=step)
+            assert isinstance(trained, Trained)
+            found.append(norm(minus(as_model(ours.layout, trained.update), expected)) / norm(expected))
+    assert np.median(apart[torch.float32]) < rounding(torch.float32)
+    assert np.median(apart[torch.bfloat16]) > 10 * rounding(torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -109,17 +193,17 @@ def test_without_privacy_one_local_step_of_everybody_is_a_central_step_on_all_th
         local={"lr": lr, "local_steps": 1, "batch_seconds": 30.0, "clip_gradients": math.inf},
         privacy={"clip_bound": math.inf, "weighting": weighting},
         cohort_size=9,
+        dtype=torch.float64,
     )
     assert ours.plan.sampling_rate == 1
     counts = {len(ours.room.speech(client).rows) for client in ours.room.population}
     assert (len(counts) > 1) == bool(people)
 
-    start = ours.model()
-    central = ours.server.parameters_P.clone()
     for step in range(3):
-        ours.round(step)
+        start, central = ours.model(), ours.server.parameters_P.double()
         central -= lr * _central_gradient(ours, central)
-    assert furthest(ours.model(), as_model(ours.layout, central), start) < FLOAT32
+        ours.round(step)
+        assert furthest(ours.model(), as_model(ours.layout, central), start) < 1
 
 
 def _central_gradient(ours: Small, parameters_P: torch.Tensor) -> torch.Tensor:
@@ -136,18 +220,16 @@ def _central_gradient(ours: Small, parameters_P: torch.Tensor) -> torch.Tensor:
 
 def test_the_sum_is_divided_by_the_public_cohort_size_whoever_came(tones: Path, tmp_path: Path) -> None:
     """Where five come instead of three, the model moves by a third of their sum; where nobody comes it stays."""
-    ours = small(tones, tmp_path / "ledger.jsonl", privacy={"clip_bound": math.inf})
+    ours = small(tones, tmp_path / "ledger.jsonl", privacy={"clip_bound": math.inf}, dtype=torch.float64)
     cohorts = {step: ours.plan.sample(step).tolist() for step in range(200)}
     five, nobody = (next(step for step in cohorts if len(cohorts[step]) == size) for size in (5, 0))
     start = ours.model()
     expected = dict(start)
     for index in cohorts[five]:
-        update = train_client(
-            start, ours.gradients(index, step=five), lr=ours.room.local.lr, local_bound=1.0, proximal=None
-        )
+        update = update_of(ours, index, step=five)
         expected = {name: expected[name] - update[name] / 3 for name in expected}
     ours.round(five)
-    assert furthest(ours.model(), expected, start) < FLOAT32
+    assert furthest(ours.model(), expected, start) < 1
 
     alone = small(tones, tmp_path / "nobody.jsonl")
     done = alone.round(nobody)

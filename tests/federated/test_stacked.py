@@ -1,5 +1,6 @@
 """Stacked clients are what they would be one by one: their updates, their accidents, and the rounds made of them."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -8,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 from tests.federated import test_engines, test_round
-from tests.federated.small import CPU, Small, small
+from tests.federated.small import CPU, EXACT, Small, rounding, small
 from tests.federated.trouble import Trouble
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.federated.client import Proximal
-from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.client import LoadedClient, Proximal
+from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine, stacked
 from sottovoce.models.heard import Heard, Recordings, hear
 from sottovoce.models.recogniser import Compute
 
 EVERYBODY = range(9)
-# Of an update's own length. The worst case below has 4e-5, after some local steps; a wrong factor anywhere has 1e-2.
-ROUNDING = 2e-4
 
 
 CUDA = torch.device("cuda", 0)
@@ -28,13 +27,19 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 
 def stacked_of(
-    ours: Small, *, size: int = 4, compute: Compute | None = None, device: torch.device = CPU
+    ours: Small,
+    *,
+    size: int = 4,
+    compute: Compute | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
 ) -> StackedEngine:
     """Nine clients in stacks of four: full ones, and one that is not."""
     return StackedEngine(
         ours.room,
         ours.layout,
         device=device,
+        dtype=dtype,
         size=size,
         weighting=ours.plan.settings.weighting,
         **{} if compute is None else {"compute": compute},
@@ -72,18 +77,47 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def relative(found: dict[int, Tensor], expected: dict[int, Tensor]) -> dict[int, float]:
+    """How far each client's updates are apart, of their length."""
+    assert found.keys() == expected.keys()
+    return {client: float((found[client] - own).norm() / own.norm()) for client, own in expected.items()}
+
+
 @pytest.mark.parametrize("full_stacks", [False, True], ids=["as they come", "with idle rows"])
 @pytest.mark.parametrize("name", CASES)
 def test_updates_are_those_of_clients_trained_one_by_one(
     name: str, full_stacks: bool, tones: Path, tmp_path: Path
 ) -> None:
-    ours = small(tones, tmp_path / "ledger.jsonl", people={"max_seconds": 3.0}, cohort_size=9, **CASES[name])
-    engine = stacked_of(ours, compute=Compute(full_stacks=full_stacks))
-    for step in (0, 1):
-        found, expected = updates_of(engine, ours, step=step), updates_of(ours.engine, ours, step=step)
-        assert found.keys() == expected.keys() == set(EVERYBODY)
-        for client in EVERYBODY:
-            assert (found[client] - expected[client]).norm() <= ROUNDING * expected[client].norm(), client
+    """In float64 all of them; in float32, where a few are unstable (see `small`), the ordinary one."""
+    compute = Compute(full_stacks=full_stacks)
+    for dtype in (torch.float64, torch.float32):
+        ledger = tmp_path / f"{dtype}.jsonl"
+        ours = small(tones, ledger, people={"max_seconds": 3.0}, cohort_size=9, dtype=dtype, **CASES[name])
+        engine = stacked_of(ours, compute=compute, dtype=dtype)
+        apart = []
+        for step in (0, 1):
+            found, expected = updates_of(engine, ours, step=step), updates_of(ours.engine, ours, step=step)
+            assert expected.keys() == set(EVERYBODY)
+            apart += relative(found, expected).values()
+        if dtype == torch.float64:
+            assert max(apart) < EXACT
+        else:
+            assert statistics.median(apart) < rounding(dtype)
+
+
+def test_a_step_less_of_one_client_is_seen(tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = stacked.load_client
+
+    def cut_short(*given: Any, **named: Any) -> LoadedClient:
+        own = whole(*given, **named)
+        return own if own.client.index != 5 else replace(own, lines=own.lines[:-1], draws=own.draws[:-1])
+
+    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9, dtype=torch.float64)
+    expected = updates_of(ours.engine, ours)
+    monkeypatch.setattr(stacked, "load_client", cut_short)
+    apart = relative(updates_of(stacked_of(ours, dtype=torch.float64), ours), expected)
+    assert apart.pop(5) > 1e6 * EXACT
+    assert max(apart.values()) < EXACT
 
 
 def test_the_cases_have_clients_of_unequal_size(tones: Path, tmp_path: Path) -> None:
@@ -95,7 +129,7 @@ def test_the_cases_have_clients_of_unequal_size(tones: Path, tmp_path: Path) -> 
 def test_rounds_are_those_of_the_twin(name: str, tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def small_and_stacked(*arguments: Any, **options: Any) -> Small:
         ours = small(*arguments, **options)
-        ours.engine = stacked_of(ours)  # type: ignore[assignment]
+        ours.engine = stacked_of(ours, dtype=torch.float64)  # type: ignore[assignment]
         return ours
 
     monkeypatch.setattr(test_round, "small", small_and_stacked)
@@ -145,9 +179,11 @@ def test_on_cuda_dropout_is_a_clients_own_whoever_else_is_in_the_stack(
     ours = small(tones, tmp_path / "ledger.jsonl", people={"max_seconds": 3.0}, cohort_size=9, **case)
     engine = stacked_of(ours, size=9, device=CUDA, compute=Compute(full_stacks=full_stacks))
     whole = updates_of(engine, ours, device=CUDA)
+    apart: list[float] = []
     for fewer in ([5], [0, 5, 7], [4, 5, 6, 7, 8]):
-        for client, update in updates_of(engine, ours, clients=fewer, device=CUDA).items():
-            assert (update - whole[client]).norm() <= ROUNDING * whole[client].norm(), (client, fewer)
+        found = updates_of(engine, ours, clients=fewer, device=CUDA)
+        apart += relative(found, {client: whole[client] for client in fewer}).values()
+    assert statistics.median(apart) < rounding(torch.float32)
 
 
 def poisoned_for(ours: Small, client: int) -> Compute:
@@ -188,12 +224,12 @@ def test_a_client_that_is_not_finite_spoils_its_own_row_only(tones: Path, tmp_pa
 def test_a_client_that_cannot_be_read_is_dropped_and_its_stack_goes_on(
     accident: Any, reason: str, tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
+    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9, dtype=torch.float64)
     expected = updates_of(ours.engine, ours)
     accident(ours, monkeypatch)
     rows: dict[int, Tensor] = {}
     dropped: dict[int, str] = {}
-    for result in stacked_of(ours).train(ours.server.parameters_P, EVERYBODY, step=0):
+    for result in stacked_of(ours, dtype=torch.float64).train(ours.server.parameters_P, EVERYBODY, step=0):
         if isinstance(result, Dropped):
             dropped[result.client] = result.reason
         else:
@@ -201,24 +237,22 @@ def test_a_client_that_cannot_be_read_is_dropped_and_its_stack_goes_on(
     assert dropped.keys() == {test_engines.BAD}
     assert reason in dropped[test_engines.BAD]
     assert rows.keys() == set(EVERYBODY) - {test_engines.BAD}
-    for client, update in rows.items():
-        assert (update - expected[client]).norm() <= ROUNDING * expected[client].norm()
+    assert max(relative(rows, {client: expected[client] for client in rows}).values()) < EXACT
 
 
 def test_a_client_that_fails_in_training_is_dropped_and_its_stack_goes_on(tones: Path, tmp_path: Path) -> None:
     """As in a release: the stack is trained in halves until the bad one is alone."""
-    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
+    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9, dtype=torch.float64)
     expected = updates_of(ours.engine, ours)
     known = {field.name: getattr(ours.room, field.name) for field in fields(ours.room)}
     ours.room = Trouble(**known | {"forgiving": True}, accidents={test_engines.BAD: "in training"})
     found: dict[int, Tensor] = {}
     dropped: list[int] = []
-    for result in stacked_of(ours, size=9).train(ours.server.parameters_P, EVERYBODY, step=0):
+    for result in stacked_of(ours, size=9, dtype=torch.float64).train(ours.server.parameters_P, EVERYBODY, step=0):
         if isinstance(result, Dropped):
             dropped.append(result.client)
         else:
             found |= {client: row.clone() for client, row in zip(result.clients, result.update, strict=True)}
     assert dropped == [test_engines.BAD]
     assert found.keys() == set(EVERYBODY) - {test_engines.BAD}
-    for client, update in found.items():
-        assert (update - expected[client]).norm() <= ROUNDING * expected[client].norm()
+    assert max(relative(found, {client: expected[client] for client in found}).values()) < EXACT

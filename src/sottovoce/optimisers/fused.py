@@ -68,7 +68,7 @@ class FlatOptimiser:
         assert 0 <= lr < math.inf, f"{lr=}, expected a finite number >= 0"
         if self._kernels is not None:
             return self._fused(self._kernels, gradient, lr=lr, max_norm=max_norm)
-        gradient = gradient.float()
+        gradient = gradient.to(self._master.dtype)
         gradients = self._layout.parts(gradient)
         norms = tensor_norms(gradients, stacked=self._stacked)
         norm, scale = _clip_scale(norms, max_norm)

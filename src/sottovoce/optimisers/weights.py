@@ -18,9 +18,9 @@ from sottovoce.optimisers.optimiser import Optimiser
 class Weights:
     """The weights of one model in training, or of `rows` clients at once; all zero until `reset` or `load`.
 
-    `working` is what the forward pass takes, by name: the master itself in float32, or its copy in `dtype`. Addresses
-    never change. Gradients arrive by `set_gradients` in that same type; `step` clips them, moves the master and
-    refreshes the copy.
+    `working` is what the forward pass takes, by name: the master itself in float32, or its copy in a narrower `dtype`
+    (in float64 the master is as wide). Addresses never change. Gradients arrive by `set_gradients` in that same type;
+    `step` clips them, moves the master and refreshes the copy.
 
     >>> from sottovoce.optimisers import SGD
     >>> weights = Weights(Layout.of({"w": torch.zeros(2)}), SGD(), device=torch.device("cpu"), dtype=torch.float32)
@@ -41,8 +41,8 @@ class Weights:
     ) -> None:
         self.layout = layout
         lead = () if rows is None else (rows,)
-        self.master = layout.zeros(*lead, device=device)
-        self._copy = self.master if dtype == torch.float32 else layout.zeros(*lead, device=device, dtype=dtype)
+        self.master = layout.zeros(*lead, device=device, dtype=torch.promote_types(dtype, torch.float32))
+        self._copy = self.master if dtype == self.master.dtype else layout.zeros(*lead, device=device, dtype=dtype)
         self._gradient = self.gradient = layout.zeros(*lead, device=device, dtype=dtype)
         self._gradient_views = [*layout.views(self._gradient).values()]
         self.masters: Mapping[str, Tensor] = layout.views(self.master)
@@ -77,8 +77,8 @@ class Weights:
 
     @torch.no_grad()
     def add_to_gradients(self, flat_P: Tensor) -> None:
-        """Add a flat vector to the gradients. The sum is kept in float32: a small term would drown in bfloat16."""
-        self.gradient = self.gradient.float().add_(flat_P)
+        """Add a flat vector to the gradients. The sum has the master's type: a small term would drown in bfloat16."""
+        self.gradient = self.gradient.to(self.master.dtype).add_(flat_P)
 
     def step(self, *, lr: float, max_norm: float) -> tuple[Tensor, Tensor]:
         """One step against the gradients, clipped to `max_norm`; their norm before, and norms [..., H] (`norm_names`).
