@@ -3,42 +3,45 @@
 Nothing is timed: a process that dies closes its connections, and the others fail at their next exchange.
 """
 
+import contextlib
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
-from tests.training.forked import FORKS
+from tests.training.forked import FORKS, Running, forked
 
 
 def in_processes(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What `function(*arguments)` returns in each of `world` processes, by rank."""
-    started = start_processes(world, function, *arguments)
-    return [result(process, pipe) for process, pipe in started]
+    with processes(world, function, *arguments) as started:
+        return [result(running) for running in started]
 
 
-def start_processes(world: int, function: Callable[..., Any], *arguments: Any) -> list[tuple[BaseProcess, Connection]]:
-    port = free_port()
-    started = []
-    for rank in range(world):
-        here, there = FORKS.Pipe(duplex=False)
-        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        process = FORKS.Process(target=_main, args=(told, there, function, arguments))
-        process.start()
-        there.close()
-        started.append((process, here))
-    return started
+@contextlib.contextmanager
+def processes(world: int, function: Callable[..., Any], *arguments: Any) -> Iterator[list[Running]]:
+    """The processes themselves, by rank; they end with the block."""
+    port, started = free_port(), []
+    with contextlib.ExitStack() as ends:
+        for rank in range(world):
+            here, there = FORKS.Pipe(duplex=False)
+            told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
+            told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            process = ends.enter_context(forked(_main, told, there, function, arguments))
+            there.close()
+            started.append(Running(process, ends.enter_context(here)))
+        yield started
 
 
-def result(process: BaseProcess, pipe: Connection) -> Any:
+def result(running: Running) -> Any:
     try:
-        ended_well, value = pipe.recv()
+        ended_well, value = running.pipe.recv()
     except EOFError:
-        raise AssertionError(f"a process ended without a word: exit code {process.exitcode}") from None
-    process.join(60)
+        running.process.join()
+        raise AssertionError(f"a process ended without a word: exit code {running.process.exitcode}") from None
+    running.process.join()
     assert ended_well, value
     return value
 

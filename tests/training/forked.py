@@ -1,25 +1,24 @@
-"""Runs of recipes in processes that may be killed.
+"""Runs of recipes in processes that may be killed or held at a named point (`tests.points`).
 
 They are forked from a server that has loaded everything already, so that a run starts in milliseconds and not in
-seconds. A process may be told to kill itself (SIGKILL, as kill -9) at the n-th function call that our own code makes, C
-functions included: moments between a write and its fsync, or inside a round, come up like any other, and a seed
-repeats them.
+seconds. Among the points are all function calls that our own code makes, C functions included: moments between a write
+and its fsync, or inside a round, come up like any other.
 """
 
 import contextlib
 import io
 import multiprocessing
 import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any
 
-_OURS = f"{os.sep}sottovoce{os.sep}"
+from tests.children import end_group
+from tests.points import Gate, Point, Watch, die, hold
+
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["sottovoce.cli.run", "sottovoce.training.smoking", "sottovoce.reporting.summary", "tests.training.accounted"]
@@ -43,64 +42,81 @@ class Running:
     process: BaseProcess
     pipe: Connection
 
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
     def end(self) -> Ended:
         """Wait for it; one that was killed says nothing."""
         said: tuple[str, str, int] = ("", "", 0)
         with contextlib.suppress(EOFError):
             said = self.pipe.recv()
-        self.process.join(120)
+        self.process.join()
         return Ended(self.process.exitcode, *said)
 
 
-def start(arguments: Sequence[object], *, kill_at: int | None = None, counts: bool = False) -> Running:
-    """`sottovoce` with `arguments`, in a process of its own."""
-    here, there = FORKS.Pipe(duplex=False)
-    process = FORKS.Process(target=_main, args=([str(a) for a in arguments], there, kill_at, counts))
+@contextlib.contextmanager
+def forked(target: Any, *arguments: Any) -> Iterator[BaseProcess]:
+    """`target(*arguments)` in a process that leads a group of its own, all of which is killed behind the block."""
+    process = FORKS.Process(target=_leading, args=(target, arguments))
     process.start()
-    there.close()
-    return Running(process, here)
+    try:
+        yield process
+    finally:
+        assert process.pid is not None
+        end_group(process.pid)
+        process.kill()  # it may not have come so far as to lead a group
+        process.join()
+        process.close()
 
 
-def run(arguments: Sequence[object], *, kill_at: int | None = None, counts: bool = False) -> Ended:
-    return start(arguments, kill_at=kill_at, counts=counts).end()
+def _leading(target: Any, arguments: tuple[Any, ...]) -> None:
+    os.setpgid(0, 0)
+    target(*arguments)
 
 
-def _main(arguments: list[str], pipe: Connection, kill_at: int | None, counts: bool) -> None:
+@contextlib.contextmanager
+def start(
+    arguments: Sequence[object],
+    *,
+    kill_at: Point | None = None,
+    hold_at: tuple[Point, Gate] | None = None,
+    counts: bool = False,
+) -> Iterator[Running]:
+    """`sottovoce` with `arguments`, in a process of its own, which ends with the block."""
+    held = None if hold_at is None else (hold_at[0], hold_at[1].address)
+    here, there = FORKS.Pipe(duplex=False)
+    with here, forked(_main, [str(a) for a in arguments], there, kill_at, held, counts) as process:
+        there.close()
+        yield Running(process, here)
+
+
+def run(arguments: Sequence[object], *, kill_at: Point | None = None, counts: bool = False) -> Ended:
+    with start(arguments, kill_at=kill_at, counts=counts) as running:
+        return running.end()
+
+
+def _main(
+    arguments: list[str], pipe: Connection, kill_at: Point | None, held: tuple[Point, str] | None, counts: bool
+) -> None:
     out, err = io.StringIO(), io.StringIO()
+    watch = Watch(kill_at, die, counts=counts) if held is None else Watch(held[0], lambda: hold(held[1]))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code, called = run_command(arguments, kill_at=kill_at, counts=counts)
-    pipe.send((out.getvalue(), err.getvalue(), called))
+        code = run_command(arguments, watch)
+    pipe.send((out.getvalue(), err.getvalue(), watch.calls))
     pipe.close()
     os._exit(code)
 
 
-def run_command(arguments: list[str], *, kill_at: int | None, counts: bool) -> tuple[Any, int]:
-    """`sottovoce` with `arguments` in this process: its exit code, and the number of its function calls."""
+def run_command(arguments: list[str], watch: Watch) -> Any:
+    """`sottovoce` with `arguments` in this process, watched: its exit code."""
     from sottovoce.cli import main
 
     sys.argv = ["sottovoce", *arguments]
-    called = 0
-
-    def count(frame: FrameType, event: str, _argument: Any) -> None:
-        nonlocal called
-        if event in ("call", "c_call") and _OURS in frame.f_code.co_filename:
-            called += 1
-            if called == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    code: Any = 0
     try:
-        with _profiled(count if counts or kill_at is not None else None):
+        with watch:
             main()
     except SystemExit as ended:
-        code = ended.code or 0
-    return code, called
-
-
-@contextlib.contextmanager
-def _profiled(count: Callable[[FrameType, str, Any], None] | None) -> Any:
-    sys.setprofile(count)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
+        return ended.code or 0
+    return 0

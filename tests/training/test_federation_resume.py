@@ -3,13 +3,15 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.children import command, finished
+from tests.points import CHARGED, SAVED, Gate, Point
 from tests.training import forked
 
 from sottovoce.privacy.ledger import verify
@@ -18,6 +20,9 @@ from sottovoce.training import checkpoint
 
 KILLS = 10
 STEPS = 12
+# A checkpoint follows every second round. The first kill loses one round that was charged; the second begins where the
+# first one did and loses two, when the checkpoint that would have covered them is about to be written.
+BETWEEN_CHARGE_AND_CHECKPOINT = (CHARGED, replace(SAVED, at="call"))
 BY_THE_CLOCK = {"seconds", "audio_seconds_per_second", "waited_for_data_seconds", "memory_mib", "device_memory_mib"}
 
 
@@ -27,23 +32,29 @@ def records(file: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in BY_THE_CLOCK} for line in lines]
 
 
-def kill_often(arguments: list[object], tmp_path: Path, *, calls: int, seed_name: str) -> tuple[list[Path], int]:
-    """Kill runs of `arguments` ten times in all, wherever chance says; the folders of all runs, now finished.
+def kill_often(arguments: list[object], tmp_path: Path, *, calls: int, seed_name: str) -> list[Path]:
+    """Kill runs of `arguments` ten times in all; the folders of all runs, now finished.
 
-    A run that is finished before its moment comes is done, and another is begun.
+    Twice between a charge and the checkpoint that would cover it, just after the charge and when a checkpoint is begun;
+    then wherever chance says. A run that is finished before its moment comes is done, and another is begun.
     """
     moments = stream(1, "kill -9", seed_name).integers(1, calls, size=200).tolist()
+    points = [*BETWEEN_CHARGE_AND_CHECKPOINT, *(Point(nth=moment, at="call") for moment in moments)]
     folders, kills = [tmp_path / "broken-0"], 0
-    while kills < KILLS:
-        ended = forked.run([*arguments, "--out", folders[-1], "--resume"], kill_at=moments.pop())
+    for number, point in enumerate(points):
+        ended = forked.run([*arguments, "--out", folders[-1], "--resume"], kill_at=point)
         if ended.code == -signal.SIGKILL:
             kills += 1
         else:
+            assert number >= len(BETWEEN_CHARGE_AND_CHECKPOINT), "a named point never came"
             assert ended.code == 0, ended.err
             folders.append(tmp_path / f"broken-{len(folders)}")
+        if kills == KILLS:
+            break
+    assert kills == KILLS
     ended = forked.run([*arguments, "--out", folders[-1], "--resume"])
     assert ended.code == 0, ended.err
-    return folders, kills
+    return folders
 
 
 def test_a_simulation_killed_ten_times_ends_with_the_same_bits_and_charges_each_step_once(
@@ -54,10 +65,7 @@ def test_a_simulation_killed_ten_times_ends_with_the_same_bits_and_charges_each_
     ended = forked.run([*arguments, "--out", whole], counts=True)
     assert ended.code == 0, ended.err
 
-    folders, kills = kill_often(arguments, tmp_path, calls=ended.calls, seed_name="seeded")
-    assert kills == KILLS
-
-    for broken in folders:
+    for broken in kill_often(arguments, tmp_path, calls=ended.calls, seed_name="seeded"):
         for file in ("model.safetensors", "optimiser.safetensors"):
             expected, found = (run / "checkpoints/latest" / file for run in (whole, broken))
             assert found.read_bytes() == expected.read_bytes(), (broken, file)
@@ -76,7 +84,7 @@ def test_a_release_killed_ten_times_charges_every_attempt_and_repeats_neither_co
     arguments = ["run", federated_recipe, "--stores", short_stores, "federation.privacy.mode=secure"]
     ended = forked.run([*arguments, "--out", tmp_path / "whole"], counts=True)
     assert ended.code == 0, ended.err
-    folders, _ = kill_often(arguments, tmp_path, calls=ended.calls, seed_name="secure")
+    folders = kill_often(arguments, tmp_path, calls=ended.calls, seed_name="secure")
 
     repeated = 0
     models = []
@@ -99,7 +107,7 @@ def test_a_release_killed_ten_times_charges_every_attempt_and_repeats_neither_co
         released = [intent["parameters"] for intent in intents if intent["step"] % 2]
         assert len(set(released)) == len(released)
         models.append((run / "checkpoints/latest/model.safetensors").read_bytes())
-    assert repeated > 0, "no kill fell between a charge and its checkpoint"
+    assert repeated >= len(BETWEEN_CHARGE_AND_CHECKPOINT)
     assert len(set(models)) == len(models)
 
 
@@ -114,15 +122,12 @@ def test_an_interrupt_finishes_the_round_saves_and_says_how_to_go_on(
 ) -> None:
     out = tmp_path / "run"
     arguments = ["run", federated_recipe, "--stores", short_stores, "--out", out]
-    running = forked.start([*arguments, "federation.steps=100000", "federation.evaluate_every=100000"])
-    deadline = time.monotonic() + 60
-    while not (out / "checkpoints/latest").exists():
-        assert running.process.is_alive()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert running.process.pid is not None
-    os.kill(running.process.pid, number)
-    ended = running.end()
+    arguments += ["federation.steps=100000", "federation.evaluate_every=100000"]
+    with Gate() as gate, forked.start(arguments, hold_at=(SAVED, gate)) as running:
+        held = gate.reached(running)
+        os.kill(held.pid, number)
+        held.go()
+        ended = running.end()
     assert ended.code == 0, ended.err
     found, _ = checkpoint.load_latest(out / "checkpoints")
     assert found is not None
@@ -138,16 +143,15 @@ def test_the_same_bits_in_processes_that_hash_differently(
 ) -> None:
     """Two machines' worth: nothing may hang on the order of a set or on the address of an object."""
     changes = ["federation.steps=2", "federation.evaluate_every=2"]
-    running = []
-    for number in (1, 2):
-        command = [sys.executable, "-m", "sottovoce", "run", federated_recipe, *changes]
-        command += ["--stores", short_stores, "--out", tmp_path / f"run-{number}"]
-        environment = os.environ | {"PYTHONHASHSEED": str(number), "OMP_NUM_THREADS": "1"}
-        running.append(
-            subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        )
-    for process in running:
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err.decode()
+    with ExitStack() as ends:
+        running = []
+        for number in (1, 2):
+            arguments = [sys.executable, "-m", "sottovoce", "run", federated_recipe, *changes]
+            arguments += ["--stores", short_stores, "--out", tmp_path / f"run-{number}"]
+            environment = {"PYTHONHASHSEED": str(number), "OMP_NUM_THREADS": "1"}
+            running.append(ends.enter_context(command(arguments, environment=environment)))
+        for process in running:
+            code, _, err = finished(process)
+            assert code == 0, err
     for file in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimiser.safetensors", "ledger.jsonl"):
         assert (tmp_path / "run-1" / file).read_bytes() == (tmp_path / "run-2" / file).read_bytes()
