@@ -4,9 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Test processes run side by side, one per core: threads of torch on top of that only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes, or making one up, says nothing about the code on a machine that is busy.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # Makes the golden values anew; needs optax, which nothing else here does.
 collect_ignore = ["golden/make_optimisers.py"]

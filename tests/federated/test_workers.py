@@ -164,7 +164,7 @@ def test_workers_end_when_the_engines_process_is_gone(tones: Path, tmp_path: Pat
         busy.connection.send(Job(0, 1, slot=1))
         for worker in (busy, idle):
             worker.connection.close()
-            assert worker.process.wait(timeout=60) == 0
+            assert worker.process.wait() == 0
 
 
 def test_a_worker_ends_with_the_engines_process_even_in_the_middle_of_a_client(

@@ -6,17 +6,16 @@ No library, no port, no network: two file descriptors, JSON messages with a zero
 import base64
 import json
 import os
-import select
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.children import command
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_SECONDS = 60.0
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -103,10 +102,7 @@ class Tab:
 
     def _read(self) -> Mapping[str, Any]:
         """The next message; an event is kept, too."""
-        until = time.monotonic() + PATIENCE_SECONDS
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._receive], [], [], max(until - time.monotonic(), 0))
-            assert ready, f"the browser has said nothing for {PATIENCE_SECONDS:g} s"
             found = os.read(self._receive, 1 << 16)
             assert found, "the browser has gone away"
             self._buffer += found
@@ -124,22 +120,13 @@ def browser(executable: str, profile: Path) -> Iterator[Tab]:
     receive, to_write = os.pipe()
     # The protocol wants descriptors 3 and 4, which a shell can give it whatever numbers ours have.
     script = f'exec "$@" 3<&{to_read} 4>&{to_write}'
-    process = subprocess.Popen(
-        ["bash", "-c", script, "browser", executable, *FLAGS, f"--user-data-dir={profile}"],
-        pass_fds=(to_read, to_write),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(to_read)
-    os.close(to_write)
-    try:
-        yield Tab(send, receive)
-    finally:
-        os.close(send)  # it ends when its pipe does
-        os.close(receive)
+    arguments = ["bash", "-c", script, "browser", executable, *FLAGS, f"--user-data-dir={profile}"]
+    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with command(arguments, pass_fds=(to_read, to_write), **silent):
+        os.close(to_read)
+        os.close(to_write)
         try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield Tab(send, receive)
+        finally:
+            os.close(send)
+            os.close(receive)

@@ -1,14 +1,12 @@
 """The store gives back what was put in, and an interrupted `prepare` leaves the old store or the new one."""
 
 import json
-import os
 import pickle
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.children import command
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
@@ -232,15 +231,13 @@ def test_a_disk_that_fills_up_at_the_tables_is_one_clear_line(tmp_path: Path, mo
     assert not (tmp_path / "s").exists()
 
 
-# A shell starts what runs in the background with interrupts switched off.
 KILLED = """
-import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.path.insert(0, {here!r})
-from test_store import corpus_of, speaker
+import sys
+sys.path.insert(0, {root!r})
+from tests.store.test_store import corpus_of, speaker
 from sottovoce.store import pack
-slow = lambda progress: (print(progress.tasks_done, flush=True), time.sleep(0.02))
-pack(corpus_of([speaker(f"new{{i:03}}", 2000) for i in range(100)]), sys.argv[1], workers=1, on_progress=slow)
+held = lambda progress: (print(progress.tasks_done, flush=True), progress.tasks_done == 3 and sys.stdin.readline())
+pack(corpus_of([speaker(f"new{{i:03}}", 2000) for i in range(100)]), sys.argv[1], workers=1, on_progress=held)
 """
 
 
@@ -248,12 +245,12 @@ pack(corpus_of([speaker(f"new{{i:03}}", 2000) for i in range(100)]), sys.argv[1]
 def test_killed_prepare_leaves_the_old_store(tmp_path: Path, sent: signal.Signals) -> None:
     out = tmp_path / "s"
     pack(corpus_of([speaker("old", 3)]), out, workers=1)
-    code = KILLED.format(here=str(Path(__file__).parent))
-    command = [sys.executable, "-c", code, str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ) as process:
+    code = KILLED.format(root=str(Path(__file__).parents[2]))
+    arguments = [sys.executable, "-c", code, out]
+    with command(arguments, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(0.1)
+        while process.stdout.readline().strip() != "3":  # then it waits for us, with three of a hundred written
+            assert process.poll() is None
         process.send_signal(sent)
         assert process.wait() != 0
     assert Store(out).user(0).name == "old"

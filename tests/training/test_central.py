@@ -1,30 +1,37 @@
 """Central training ends with the same bits however often it is killed, and keeps what it must."""
 
+import contextlib
+import io
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tests.points import SAVED, Gate, Point, Watch, hold
+from tests.several import processes, result
+from tests.training import forked
+from tests.training.launched import launch, said
 
 from sottovoce.cli import main
 from sottovoce.models.saved import load
 from sottovoce.training import checkpoint
 
-
-def start(recipe: Path, stores: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "sottovoce", "run", str(recipe), "--stores", str(stores), "--out", str(out), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+# Behind the first checkpoint, in the middle of the next one's files, and some steps behind that.
+KILLS = (SAVED, replace(SAVED, at="call", later=20), Point("sottovoce.training.central:_step", nth=5))
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    with process:
-        out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+def run(recipe: Path, stores: Path, out: Path, *more: str, kill_at: Point | None = None) -> forked.Ended:
+    return forked.run(["run", recipe, "--stores", stores, "--out", out, *more], kill_at=kill_at)
+
+
+def finish(recipe: Path, stores: Path, out: Path, *more: str) -> forked.Ended:
+    ended = run(recipe, stores, out, *more)
+    assert ended.code == 0, ended.err
+    return ended
 
 
 def final_tensors(out: Path) -> dict[str, torch.Tensor]:
@@ -43,26 +50,10 @@ def metrics(out: Path) -> list[dict]:
 
 def test_killed_and_resumed_gives_the_same_bits(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    code, out, err = finish(start(recipe_file, stores, whole))
-    assert code == 0, err
-    assert "On unseen speakers" in out
-
-    kills = 0
-    for patience in (0.0, 0.15, 0.4):
-        process = start(recipe_file, stores, broken, "--resume")
-        deadline = time.monotonic() + 60
-        # Let it get as far as a checkpoint more than last time, then a little further, and kill it.
-        while process.poll() is None and time.monotonic() < deadline:
-            if len(list((broken / "checkpoints").glob("step-*"))) >= 1:
-                time.sleep(patience)
-                process.send_signal(signal.SIGKILL)
-                kills += 1
-                break
-            time.sleep(0.01)
-        finish(process)
-    assert kills >= 1
-    code, _, err = finish(start(recipe_file, stores, broken, "--resume"))
-    assert code == 0, err
+    assert "On unseen speakers" in finish(recipe_file, stores, whole).out
+    for point in KILLS:
+        assert run(recipe_file, stores, broken, "--resume", kill_at=point).code == -signal.SIGKILL, point
+    finish(recipe_file, stores, broken, "--resume")
 
     expected, found = final_tensors(whole), final_tensors(broken)
     assert expected.keys() == found.keys()
@@ -74,14 +65,14 @@ def test_killed_and_resumed_gives_the_same_bits(recipe_file: Path, stores: Path,
 
 def test_interrupt_saves_and_says_how_to_go_on(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(recipe_file, stores, out, "central.steps=100000")
-    while not (out / "checkpoints/latest").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    code, _, err = finish(process)
-    assert code == 0, err
-    assert "--resume" in err
+    arguments = ["run", recipe_file, "--stores", stores, "--out", out, "central.steps=100000"]
+    with Gate() as gate, forked.start(arguments, hold_at=(SAVED, gate)) as running:
+        held = gate.reached(running)
+        os.kill(held.pid, signal.SIGINT)
+        held.go()
+        ended = running.end()
+    assert ended.code == 0, ended.err
+    assert "--resume" in ended.err
     found, _ = checkpoint.load_latest(out / "checkpoints")
     assert found is not None
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
@@ -90,14 +81,12 @@ def test_interrupt_saves_and_says_how_to_go_on(recipe_file: Path, stores: Path, 
 
 def test_damaged_checkpoint_falls_back_to_the_one_before(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, _, err = finish(start(recipe_file, stores, out))
-    assert code == 0, err
+    finish(recipe_file, stores, out)
     newest = out / "checkpoints/step-000012/model.safetensors"
     content = newest.read_bytes()
     newest.write_bytes(content[: len(content) // 2])
     (out / "results.json").unlink()  # with it the run would count as finished
-    code, _, err = finish(start(recipe_file, stores, out, "--resume"))
-    assert code == 0, err
+    err = finish(recipe_file, stores, out, "--resume").err
     assert "step-000012 is damaged: model.safetensors not as written going on from the one before" in " ".join(
         err.split()
     )
@@ -105,35 +94,25 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(recipe_file: Path, stor
 
 
 def test_two_processes_learn_as_one_team(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29511"]
-    command += ["-m", "sottovoce", "run", str(recipe_file), "--stores", str(stores), "--out", str(tmp_path / "run")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=180, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    )
-    assert done.returncode == 0, done.stderr
+    arguments = ["run", recipe_file, "--stores", stores, "--out", tmp_path / "run", "--device", "cpu"]
+    launch(arguments, processes=2, log=tmp_path / "log")
     found, _ = checkpoint.load_latest(tmp_path / "run/checkpoints")
     assert found is not None
     assert found.step == 12
-    assert done.stdout.count("On unseen speakers") == 1
+    assert said(tmp_path / "log").count("On unseen speakers") == 1
 
 
 def test_an_interrupt_of_one_process_stops_all_at_the_same_step(
     recipe_file: Path, stores: Path, tmp_path: Path
 ) -> None:
-    out, where = tmp_path / "run", ["127.0.0.1", "29512"]
-    processes = []
-    for rank in ("0", "1"):
-        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": where[0], "MASTER_PORT": where[1]}
-        command = [sys.executable, "-m", "sottovoce", "run", str(recipe_file), "--stores", str(stores)]
-        command += ["--out", str(out), "central.steps=100000"]
-        processes.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | told)
-        )
-    while not (out / "checkpoints/latest").exists():
-        assert all(process.poll() is None for process in processes)
-        time.sleep(0.02)
-    processes[1].send_signal(signal.SIGINT)
-    (first_code, _, first_err), (second_code, _, second_err) = map(finish, processes)
+    out = tmp_path / "run"
+    arguments = ["run", recipe_file, "--stores", stores, "--out", out, "--device", "cpu", "central.steps=100000"]
+    with Gate() as gate, processes(2, commanded, gate.address, [*map(str, arguments)]) as started:
+        first, second = started
+        held = gate.reached(first, second)
+        os.kill(second.pid, signal.SIGINT)
+        held.go()
+        (first_code, first_err), (second_code, second_err) = map(result, started)
     assert (first_code, second_code) == (0, 0), first_err + second_err
     assert "--resume" in first_err
     assert "--resume" not in second_err
@@ -142,18 +121,23 @@ def test_an_interrupt_of_one_process_stops_all_at_the_same_step(
     assert f"stopped after step {found.step:,}" in first_err
 
 
+def commanded(address: str, arguments: list[str]) -> tuple[int, str]:
+    """The command in one of two processes, held at its first checkpoint: its exit code and errors."""
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        code = forked.run_command(arguments, Watch(SAVED, lambda: hold(address)))
+    return code, err.getvalue()
+
+
 def test_a_kill_between_a_checkpoint_and_its_link_loses_no_best_model(
     recipe_file: Path, stores: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    code, _, err = finish(start(recipe_file, stores, out))
-    assert code == 0, err
+    finish(recipe_file, stores, out)
     best = (out / "model").readlink()
     wrong = next(path for path in (out / "checkpoints").glob("step-*") if path.name != best.name)
     checkpoint.point(out / "model", wrong)
     (out / "results.json").unlink()  # the kill came before the end
-    code, _, err = finish(start(recipe_file, stores, out, "--resume"))
-    assert code == 0, err
+    finish(recipe_file, stores, out, "--resume")
     assert (out / "model").readlink() == best
 
 
@@ -161,12 +145,10 @@ def test_starts_from_another_run_and_renews_the_output_for_other_tokens(
     recipe_file: Path, stores: Path, tmp_path: Path
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    code, _, err = finish(start(recipe_file, stores, first))
-    assert code == 0, err
+    finish(recipe_file, stores, first)
     changes = [f"central.start_from={first}", "central.steps=1", "central.schedule.lr=0.0"]
     changes += ["tokens.kind=sentence_pieces", "tokens.size=6"]
-    code, _, err = finish(start(recipe_file, stores, second, *changes))
-    assert code == 0, err
+    finish(recipe_file, stores, second, *changes)
     old, new = load(first), load(second)
     assert new.parameters["output.weight"].shape[0] == 7
     assert torch.equal(old.parameters["blocks.00.mlp.hidden.weight"], new.parameters["blocks.00.mlp.hidden.weight"])
@@ -207,13 +189,11 @@ def test_mistakes_are_one_line(
 
 def test_a_run_folder_of_another_recipe_is_refused(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, _, err = finish(start(recipe_file, stores, out, "central.steps=2"))
-    assert code == 0, err
-    code, shown, err = finish(start(recipe_file, stores, out, "central.steps=2"))
-    assert (code, "On unseen speakers" in shown) == (0, True), "a finished run is shown again"
+    finish(recipe_file, stores, out, "central.steps=2")
+    assert "On unseen speakers" in finish(recipe_file, stores, out, "central.steps=2").out, "it is shown again"
     (out / "results.json").unlink()
-    code, _, err = finish(start(recipe_file, stores, out, "central.steps=2"))
-    assert (code, "holds this run already: --resume" in err) == (2, True), err
-    code, _, err = finish(start(recipe_file, stores, out, "central.steps=3", "--resume"))
-    assert code == 2
-    assert "belongs to another recipe (- there, + now): - steps: 2; + steps: 3" in err
+    ended = run(recipe_file, stores, out, "central.steps=2")
+    assert (ended.code, "holds this run already: --resume" in ended.err) == (2, True), ended.err
+    ended = run(recipe_file, stores, out, "central.steps=3", "--resume")
+    assert ended.code == 2
+    assert "belongs to another recipe (- there, + now): - steps: 2; + steps: 3" in ended.err

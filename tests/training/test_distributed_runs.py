@@ -3,13 +3,14 @@
 import json
 import os
 import signal
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.several import in_processes, result, start_processes
+from tests.points import CHARGED, SAVED, Gate, Point, Watch, hold
+from tests.several import in_processes, processes, result
 from tests.training.launched import Kills, calls, launch
 
 from sottovoce.config import load_recipe
@@ -20,7 +21,9 @@ from sottovoce.seeds import stream
 from sottovoce.training import checkpoint
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
-STEPS, KILLS = 12, 4
+STEPS = 12
+TAKES_PART = Point("sottovoce.federated.round:take_part", at="call")
+IN_ROUNDS = ((0, CHARGED), (1, replace(TAKES_PART, nth=2)))
 BY_THE_CLOCK = {"seconds", "audio_seconds_per_second", "waited_for_data_seconds", "memory_mib", "device_memory_mib"}
 
 
@@ -35,11 +38,12 @@ def records(file: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in BY_THE_CLOCK} for line in lines]
 
 
-def random_kills(log: Path, *, name: str) -> Kills:
-    """Each time another rank or the same, anywhere in what it did when nobody was killed."""
+def kills_of(log: Path, *, name: str) -> Kills:
+    """Two in rounds that are charged but not yet in a checkpoint, one of each rank; then anywhere, either rank."""
     chance = stream(1, "lost ranks", name)
-    ranks = chance.permutation([0, 1] * (KILLS // 2)).tolist()
-    return {attempt: (rank, int(chance.integers(1, calls(log, rank=rank)))) for attempt, rank in enumerate(ranks)}
+    ranks = chance.permutation([0, 1]).tolist()
+    anywhere = [(rank, Point(nth=int(chance.integers(1, calls(log, rank=rank))), at="call")) for rank in ranks]
+    return dict(enumerate([*IN_ROUNDS, *anywhere]))
 
 
 def lost(log: Path, kills: Kills) -> int:
@@ -56,9 +60,9 @@ def test_a_simulation_that_loses_ranks_ends_with_the_same_bits_and_charges_each_
     arguments = ["run", federated_recipe, "--stores", short_stores]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     launch([*arguments, "--out", whole], processes=2, log=tmp_path / "log-whole")
-    kills = random_kills(tmp_path / "log-whole", name="seeded")
+    kills = kills_of(tmp_path / "log-whole", name="seeded")
     launch([*arguments, "--out", broken], processes=2, log=tmp_path / "log-broken", kills=kills)
-    assert lost(tmp_path / "log-broken", kills) >= 2
+    assert lost(tmp_path / "log-broken", kills) >= len(IN_ROUNDS)
 
     for file in ("model.safetensors", "optimiser.safetensors"):
         expected, found = (run / "checkpoints/latest" / file for run in (whole, broken))
@@ -76,9 +80,8 @@ def test_a_release_that_loses_ranks_charges_every_attempt(
 ) -> None:
     arguments = ["run", federated_recipe, "--stores", short_stores, "federation.privacy.mode=secure"]
     arguments += ["federation.evaluate_every=12", "federation.checkpoint_every=12"]
-    launch(
-        [*arguments, "--out", tmp_path / "broken"], processes=2, log=tmp_path / "log", kills={0: (1, 6)}, by_round=True
-    )
+    kills = {0: (1, replace(TAKES_PART, nth=6))}
+    launch([*arguments, "--out", tmp_path / "broken"], processes=2, log=tmp_path / "log", kills=kills)
 
     report = verify(tmp_path / "broken/ledger.jsonl")
     assert report.steps == STEPS
@@ -116,16 +119,12 @@ def test_an_interrupt_of_one_process_stops_all_and_the_same_number_goes_on(
     federated_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     out, endless = tmp_path / "run", ["federation.steps=100000", "federation.evaluate_every=100000"]
-    started = start_processes(2, run_here, federated_recipe, endless, short_stores, out)
-    deadline = time.monotonic() + 60
-    while not (out / "checkpoints/latest").exists():
-        assert all(process.is_alive() for process, _ in started)
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    pid = started[1][0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGTERM)
-    outcomes = [result(process, pipe) for process, pipe in started]
+    with Gate() as gate, processes(2, held_run, gate.address, federated_recipe, endless, short_stores, out) as started:
+        first, second = started
+        held = gate.reached(first, second)  # the first one writes, and the other waits for it in the next round
+        os.kill(second.pid, signal.SIGTERM)
+        held.go()
+        outcomes = [result(running) for running in started]
     found, _ = checkpoint.load_latest(out / "checkpoints")
     assert found is not None
     assert [outcome.stopped_at for outcome in outcomes] == [found.step, None]
@@ -133,6 +132,11 @@ def test_an_interrupt_of_one_process_stops_all_and_the_same_number_goes_on(
     assert (report.steps, report.committed_step) == (found.step, found.step - 1)
     with pytest.raises(InputError, match="number of processes was 2 when the run began and is 1 now"):
         run_here(federated_recipe, endless, short_stores, out, resume=True)
+
+
+def held_run(address: str, *arguments: Any) -> Outcome:
+    with Watch(SAVED, lambda: hold(address)):
+        return run_here(*arguments)
 
 
 def test_a_release_may_go_on_with_another_number_of_processes(

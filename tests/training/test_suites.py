@@ -1,14 +1,15 @@
 """Runs of a suite side by side: interrupts and deaths. (What they compute and say: tests/cli/test_run.py.)"""
 
-import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.children import command, finished
+from tests.points import SAVED, Gate, gone
 
 LABELS = ("one", "two")
 
@@ -26,38 +27,25 @@ def suite(federated_recipe: Path, tmp_path: Path) -> Path:
     return path
 
 
-def start(suite: Path, stores: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "sottovoce", "run", suite, "--stores", stores, "--out", out, "--at-once", "2"]
-    command += ["--runs", out / "seeds"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    # Where tests run in the background SIGINT is ignored, and so it would be in what they start.
-    return subprocess.Popen(
-        [*map(str, command)],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-
-
-def wait_for_checkpoints(running: subprocess.Popen[str], out: Path, runs: str, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while len([*out.glob(f"{runs}/checkpoints/latest")]) < count:
-        assert running.poll() is None, running.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def started(suite: Path, stores: Path, out: Path, gate: Gate) -> AbstractContextManager[subprocess.Popen[str]]:
+    """All of them are held at their first checkpoint."""
+    arguments = [sys.executable, "-m", "sottovoce", "run", suite, "--stores", stores, "--out", out, "--at-once", "2"]
+    arguments += ["--runs", out / "seeds"]
+    environment = {"OMP_NUM_THREADS": "1", **gate.environment(SAVED)}
+    return command(arguments, environment=environment, stdout=subprocess.DEVNULL)
 
 
 def test_an_interrupt_of_the_first_process_alone_stops_and_saves_all(
     suite: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "both"
-    running = start(suite, short_stores, out)
-    wait_for_checkpoints(running, out, "*", len(LABELS))
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
-    assert running.returncode == 0, err
+    with Gate() as gate, started(suite, short_stores, out, gate) as running:
+        held = [gate.reached(running) for _ in LABELS]
+        running.send_signal(signal.SIGINT)
+        for child in held:
+            child.go()
+        code, _, err = finished(running)
+    assert code == 0, err
     assert "and saved: the same command goes on" in err
     assert "Traceback" not in err
     for label in LABELS:
@@ -76,24 +64,21 @@ def test_a_suite_interrupted_before_its_runs_does_not_look_finished(
         run["overrides"].append("data.people_seed=1")
     suite.write_text(yaml.safe_dump(content))
     out = tmp_path / "both"
-    running = start(suite, short_stores, out)
-    wait_for_checkpoints(running, out, "seeds/*", 1)
-    running.send_signal(signal.SIGTERM)
-    _, err = running.communicate(timeout=60)
-    assert running.returncode == 0, err
+    with Gate() as gate, started(suite, short_stores, out, gate) as running:
+        held = gate.reached(running)
+        running.send_signal(signal.SIGTERM)
+        held.go()
+        code, _, err = finished(running)
+    assert code == 0, err
     assert "stopped after 0 of 2 runs: the same command goes on" in err
     assert not (out / "report.html").exists()
 
 
 def test_no_process_outlives_the_first_one(suite: Path, short_stores: Path, tmp_path: Path) -> None:
     out = tmp_path / "both"
-    running = start(suite, short_stores, out)
-    wait_for_checkpoints(running, out, "*", len(LABELS))
-    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    assert len(children) >= 2
-    running.kill()
-    running.communicate()
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with Gate() as gate, started(suite, short_stores, out, gate) as running:
+        held = {gate.reached(running).pid for _ in LABELS}
+        children = {*map(int, Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split())}
+        assert held <= children
+        with gone(*children):
+            running.kill()
