@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,17 @@ settings.load_profile("any machine")
 
 # Makes the golden values anew; needs optax, which nothing else here does.
 collect_ignore = ["golden/make_optimisers.py"]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For whoever compares bits with those of a process that has one thread: products of two add up otherwise."""
+    import torch  # not before OMP_NUM_THREADS is set
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

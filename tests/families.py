@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +37,11 @@ class Family:
 
 
 @contextmanager
-def started(command: Sequence[object], *, said: Path) -> Iterator[Family]:
+def started(command: Sequence[object], *, said: Path, environment: Mapping[str, str] | None = None) -> Iterator[Family]:
     """`command`, running; whoever is left of it at the end of the block is killed."""
     arguments = [sys.executable, __file__, str(said), *map(str, command)]
-    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as guard:
+    around = os.environ | (environment or {})
+    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=around) as guard:
         assert guard.stdout is not None
         try:
             yield Family(guard, int(guard.stdout.readline()), said)

@@ -5,13 +5,12 @@ a socket and waits for its answer; nobody polls, and nothing has a time limit. A
 ends the waiting, too.
 """
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -117,10 +116,13 @@ class Gate:
             line.close()
 
     def reached(self, *processes: Any) -> Held:
-        """The next process that is held. AssertionError if one of `processes` (or their sentinels) ends before."""
-        with contextlib.ExitStack() as open_files:
-            ends = [_sentinel(process, open_files) for process in processes]
+        """The next process that is held. AssertionError if one of `processes`, which have a `pid`, ends before."""
+        ends = [os.pidfd_open(process.pid) for process in processes]
+        try:
             assert self._door in wait([self._door, *ends]), "a process ended before it came to its point"
+        finally:
+            for end in ends:
+                os.close(end)
         line, _ = self._door.accept()
         self._lines.append(line)
         return Held(int(line.makefile().readline()), line)
@@ -129,29 +131,6 @@ class Gate:
         """For commands that are started with it: they, and all that they start, are held at `point`."""
         path = os.pathsep.join([str(ROOT / "tests/armed"), str(ROOT), *sys.path])
         return {_ARMED: json.dumps([asdict(point), self.address]), "PYTHONPATH": path}
-
-
-def _sentinel(process: Any, open_files: contextlib.ExitStack) -> int:
-    if isinstance(process, int):
-        return process
-    descriptor = os.pidfd_open(process.pid)
-    open_files.callback(os.close, descriptor)
-    return descriptor
-
-
-@contextlib.contextmanager
-def gone(*pids: int) -> Iterator[None]:
-    """Behind the block, wait until none of these processes is there any more, whoever's children they are."""
-    with contextlib.ExitStack() as open_files:
-        descriptors = []
-        for pid in pids:
-            descriptors.append(os.pidfd_open(pid))
-            open_files.callback(os.close, descriptors[-1])
-        yield
-        while descriptors:
-            for ended in wait(descriptors):
-                assert isinstance(ended, int)
-                descriptors.remove(ended)
 
 
 # In the process.

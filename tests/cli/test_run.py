@@ -1,6 +1,7 @@
 """`sottovoce run` for federated recipes: what it prints, and how it ends."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,7 +90,11 @@ def test_a_suite_says_what_its_runs_promise_together(here: Path, sottovoce: Call
         assert sentence in said
 
 
-def test_runs_of_a_suite_side_by_side_are_those_one_after_another(here: Path, sottovoce: Callable[..., object]) -> None:
+@pytest.mark.usefixtures("one_thread")
+def test_runs_of_a_suite_side_by_side_are_those_one_after_another(
+    here: Path, sottovoce: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)  # one thread for each of two runs
     seeded = (here / "suite.yaml").read_text().replace("noisy: {recipe:", "noisy: {overrides: [SEED], recipe:")
     (here / "seed.yaml").write_text(CENTRAL)
     apart = f"federation.seed_model={here / 'seed.yaml'}, data.part=federation, data.seed_part.fraction=0.3"

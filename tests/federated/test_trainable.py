@@ -67,14 +67,10 @@ def test_stacked_clients_move_as_they_do_one_by_one(text: str, local: dict[str, 
         assert (found[client] - update).norm() <= EXACT * update.norm(), client
 
 
+@pytest.mark.usefixtures("one_thread")  # as in a worker
 def test_worker_processes_have_the_sequential_engines_bits(tones: Path) -> None:
     ours = parted(tones, "lora(r=2, alpha=6)")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker
-    try:
-        expected = ours.updates(SequentialEngine(ours.room, ours.layout, device=CPU))
-    finally:
-        torch.set_num_threads(threads)
+    expected = ours.updates(SequentialEngine(ours.room, ours.layout, device=CPU))
     with closing(WorkersEngine(ours.room, ours.layout, workers=1)) as engine:
         found = ours.updates(engine)
     for client, update in expected.items():

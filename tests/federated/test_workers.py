@@ -30,14 +30,7 @@ RANDOM: dict[str, Any] = {  # everything that chance decides, clients of unequal
 }
 Updates = dict[int, torch.Tensor]
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As in a worker: matrix products of two threads add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # as in a worker
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.children import command
+from tests.commands import command
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.children import command
+from tests.commands import command
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog

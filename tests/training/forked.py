@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from tests.children import end_group
+from tests.commands import end_group
 from tests.points import Gate, Point, Watch, die, hold
 
 FORKS = multiprocessing.get_context("forkserver")

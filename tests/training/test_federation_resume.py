@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.children import command, finished
+from tests.commands import command, finished
 from tests.points import CHARGED, SAVED, Gate, Point
 from tests.training import forked
 

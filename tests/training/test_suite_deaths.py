@@ -5,11 +5,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from time import sleep
 
 import pytest
 import yaml
 from tests.families import Family, started
+from tests.points import SAVED, Gate
 
 LABELS = ("one", "two")
 
@@ -32,10 +32,9 @@ def family(suite: Path, short_stores: Path, tmp_path: Path) -> Iterator[Family]:
     """The suite, with both runs under way."""
     command = [sys.executable, "-m", "sottovoce", "run", suite, "--stores", short_stores, "--at-once", 2]
     command += ["--out", tmp_path / "out", "--runs", tmp_path / "runs"]
-    with started(command, said=tmp_path / "said") as family:
-        while not all((tmp_path / "out" / label / "checkpoints/latest").exists() for label in LABELS):
-            assert Path(f"/proc/{family.pid}").exists(), family.said.read_text()
-            sleep(0.05)
+    with Gate() as gate, started(command, said=tmp_path / "said", environment=gate.environment(SAVED)) as family:
+        for held in [gate.reached(family) for _ in LABELS]:
+            held.go()
         yield family
 
 

@@ -1,4 +1,4 @@
-"""Runs of a suite side by side: interrupts and deaths. (What they compute and say: tests/cli/test_run.py.)"""
+"""Runs of a suite side by side: interrupts. (Deaths: test_suite_deaths.py; what they say: tests/cli/test_run.py.)"""
 
 import signal
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.children import command, finished
-from tests.points import SAVED, Gate, gone
+from tests.commands import command, finished
+from tests.points import SAVED, Gate
 
 LABELS = ("one", "two")
 
@@ -72,13 +72,3 @@ def test_a_suite_interrupted_before_its_runs_does_not_look_finished(
     assert code == 0, err
     assert "stopped after 0 of 2 runs: the same command goes on" in err
     assert not (out / "report.html").exists()
-
-
-def test_no_process_outlives_the_first_one(suite: Path, short_stores: Path, tmp_path: Path) -> None:
-    out = tmp_path / "both"
-    with Gate() as gate, started(suite, short_stores, out, gate) as running:
-        held = {gate.reached(running).pid for _ in LABELS}
-        children = {*map(int, Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split())}
-        assert held <= children
-        with gone(*children):
-            running.kill()
