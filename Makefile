@@ -1,6 +1,8 @@
 # Everything starts from nothing: each target makes .venv from the pinned constraints.txt if it is not there yet.
+# With TORCH=2.11.0 it is .venv-2.11.0, where only torch's version is another.
 PYTHON ?= python3
-VENV   := .venv
+TORCH  ?=
+VENV   := .venv$(TORCH:%=-%)
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
@@ -18,8 +20,9 @@ setup: $(STAMP)  ## make .venv with everything pinned (the other targets do it b
 $(STAMP): constraints.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sottovoce needs Python 3.11 or later, found " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
+	sed '$(TORCH:%=s/^torch==.*/torch==%/)' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[demo,dev]'
 	@touch $@
 
 demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd (about 5 minutes)
