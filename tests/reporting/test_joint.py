@@ -18,11 +18,11 @@ from sottovoce.privacy.events import poisson_release, repeated
 DELTA = 1e-3
 
 
-def reported(folder: Path, *runs: Path) -> str:
+def reported(folder: Path, *runs: Path, code: int = 0) -> str:
     """What a reader of the page sees, and above it what the command printed."""
     out = folder / "page.html"
     done = CliRunner().invoke(app, ["report", *map(str, runs), "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == code, done.output
     page = unescape(re.sub(r"<(style|svg).*?</\1>|<[^>]+>", " ", out.read_text(), flags=re.DOTALL))
     return " ".join(f"{done.output} {page}".split())
 
@@ -84,7 +84,8 @@ def test_a_seed_part_and_the_rest_are_other_people(copied: MakeRun, tmp_path: Pa
 def test_a_run_whose_ledger_is_gone_leaves_nothing_to_state(copied: MakeRun, tmp_path: Path) -> None:
     noisy, release = copied("noisy"), copied("release")
     (release / "ledger.jsonl").unlink()
-    words = reported(tmp_path, noisy, release)
+    words = reported(tmp_path, noisy, release, code=2)
+    assert "NOT SOUND release:" in words
     assert "Together, for anybody in both runs: no ε is stated, because release left no ledger that holds." in words
 
 

@@ -32,6 +32,7 @@ federation:
   evaluate_every: 4
   checkpoint_every: 2
 """
+KEPT = Path(__file__).parents[2] / "results/cpu-cohort/s5-noise"
 LINES = 13  # a header, eight intents, a commit at each of four checkpoints
 MODES = ["seeded", "secure"]
 
@@ -43,7 +44,7 @@ class Ended(NamedTuple):
 
 
 Command = Callable[..., Ended]
-Run = Callable[[str, Path], Outcome]
+Run = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -64,8 +65,8 @@ def run(short_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     place = tmp_path_factory.mktemp("marks")
     (place / "tones.yaml").write_text(RECIPE)
 
-    def go(mode: str, out: Path) -> Outcome:
-        recipe = load_recipe(str(place / "tones.yaml"), [f"federation.privacy.mode={mode}"])
+    def go(mode: str, out: Path, *changes: str) -> Outcome:
+        recipe = load_recipe(str(place / "tones.yaml"), [f"federation.privacy.mode={mode}", *changes])
         around = Surroundings(runs=place, stores=short_stores, device=torch.device("cpu"))
         return run_recipe(recipe, out=out, resume=True, around=around)
 
@@ -125,7 +126,7 @@ def _keep_of_results(folder: Path, chosen: Callable[[dict[str, Any]], dict[str, 
 
 
 def only_epsilon_in_results(folder: Path) -> None:
-    _keep_of_results(folder, lambda found: {"privacy": {"epsilon_rdp": found["privacy"]["epsilon_rdp"]}})
+    _keep_of_results(folder, lambda found: {"privacy": {"epsilon_rdp": found["privacy"]["spent"]["epsilon_rdp"]}})
 
 
 def only_steps_in_results(folder: Path) -> None:
@@ -147,15 +148,6 @@ def only_the_model(folder: Path) -> None:
     shutil.move(model, folder / "model")
 
 
-def only_a_plan(folder: Path) -> None:
-    """As a kept run has it: the ε of as many steps with more people."""
-    useful = json.loads((folder / "results.json").read_text())["privacy"]["useful"]
-    only_results(folder)
-    without(folder, "results.json")
-    names = ("population_size", "cohort_size", "epsilon_rdp", "epsilon_pld")
-    (folder / "planned.json").write_text(json.dumps({"target_epsilon": 8.0, "rdp": {n: useful[n] for n in names}}))
-
-
 MARKS = {
     "state.json": only_a_checkpoint,
     "results.json": only_results,
@@ -164,7 +156,6 @@ MARKS = {
     "results.json says steps=8": only_the_end_in_results,
     "metrics.jsonl": only_metrics,
     "config.json": only_the_model,
-    "planned.json": only_a_plan,
 }
 
 
@@ -182,6 +173,25 @@ def test_every_mark_alone_shows_a_missing_end(sottovoce: Command, folder: Path, 
     assert done.err.count("\n") == 1
 
 
+def test_a_plan_for_more_people_knows_how_many_steps_there_were(sottovoce: Command, tmp_path: Path) -> None:
+    """Of a kept run, whose ledger does not say how many it set out to make."""
+    for name in ("ledger.jsonl", "planned.json"):
+        shutil.copy(KEPT / name, tmp_path)
+    done = sottovoce("ledger", tmp_path)
+    assert done.code == 0, done.err
+    shorten(tmp_path, to=20)
+    done = sottovoce("ledger", tmp_path)
+    assert done.code == 2
+    assert "planned.json says epsilon_rdp=7.97" in done.err
+
+
+def test_a_plan_is_of_as_many_steps_as_were_promised(sottovoce: Command, folder: Path) -> None:
+    useful = json.loads((folder / "results.json").read_text())["privacy"]["useful"]
+    for epsilon, code in ((useful["epsilon_rdp"], 0), (useful["epsilon_rdp"] / 2, 2)):
+        (folder / "planned.json").write_text(json.dumps({"rdp": {**useful, "epsilon_rdp": epsilon}}))
+        assert sottovoce("ledger", folder).code == code
+
+
 def test_diagnostics_know_how_far_a_simulation_came(
     sottovoce: Command, finished: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -197,6 +207,29 @@ def test_a_shortened_ledger_beside_everything_else_is_refused(sottovoce: Command
     assert done.code == 2
     assert f"results.json knows {LINES} lines of it, and it has 5: it was shortened or rolled back" in done.err
     assert json.loads(done.out)["valid"] is False
+
+
+def test_a_run_that_stopped_early_says_what_it_promised_and_what_it_spent(
+    sottovoce: Command, run: Run, mode: str, tmp_path: Path
+) -> None:
+    """Noise teaches the model nothing, so that it ends after an evaluation or two: its results name two ε."""
+    folder = run(mode, tmp_path / "run", "federation.patience=1", "federation.evaluate_every=2").folder
+    path = folder / "results.json"
+    results = json.loads(path.read_text())
+    privacy = results["privacy"]
+    assert privacy["steps"] == 4 < privacy["promised_steps"] == 8
+    done = sottovoce("ledger", folder)
+    assert done.code == 0, done.err
+    only_results(folder)
+    for name, value, told in (
+        ("epsilon_rdp", privacy["spent"]["epsilon_rdp"], "promised epsilon_rdp="),
+        ("spent", {"epsilon_rdp": 1e-3}, "epsilon_rdp=0.001"),
+        ("promised_steps", 4, "promised_steps=4, the ledger 8"),
+    ):
+        path.write_text(json.dumps({**results, "privacy": {**privacy, name: value}}))
+        done = sottovoce("ledger", folder)
+        assert done.code == 2
+        assert f"results.json says {told}" in done.err
 
 
 def test_even_one_attempt_or_commit_less_is_seen(sottovoce: Command, folder: Path) -> None:

@@ -4,7 +4,7 @@ A chain of hashes cannot show that its end is missing. But a run tells how far i
 once that is paid for; so whatever knows of more than the ledger does, knows what the ledger has forgotten:
 
     checkpoints/*/state.json    its length and last hash, and the step
-    results.json                its length and last hash, its steps, attempts and ε; where the run ended, and its model
+    results.json                its length and last hash, its steps, attempts and ε; what was promised; the run's end
     metrics.jsonl               the last step and the ε so far; in simulations diagnostics.jsonl, too
     model/config.json           of which run the model is, and of which step
     planned.json                (of kept runs) the ε of as many steps in a larger population
@@ -23,6 +23,7 @@ from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.events import poisson_release, repeated
 from sottovoce.privacy.ledger import LedgerReport, verify
+from sottovoce.privacy.promise import promise_of
 from sottovoce.training.checkpoint import STATE
 from sottovoce.training.run_folder import DIAGNOSTICS, LEDGER, METRICS, RESULTS, RunFolder
 
@@ -83,7 +84,7 @@ def check_resumable(folder: Path) -> None:
 
 
 def _facts(report: LedgerReport) -> dict[str, Any]:
-    return {
+    facts = {
         "run": report.header["run"],
         "delta": report.header["delta"],
         "simulated": report.header["mode"] != "secure",
@@ -91,6 +92,11 @@ def _facts(report: LedgerReport) -> dict[str, Any]:
         "attempts": report.attempts,
         "epsilon_rdp": rdp_epsilon(report.spent, report.header["delta"]),
     }
+    if "central_steps" in report.header:  # older ledgers do not say what they promised
+        promised = promise_of(report)
+        facts["promised_steps"] = promised.steps
+        facts["promised epsilon_rdp"] = rdp_epsilon(promised.event, promised.delta)
+    return facts
 
 
 def _contradiction(claim: Claim, report: LedgerReport, facts: Facts) -> str | None:
@@ -106,13 +112,13 @@ def _contradiction(claim: Claim, report: LedgerReport, facts: Facts) -> str | No
         if facts[name] < said * (1 - AGREES):
             return f"says {name}={said:g}, the ledger {facts[name]:g}: {FORGOTTEN}"
     for name, said in claim.equal.items():
-        if not _agree(said, facts[name]):
+        if name in facts and not _agree(said, facts[name]):
             return f"says {name}={said}, the ledger {facts[name]}"
     if claim.scaled is not None:
         people, cohort, said = claim.scaled
         found = _scaled_epsilon(report, people=people, cohort=cohort)
         if not _agree(said, found):
-            return f"says epsilon_rdp={said:g} for {people} people, the ledger's {report.steps} steps give {found:g}"
+            return f"says epsilon_rdp={said:g} for {people} people, by the ledger it is {found:g}"
     return None
 
 
@@ -123,9 +129,9 @@ def _agree(said: Any, found: Any) -> bool:
 
 
 def _scaled_epsilon(report: LedgerReport, *, people: int, cohort: int) -> float:
-    """ε of as many steps with the same noise on the mean, z/S, and other people."""
+    """ε of as many steps as were promised, with the same noise on the mean, z/S, and other people."""
     z = report.header["event"]["noise_multiplier"] * cohort / report.header["plan"]["cohort_size"]
-    steps = repeated(poisson_release(z, sampling_rate=cohort / people), report.steps)
+    steps = repeated(poisson_release(z, sampling_rate=cohort / people), promise_of(report).steps)
     return rdp_epsilon(steps, report.header["delta"])
 
 
@@ -164,13 +170,17 @@ def _claims(folder: Path) -> tuple[list[Claim], list[str]]:
 def _of_results(file: str, path: Path) -> list[Claim]:
     results = json.loads(path.read_text(encoding="utf-8"))
     privacy = results.get("privacy") or {}
-    spent = {name: privacy[name] for name in ("delta", "simulated", "steps", "attempts") if name in privacy}
-    if "epsilon_rdp" in privacy:
-        spent["epsilon_rdp"] = _or_infinite(privacy["epsilon_rdp"])
+    names = ("delta", "simulated", "steps", "attempts", "promised_steps")
+    equal = {name: privacy[name] for name in names if name in privacy}
+    # What is spent by now, which older results give as the run's ε, and what was promised before anything was.
+    if "epsilon_rdp" in (spent := privacy.get("spent", privacy)):
+        equal["epsilon_rdp"] = _or_infinite(spent["epsilon_rdp"])
+    if "spent" in privacy:
+        equal["promised epsilon_rdp"] = _or_infinite(privacy["epsilon_rdp"])
     mark = Mark(int(privacy["length"]), str(privacy["head"])) if {"length", "head"} <= privacy.keys() else None
     ended = results.get("ended") or {}
     return [
-        Claim(file=file, mark=mark, is_end=True, equal=spent),
+        Claim(file=file, mark=mark, is_end=True, equal=equal),
         Claim(file=file, at_least={"steps": int(ended.get("step", 0))}),
         _of_about(file, results.get("model") or {}),
     ]
