@@ -57,12 +57,12 @@ def with_trouble(accident: str) -> Any:
 
 
 @pytest.mark.parametrize("accident", ACCIDENTS)
-@pytest.mark.parametrize("engine", ["sequential", "workers", "stacked"])
+@pytest.mark.parametrize("engine", ["sequential", "workers"])
 def test_the_sum_is_that_of_the_others_to_the_bit(
     engine: str, accident: str, federated_recipe: Path, short_stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stacks too, though no recipe may ask for them in a release: the bad client is in a stack of its own."""
-    recipe = load_recipe(str(federated_recipe), [*RELEASE, "federation.workers=1", "federation.stack_size=1"])
+    """No release is made in stacks; what they do with a bad client: tests/federated/test_stacked.py."""
+    recipe = load_recipe(str(federated_recipe), [*RELEASE, "federation.workers=1"])
     tokens = CharacterTokens.seen_in("abcde")
     settings = Settings(tokens=tokens.size + 1, **MODEL)
     start = Recogniser(settings, tokens, init(settings, generator=start_stream()), "en")

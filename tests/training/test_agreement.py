@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.points import Watch
 from tests.several import in_processes
 from tests.tones import pack_tones, rename
 from tests.training.forked import run_command
@@ -37,7 +38,7 @@ def command(folders: list[Path], arguments: list[list[str]], before: Callable[[i
     if before is not None:
         before(rank)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-        code, _ = run_command(arguments[rank], kill_at=None, counts=False)
+        code = run_command(arguments[rank], Watch(None))
     return code, "".join(line for line in said.getvalue().splitlines(keepends=True) if "error" in line.lower())
 
 

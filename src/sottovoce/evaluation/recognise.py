@@ -6,6 +6,7 @@ Batches are full and of like lengths. While the device computes one, a thread pa
 for a GPU) and another decodes those before, so on a GPU neither waits for the other.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,7 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 
+DEVICE = "SOTTOVOCE_DEVICE"
 # Seconds of padded audio in a batch: enough to fill a GPU; on a processor, little enough for its caches.
 BATCH_SECONDS = {"cuda": 2_000.0}
 CPU_BATCH_SECONDS = 60.0
@@ -35,7 +37,8 @@ Progress = Callable[[int], None]
 
 
 def choose_device(name: str | None = None) -> torch.device:
-    """The device called `name`, which must be there; without a name a GPU if there is one, else the processor."""
+    """The device called `name`, or by $SOTTOVOCE_DEVICE, which must be there; else a GPU if there is one."""
+    name = name or os.environ.get(DEVICE)
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

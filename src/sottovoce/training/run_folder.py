@@ -172,7 +172,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
     }
 
 
