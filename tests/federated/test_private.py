@@ -19,7 +19,7 @@ from sottovoce.federated.weighting import ClientFigures
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import torch_stream
 
-FEW, MANY = 50, 1000
+FEW, MANY = 50, 600
 SCALARS = 4 * 8  # bytes that a client may add to what is handed over
 
 
