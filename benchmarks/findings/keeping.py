@@ -127,6 +127,8 @@ def _planned(privacy: Mapping[str, Any]) -> dict[str, Any] | None:
     useful = privacy.get("useful")
     if useful is None or "unreachable" in useful:
         return None
+    if privacy.get("promised_steps", privacy["steps"]) != privacy["steps"]:
+        return None  # it stands in for the ledger's steps where they are in doubt, and is of those that were made
     names = ("population_size", "cohort_size", "steps", "delta", "noise_multiplier")
     by_pld = _smallest(*(privacy[name] for name in names), useful["target_epsilon"])
     by_rdp = {name: useful[name] for name in ("population_size", "cohort_size", "epsilon_rdp", "epsilon_pld")}

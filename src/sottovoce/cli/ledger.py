@@ -16,11 +16,12 @@ def ledger(
     run: Annotated[Path, typer.Argument(help="A run's folder, or its ledger.jsonl.")],
     json: Json = False,
 ) -> None:
-    """Verify a run's ledger line by line, hold it against all that its folder says of it, and print what it has spent.
+    """Verify a run's ledger line by line and against all that its folder says of it; print what is spent and promised.
 
     Example: sottovoce ledger runs/demo
     """
     from sottovoce.privacy.ledger import verify
+    from sottovoce.privacy.promise import figures, promise_of
     from sottovoce.training.marks import CheckedLedger, check_ledger
 
     path = run / "ledger.jsonl" if run.is_dir() else run
@@ -31,10 +32,14 @@ def ledger(
             print_json({"path": str(path), "valid": False, "problem": str(problem)})
         raise
     report = found.report
+    promise = promise_of(report)  # of a ledger that does not say how many steps were planned: what is spent
     if json:
-        print_json({**report.as_json(), "agrees_with": found.agreeing, "unreadable": found.unread})
+        promised = {name: value for name, value in figures(promise, report).items() if name != "spent"}
+        marks = {"agrees_with": found.agreeing, "unreadable": found.unread}
+        print_json({**report.as_json(), "promised": promised, **marks})
     else:
         table = report.table()
+        table.add_row("promised", promise.words or "no guarantee")
         table.add_row("agrees with", escape(", ".join(found.agreeing) or END_UNKNOWN))
         stdout.print(table)
     for file in found.unread:

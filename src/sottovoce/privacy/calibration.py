@@ -45,7 +45,12 @@ def event_epsilon(event: Event, *, delta: float, accountant: Accountant = "pld",
 
 
 def noise_multiplier_for(
-    target_epsilon: float, *, run_event: Callable[[float], Event], delta: float, accountant: Accountant = "pld"
+    target_epsilon: float,
+    *,
+    run_event: Callable[[float], Event],
+    delta: float,
+    accountant: Accountant = "pld",
+    cap: PldCap = CAREFUL,
 ) -> float:
     """The smallest noise multiplier of six digits whose whole run, `run_event(z)`, stays within the target.
 
@@ -62,7 +67,7 @@ def noise_multiplier_for(
 
     @cache
     def spent(z: float) -> float:
-        return event_epsilon(run_event(z), delta=delta, accountant=accountant, cap=CAREFUL)
+        return event_epsilon(run_event(z), delta=delta, accountant=accountant, cap=cap)
 
     high = 1.0
     while roughly(high) > target_epsilon:
@@ -93,6 +98,7 @@ def noise_of_run(
     delta: float,
     sampling: Sampling = "poisson",
     accountant: Accountant = "pld",
+    cap: PldCap = CAREFUL,
 ) -> float:
     """The noise multiplier with which a run's ε is the target, or as little below it as six digits can say.
 
@@ -111,7 +117,7 @@ def noise_of_run(
 
     if sampling == "fixed_size":  # of which no tight PLD is known
         accountant = "rdp"
-    return noise_multiplier_for(target_epsilon, run_event=run_event, delta=delta, accountant=accountant)
+    return noise_multiplier_for(target_epsilon, run_event=run_event, delta=delta, accountant=accountant, cap=cap)
 
 
 def steps_for(target_epsilon: float, *, step_event: Event, delta: float, accountant: Accountant = "pld") -> int:

@@ -129,6 +129,7 @@ def plan_run(
             central_steps=central_steps,
             delta=delta,
             accountant=accountant,
+            cap=cap,
         )
     elif sigma_dp is not None:
         _check_positive("sigma_dp", sigma_dp)

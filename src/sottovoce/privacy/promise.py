@@ -114,8 +114,13 @@ def _protected(one: Promise) -> str:
 
 def both(found: Epsilon) -> str:
     """ε by both accountants, as far as they have one."""
-    by_rdp = f"{found.rdp:,.4g} (RDP)"
-    return by_rdp if found.pld is None else f"{found.pld:,.4g} (PLD) / {by_rdp}"
+    by_rdp = f"{written_out(found.rdp)} (RDP)"
+    return by_rdp if found.pld is None else f"{written_out(found.pld)} (PLD) / {by_rdp}"
+
+
+def written_out(epsilon: float) -> str:
+    """Four digits that count, written out: somebody who reads 207,600 sees at once that it is no promise."""
+    return f"{float(f'{epsilon:.4g}'):,.0f}" if 1e4 <= epsilon < 1e10 else f"{epsilon:,.4g}"
 
 
 def figures(promise: Promise, ledger: LedgerReport) -> dict[str, Any]:

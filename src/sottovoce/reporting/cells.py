@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sottovoce.privacy.promise import written_out
+
 NOTHING = "–"
 Row = tuple[str, ...]
 Said = TypeVar("Said", bound=Hashable)
@@ -78,7 +80,4 @@ def percent(rate: float | None) -> str:
 
 
 def epsilon(value: float | None) -> str:
-    """Written out as far as it can be read: somebody who reads 207,600 sees at once that it is no promise."""
-    if value is None:
-        return NOTHING
-    return f"{float(f'{value:.4g}'):,.0f}" if 1e4 <= value < 1e10 else f"{value:,.4g}"
+    return NOTHING if value is None else written_out(value)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from sottovoce.files import written_atomically
 from sottovoce.reporting.cells import Table as Cells
+from sottovoce.reporting.cells import epsilon
 from sottovoce.reporting.joint import together
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
@@ -124,13 +125,7 @@ def _wer(result: Mapping[str, Any]) -> tuple[str, str]:
 def _epsilon(privacy: Record) -> str:
     if not privacy or privacy["epsilon_rdp"] is None:
         return "not private"
-    by_pld = "–" if privacy["epsilon_pld"] is None else _rounded(privacy["epsilon_pld"])
-    return f"{by_pld} / {_rounded(privacy['epsilon_rdp'])}"
-
-
-def _rounded(epsilon: float) -> str:
-    """Four digits that count, written out: somebody who reads 207,600 sees at once that it is no promise."""
-    return f"{float(f'{epsilon:.4g}'):,.0f}" if 1e4 <= epsilon < 1e10 else f"{epsilon:,.4g}"
+    return f"{epsilon(privacy['epsilon_pld'])} / {epsilon(privacy['epsilon_rdp'])}"
 
 
 def _population(privacy: Record) -> str:
