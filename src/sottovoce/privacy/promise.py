@@ -53,13 +53,15 @@ def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Pro
     """
     (release, attempts), *_ = parts_of(ledger.spent)
     delta, planned = ledger.header["delta"], ledger.header.get("central_steps") or central_steps or 0
+    if not isinstance(planned, int):
+        raise InputError(f"{ledger.path} line 1: central_steps={planned!r}: expected a whole number")
     left = max(planned - ledger.steps, 0)
     if left and ledger.epsilon_budget is not None:
         left = min(left, max(_affordable(release, ledger.epsilon_budget, delta=delta) - attempts, 0))
     return Promise(
         event=repeated(release, attempts + left),
         delta=delta,
-        privacy_unit=ledger.header["plan"].get("privacy_unit"),
+        privacy_unit=(ledger.header.get("plan") or {}).get("privacy_unit"),
         simulated=ledger.header["mode"] != "secure",
         steps=ledger.steps + left,
         made=ledger.steps,
