@@ -16,9 +16,9 @@ from sottovoce.users.population import Client
 
 @dataclass(frozen=True, eq=False)
 class Trouble(ClientRoom):
-    """`accidents` says by client what happens: it cannot be read, its process is killed, we have a bug, or it never comes
-    to an end, which a byte in the named pipe $STUCK tells. A bug may show when the client is planned (in a thread of
-    its own) or only while it is trained."""
+    """`accidents` says by client what happens: it cannot be read, its process is killed, we have a bug, or it never
+    comes to an end, which a byte in the named pipe $STUCK tells. A bug may show when the client is planned (in a thread
+    of its own) or only while it is trained."""
 
     accidents: Mapping[int, str] = field(default_factory=dict)
 

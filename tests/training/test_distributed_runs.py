@@ -85,7 +85,7 @@ def test_a_release_that_loses_ranks_charges_every_attempt(
 
     report = verify(tmp_path / "broken/ledger.jsonl")
     assert report.steps == STEPS
-    assert report.attempts == STEPS + 5, "five rounds were paid for before the sixth was lost; that one was not"
+    assert report.attempts == STEPS + 6, "six rounds were paid for when the sixth was lost with its cohort"
     lines = [json.loads(line) for line in (tmp_path / "broken/ledger.jsonl").read_text().splitlines()]
     intents = [line["record"] for line in lines if line["record"]["kind"] == "intent"]
     assert len({intent["cohort"] for intent in intents}) == report.attempts
