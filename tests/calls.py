@@ -1,4 +1,4 @@
-"""What processes of `sottovoce.children` are asked to do in tests: in a module of its own, since they import it by name."""
+"""What processes are asked to do in tests of `sottovoce.children`: a module of its own, which they import by name."""
 
 import os
 import signal

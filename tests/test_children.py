@@ -1,5 +1,7 @@
-"""Processes give back what they are asked for, in order; one that dies is noticed, and none is left. (Deaths of the first
-process: tests/store/test_signals.py, tests/training/test_suite_deaths.py.)"""
+"""Processes give back what they are asked for, in order; one that dies is noticed, and none is left.
+
+Deaths of the first process: tests/store/test_signals.py, tests/training/test_suite_deaths.py.
+"""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -37,10 +39,14 @@ def test_what_cannot_be_sent_is_an_error_and_no_death(two: Children) -> None:
     assert "cannot be sent" in str(answer.error)
 
 
+def wait_for(crew: Children) -> None:
+    while crew.busy:
+        crew.answers()
+
+
 @pytest.mark.parametrize("call", [calls.killed, calls.killed_in_the_middle_of_its_answer])
 def test_one_that_is_killed_is_noticed(two: Children, call: object) -> None:
     two.hand("a", call)  # type: ignore[arg-type]
     two.hand("b", calls.tenfold, 1)
     with pytest.raises(ChildKilled):
-        while two.busy:
-            two.answers()
+        wait_for(two)

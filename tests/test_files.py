@@ -62,8 +62,8 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path, monke
     with pytest.raises(FileNotFoundError) as raised:
         write_json(tmp_path / "none/a.json", 1)
     assert str(tmp_path / "none") in raised.value.filename
+    (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError) as raised_by_rename:
-        (tmp_path / "folder").mkdir()
         write_json(tmp_path / "folder", 1)
     assert raised_by_rename.value.filename == str(tmp_path / "folder")
 
@@ -71,7 +71,7 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device: .*a.json'$"):
+    with pytest.raises(OSError, match=r"No space left on device: .*a\.json'$"):
         write_json(tmp_path / "a.json", 1)
     with pytest.raises(FileNotFoundError, match="somewhere else"), written_atomically(tmp_path / "a.json"):
         raise FileNotFoundError(errno.ENOENT, "gone", "somewhere else")

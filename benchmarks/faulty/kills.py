@@ -1,6 +1,6 @@
 """Kills at every named point: the same command again ends as if nothing had happened, and nothing and nobody is left.
 
-    PYTHONPATH=benchmarks python -m faulty.kills [N]
+PYTHONPATH=benchmarks python -m faulty.kills [N]
 """
 
 import json

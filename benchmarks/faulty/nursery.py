@@ -1,7 +1,7 @@
 """Commands in processes of their own that start in milliseconds and are waited for to the last of their children.
 
-A nursery has everything loaded. For each command it forks a guard, to whom Linux gives the orphans among its descendants:
-so it knows when nobody is left, and who outlived the command.
+A nursery has everything loaded. For each command it forks a guard, to whom Linux gives the orphans among its
+descendants: so it knows exactly when nobody is left.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ def _load() -> None:
     """All that commands import later, and what accounting works out for the campaign's kind of step."""
     import soundfile  # noqa: F401
     import torch
-    import torch.utils.tensorboard  # noqa: F401
+    import torch.utils.tensorboard
 
     import sottovoce.corpora.tsv
     import sottovoce.reporting.summary
@@ -122,7 +122,9 @@ def _guarded(arguments: list[str], folder: Path, kill_at: str | None) -> Ended:
                 pid, status = os.wait()
                 statuses[pid] = os.waitstatus_to_exitcode(status)
         signal.alarm(0)
-        return Ended(None if hung else statuses[first], said.read_text(errors="replace"), tuple(log.read_text().splitlines()))
+        return Ended(
+            None if hung else statuses[first], said.read_text(errors="replace"), tuple(log.read_text().splitlines())
+        )
 
 
 def _kill_all() -> None:
@@ -140,7 +142,7 @@ def _be_the_command(arguments: list[str], folder: Path, kill_at: str | None, *, 
         output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
         _start_quickly()
         Points(folder, log=log, kill_at=kill_at).install()
         from sottovoce.cli import main
@@ -159,13 +161,12 @@ def _be_the_command(arguments: list[str], folder: Path, kill_at: str | None, *, 
 
 
 def _start_quickly() -> None:
-    """Children of the command are forked, too. Of this process's side of their connections they keep nothing, just as if
-    a new program had been started in them."""
+    """Children of the command are forked, too. Of this process's side of their connections they keep nothing, just as
+    if a new program had been started in them."""
     from sottovoce import children
     from sottovoce.reporting import html
 
-    html.inline_svg = lambda *_, **__: "<svg></svg>"  # drawing takes longer than all the rest
-
+    html.inline_svg = lambda drawing: "<svg></svg>"  # type: ignore[attr-defined]  # it would take longer than all else
     pipe, ours = multiprocessing.Pipe, list[Connection]()
 
     def noted() -> tuple[Connection, Connection]:
@@ -175,5 +176,10 @@ def _start_quickly() -> None:
 
     forks = multiprocessing.get_context("fork")
     children.multiprocessing.Pipe = noted  # type: ignore[attr-defined]
-    multiprocessing.get_context = lambda method=None: forks  # type: ignore[assignment,misc]
-    os.register_at_fork(after_in_child=lambda: [connection.close() for connection in ours])
+    multiprocessing.get_context = lambda method=None: forks  # type: ignore[assignment]
+
+    def close() -> None:
+        for connection in ours:
+            connection.close()
+
+    os.register_at_fork(after_in_child=close)

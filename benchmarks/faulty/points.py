@@ -82,9 +82,8 @@ class Points:
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in _OPERATIONS:
             self._passes_on(event.removeprefix("os."), arguments[_OPERATIONS[event]])
-        elif event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
-            if arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                self._passes_on("open", arguments[0])
+        elif event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            self._passes_on("open", arguments[0])
 
     def _on_file(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

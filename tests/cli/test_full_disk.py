@@ -44,10 +44,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "train.tsv").write_text("client_id\tpath\tsentence\nada\ta.wav\tabc\n")
     (place / "central.yaml").write_text(CENTRAL)
     (place / "federated.yaml").write_text(FEDERATED)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr(sys, "argv", "sottovoce run central.yaml --out done".split())
-        main()
+        patch.setattr(sys, "argv", ["sottovoce", "run", "central.yaml", "--out", "done"])
+        with pytest.raises(SystemExit) as ended:
+            main()
     assert not ended.value.code
     return place
 
