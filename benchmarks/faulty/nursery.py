@@ -70,7 +70,7 @@ def nursery() -> Iterator[Nursery]:
 
 def _serve(connection: Connection) -> None:
     _load()
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, OSError):
         while True:
             request = connection.recv()
             if (guard := os.fork()) == 0:

@@ -41,7 +41,8 @@ def change(run: Path, **data: object) -> None:
 def test_runs_on_the_same_people_state_their_joint_epsilon(runs: Path, tmp_path: Path) -> None:
     words = reported(tmp_path, runs / "noisy", runs / "release")
     joint = epsilon(repeated(release_of(runs / "noisy"), 8), DELTA)
-    sentence = f"Together, for anybody in both runs: ε = {joint.pld:.4g} (PLD) / {joint.rdp:.4g} (RDP) at δ = 0.001 (simulated)."
+    found = f"ε = {joint.pld:.4g} (PLD) / {joint.rdp:.4g} (RDP) at δ = 0.001 (simulated)"
+    sentence = f"Together, for anybody in both runs: {found}."
     assert words.count(sentence) == 2, "once in the terminal and once on the page"
     assert words.index(sentence, 200) < words.index("A large ε promises next to nothing"), "in the headline"
 
