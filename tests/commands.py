@@ -15,15 +15,19 @@ def command(
     """A command in a session of its own, all of which is killed behind the block; its output and errors are pipes."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
     environment = os.environ | (environment or {})
-    # Where tests run in the background SIGINT is ignored, and so it would be in what they start.
-    heard = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
     with subprocess.Popen(
-        [*map(str, arguments)], env=environment, start_new_session=True, preexec_fn=heard, **options
+        [*map(str, arguments)], env=environment, start_new_session=True, preexec_fn=_hear_signals, **options
     ) as process:
         try:
             yield process
         finally:
             end_group(process.pid)
+
+
+def _hear_signals() -> None:
+    """Ignored where tests run in the background or with `nohup`, and so they would be in what they start."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def end_group(pid: int) -> None:

@@ -54,7 +54,9 @@ def _guard(said: str, command: list[str]) -> None:
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # when the tests are killed, too
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where tests run in the background, and so it would be below
+    # Ignored where tests run in the background or with `nohup`, and so they would be below.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     with open(said, "w") as errors:
         first = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
     print(first.pid, flush=True)

@@ -1,6 +1,7 @@
 """What lets tests pass on a machine that is busy or different: named points, children that end, no judging by time."""
 
 import os
+import signal
 import sys
 import warnings
 
@@ -71,6 +72,18 @@ def test_a_test_that_fails_leaves_no_process() -> None:
     assert os.read(end, 1) == b"", "nobody has the pipe open any more"
     for descriptor in (reader, writer, end):
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_command_hears_signals_that_the_tests_themselves_ignore(number: signal.Signals) -> None:
+    """As they do with `nohup` and in the background of a shell."""
+    code = f"import signal; print(signal.getsignal({int(number)}) is signal.SIG_IGN)"
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with command([sys.executable, "-c", code]) as ours:
+            assert finished(ours)[1] == "False\n"
+    finally:
+        signal.signal(number, before)
 
 
 def test_of_all_warnings_only_that_of_cublas_is_no_error() -> None:
