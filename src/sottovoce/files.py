@@ -1,4 +1,4 @@
-"""Writing so that a reader sees the old content or the new, whatever happens in between."""
+"""Writing so that a reader sees the old content or the new, whatever happens in between; and reading it back."""
 
 import fcntl
 import json
@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from sottovoce.errors import InputError
+from sottovoce.parsing import Unreadable, parse_json
 
 # Names that `tempfile` makes. Whoever writes one holds a lock on it: so a dead one's is told from a living one's.
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}", re.DOTALL)
@@ -81,6 +84,19 @@ def write_json(path: Path, content: Any) -> None:
     """`content` as readable JSON, atomically."""
     with written_atomically(path) as file:
         file.write((json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; `InputError` where there is none."""
+    try:
+        content = parse_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
+    except Unreadable as error:
+        raise InputError(f"{path} is damaged ({error})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is damaged (it holds no JSON object)")
+    return content
 
 
 def sync(file: IO[bytes]) -> None:

@@ -4,7 +4,6 @@ An unknown key is an error that names the nearest known one.
 """
 
 import difflib
-import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from sottovoce.config.recipe import Experiment, Recipe, Suite, is_suite
 from sottovoce.errors import InputError
+from sottovoce.parsing import DEEPEST, Unreadable, parse_yaml, shown
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -82,15 +82,15 @@ def _read(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     if name in seen:
         raise InputError(f"recipe {name}: it extends itself by way of {' → '.join(seen)}")
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
+        content = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.5)
         hint = f", did you mean {near[0]!r}?" if near else ""
         raise InputError(f"no recipe {name!r}{hint} (`sottovoce recipes` lists them; or give a .yaml file)") from None
     except OSError as error:
         raise InputError(f"recipe {name}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"recipe {name}: not readable as YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:  # no UTF-8, no YAML, or a name that no file can have
+        raise InputError(f"recipe {name}: not readable as YAML: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"recipe {name}: expected keys and values at the top level")
     base = content.pop("extends", None)
@@ -115,30 +115,21 @@ _TRAINING = ("central", "federation")
 def _override(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise InputError(f"override {override!r}: expected key=value, such as central.steps=100")
+        raise InputError(f"override {shown(override)}: expected key=value, such as central.steps=100")
     *path, last = key.split(".")
+    if len(path) > DEEPEST:
+        raise InputError(f"override {shown(override)}: nested too deeply")
     if path and path[0] in _TRAINING and path[0] not in content and any(kind in content for kind in _TRAINING):
-        raise InputError(f"override {override!r}: this recipe has no section {path[0]!r}")
+        raise InputError(f"override {shown(override)}: this recipe has no section {path[0]!r}")
     for part in path:
         content = content.setdefault(part, {})
         if not isinstance(content, dict):
-            raise InputError(f"override {override!r}: {part!r} is a value, not a section")
+            raise InputError(f"override {shown(override)}: {part!r} is a value, not a section")
     try:
         # To YAML a star begins a reference, of which there are none here: it is a pattern (`trainable=*.norm.*`).
-        content[last] = text if text.startswith("*") else yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
-        raise InputError(f"override {override!r}: {text!r} is not readable as YAML") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-6 as a number, as everybody means it."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
+        content[last] = text if text.startswith("*") else parse_yaml(text)
+    except Unreadable as error:
+        raise InputError(f"override {shown(override)}: {shown(text)} is not readable as YAML: {error}") from None
 
 
 def _first_line(error: ValidationError, kind: type[BaseModel]) -> str:
@@ -152,7 +143,7 @@ def _first_line(error: ValidationError, kind: type[BaseModel]) -> str:
             f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
         )
     message = first["msg"].removeprefix("Value error, ")
-    given = f", found {first['input']!r}" if not isinstance(first["input"], dict) and first["type"] != "missing" else ""
+    given = f", found {shown(first['input'])}" if not isinstance(first["input"], dict) and first["type"] != "missing" else ""
     return f"{'.'.join(where) or 'recipe'}: {message}{given}"
 
 

@@ -2,12 +2,12 @@
 
 import csv
 import difflib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.errors import InputError
+from sottovoce.parsing import Unreadable, parse_json
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 _NOT_UTF8 = "\ufffd"  # what a broken byte is read as
@@ -97,8 +97,8 @@ def _jsonl_objects(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             try:
-                value = json.loads(line) if line.strip() else {}
-            except json.JSONDecodeError:
+                value = parse_json(line) if line.strip() else {}
+            except Unreadable:
                 value = None
             yield number, value if isinstance(value, dict) else None
 

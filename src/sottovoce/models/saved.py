@@ -5,7 +5,6 @@ FOLDER/config.json          architecture, language, and what is known of its tra
 FOLDER/tokens.json          what it writes
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from sottovoce.errors import InputError
 from sottovoce.files import write_json
 from sottovoce.models.ctc_transformer import Settings, init, parameter_shapes
 from sottovoce.models.positions import Cape
+from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.text.tokens import Tokens, load_tokens, save_tokens
 
 ARCHITECTURE = "ctc_transformer"
@@ -109,10 +109,10 @@ def adapt(seed: Recogniser, settings: Settings, tokens: Tokens, *, generator: to
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+        config: dict[str, Any] = parse_json((folder / CONFIG).read_bytes())
         architecture = config["architecture"]
         absent = {"language", "settings", "tokens", "about"} - config.keys()
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, Unreadable, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"no model at {folder}: expected a readable {CONFIG} ({error})") from None
     if architecture != ARCHITECTURE:
         raise InputError(f"{folder}: architecture={architecture!r}, expected {ARCHITECTURE!r}")

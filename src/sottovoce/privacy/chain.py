@@ -15,6 +15,7 @@ from typing import Any, final
 
 from sottovoce.errors import InputError
 from sottovoce.files import naming, sync_folder
+from sottovoce.parsing import parse_json
 
 Record = dict[str, Any]
 _GENESIS = "0" * 64
@@ -53,7 +54,7 @@ def _parse(data: bytes, path: Path) -> Chain:
     hashes: list[str] = []
     for number, line in enumerate(data[:size].splitlines(keepends=True), start=1):
         try:
-            record = json.loads(line)["record"]
+            record = parse_json(line)["record"]
             sealed, digest = seal(record, after=hashes[-1] if hashes else _GENESIS)
         except (ValueError, KeyError, TypeError, RecursionError) as problem:
             raise InputError(f"{path} line {number} is not a record: it was changed after it was written") from problem

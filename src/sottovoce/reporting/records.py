@@ -1,6 +1,5 @@
 """What a run folder says, read with patience: a piece that is missing or torn is named, and the rest is shown."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sottovoce.errors import InputError
+from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.ledger import LedgerReport
 from sottovoce.privacy.promise import Promise, figures, promise_of
@@ -122,14 +120,14 @@ class RunRecord:
 def read_run(label: str, folder: Path) -> RunRecord:
     """Read the run in `folder`, finished or not."""
     problems: list[str] = []
-    results = _read(folder / RESULTS, json.loads, problems) or {}
+    results = _read(folder / RESULTS, parse_json, problems) or {}
     return RunRecord(
         label=label,
         folder=folder,
-        config=_read(folder / CONFIG, yaml.safe_load, problems) or {},
-        environment=_read(folder / ENVIRONMENT, json.loads, problems) or {},
-        engine=_read(folder / ENGINE, json.loads, problems) or {},
-        population=_read(folder / POPULATION, json.loads, problems) or {},
+        config=_read(folder / CONFIG, parse_yaml, problems) or {},
+        environment=_read(folder / ENVIRONMENT, parse_json, problems) or {},
+        engine=_read(folder / ENGINE, parse_json, problems) or {},
+        population=_read(folder / POPULATION, parse_json, problems) or {},
         results=results,
         metrics=_read_lines(folder / METRICS, problems),
         diagnostics=_read_lines(folder / DIAGNOSTICS, problems),
@@ -168,7 +166,7 @@ def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> Any:
         return None
     try:
         content = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         problems.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
         return None
     if not isinstance(content, dict):
@@ -183,8 +181,8 @@ def _read_lines(path: Path, problems: list[str]) -> list[Record]:
     found: list[Record] = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = parse_json(line)
+        except Unreadable:
             record = None
         if not isinstance(record, dict) or "step" not in record:
             problems.append(f"{path.name}: line {number} is torn; it and what follows are left out")

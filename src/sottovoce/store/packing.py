@@ -29,6 +29,7 @@ from sottovoce.corpora.problems import Kind, Problem
 from sottovoce.errors import InputError
 from sottovoce.files import sweep, sync, sync_folder, write_json
 from sottovoce.interrupts import ended_in_order
+from sottovoce.parsing import parse_json
 from sottovoce.seeds import name_key
 from sottovoce.store import layout
 
@@ -282,7 +283,7 @@ def _new_generation(out: Path) -> Iterator[Path]:
 def _current(out: Path) -> str | None:
     """The generation that the header names, where there is a header."""
     try:
-        return str(json.loads((out / layout.HEADER).read_text())["generation"])
+        return str(parse_json((out / layout.HEADER).read_bytes())["generation"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -1,6 +1,5 @@
 """Reading a prepared corpus: open in O(1), read any one user without touching another."""
 
-import json
 import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
+from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.seeds import name_key
 from sottovoce.store import layout
 
@@ -158,7 +158,7 @@ def _reopened(path: Path, digest: str) -> Store:
 def _read_header(path: Path) -> dict[str, Any]:
     file = path / layout.HEADER
     try:
-        header: dict[str, Any] = json.loads(file.read_text())
+        header: dict[str, Any] = parse_json(file.read_bytes())
     except FileNotFoundError:
         found = "nothing is there" if not path.exists() else f"{path} has no {layout.HEADER}"
         raise InputError(f"no store at {path}: {found}; `sottovoce prepare … --out {path}` makes one") from None
@@ -166,7 +166,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise InputError(
             f"no store at {path}: it is a file, expected the folder that `sottovoce prepare` made"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+    except (Unreadable, OSError) as error:
         raise InputError(f"no store at {path}: {file} is not readable ({error})") from None
     if not isinstance(header, dict) or header.get("format") != layout.FORMAT:
         raise InputError(f"no store at {path}: {file} was not written by `sottovoce prepare`")
@@ -197,7 +197,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 def _record(records: mmap.mmap, offsets: NDArray[np.int64], row: int) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = json.loads(records[offsets[row] : offsets[row + 1]])
+        record: dict[str, Any] = parse_json(records[offsets[row] : offsets[row + 1]])
     except ValueError as error:
         raise InputError(f"record {row} of the store is damaged ({error})") from None
     return record

@@ -21,6 +21,7 @@ import sentencepiece
 
 from sottovoce.errors import InputError
 from sottovoce.files import write_json
+from sottovoce.parsing import Unreadable, parse_json
 
 DEFAULT_PIECES = 2_500
 # Sentence pieces write the space that begins a word as this character.
@@ -188,12 +189,12 @@ def save_tokens(tokens: Tokens, path: Path) -> None:
 def load_tokens(path: Path) -> Tokens:
     """Reads what `save_tokens` wrote; `InputError` when the file is missing, damaged or of an unknown kind."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
         tokens = _from_json(content)
         written_digest = content["digest"]
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); a tokens.json was expected") from error
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, binascii.Error, InputError) as error:
+    except (KeyError, TypeError, Unreadable, binascii.Error, InputError) as error:
         raise InputError(f"{path}: not a tokens.json ({error})") from error
     if tokens.digest != written_digest:
         raise InputError(f"{path}: damaged: digest={written_digest} written, but its tokens give {tokens.digest}")

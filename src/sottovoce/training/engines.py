@@ -1,6 +1,5 @@
 """Which engine trains the clients of a run: the recipe's, or the fastest one here."""
 
-import json
 import time
 from typing import Any
 
@@ -18,7 +17,7 @@ from sottovoce.federated.engines import (
     WorkersEngine,
 )
 from sottovoce.federated.engines.workers import usable_cores
-from sottovoce.files import write_json
+from sottovoce.files import read_json, write_json
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
@@ -65,7 +64,7 @@ def _chosen(
     asked, secure = recipe.federated.engine, plan.settings.mode is Mode.SECURE
     known = run.path / ENGINE
     if known.exists():
-        chosen: dict[str, Any] = json.loads(known.read_text(encoding="utf-8"))
+        chosen: dict[str, Any] = read_json(known)
         return chosen
     if asked != "auto":
         why: dict[str, Any] = {"why": "the recipe asks for it"}

@@ -21,7 +21,8 @@ import torch
 
 from sottovoce import __version__
 from sottovoce.errors import InputError
-from sottovoce.files import sweep, write_json, written_atomically
+from sottovoce.files import read_json, sweep, write_json, written_atomically
+from sottovoce.parsing import Unreadable, parse_json
 
 CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "environment.json"
 METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
@@ -76,12 +77,12 @@ class Lines:
         if not self._path.exists():
             return
         kept = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                break  # torn by a crash
-            if record["step"] > after_step:
+        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, start=1):
+            step = _step_of(line)
+            if step is None and number < len(lines):
+                raise InputError(f"{self._path} line {number} is damaged: expected a record with its step")
+            if step is None or step > after_step:  # the last line may be torn by a crash
                 break
             kept.append(line + "\n")
         with written_atomically(self._path) as rewritten:
@@ -89,7 +90,16 @@ class Lines:
 
     def read(self) -> list[dict[str, Any]]:
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        return [json.loads(line) for line in lines]
+        return [parse_json(line) for line in lines]
+
+
+def _step_of(line: str) -> int | None:
+    """The step of a record; None where the line is none."""
+    try:
+        step = parse_json(line)["step"]
+    except (Unreadable, LookupError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 @contextmanager
@@ -154,7 +164,7 @@ def _check_same(known: Path, config: str) -> None:
 
 
 def _check_inputs(known: Path, inputs: Mapping[str, Any]) -> None:
-    old = json.loads(known.read_text(encoding="utf-8"))
+    old = read_json(known)
     for name in sorted(old.keys() | inputs.keys()):
         if old.get(name) != inputs.get(name):
             raise InputError(

@@ -4,7 +4,6 @@ A seed is trained without privacy. Whoever is in it cannot be protected by anyth
 refuses clients whom its seed has heard; this file finds out, through the seed's own seeds.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from sottovoce.config import Recipe, as_yaml, load_recipe, recipe_names
 from sottovoce.errors import InputError
+from sottovoce.files import read_json
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.store import Store
@@ -105,7 +105,7 @@ def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
     run = _run_of(folder)
     if run is None or not (run / INPUTS).exists():
         return False
-    recorded = json.loads((run / INPUTS).read_text(encoding="utf-8"))
+    recorded = read_json(run / INPUTS)
     now = {
         "data.store digest": open_place(recipe.data.store, stores).digest,
         "data.dev digest": find_place(recipe.data.dev, recipe, stores)[0].digest,

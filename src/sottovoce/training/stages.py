@@ -15,7 +15,7 @@ from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.federated.engines import DistributedEngine, Engine
-from sottovoce.files import write_json
+from sottovoce.files import read_json, write_json
 from sottovoce.flat.layout import Layout
 from sottovoce.models.rescaling import rescaled_norms
 from sottovoce.models.saved import Recogniser
@@ -233,7 +233,7 @@ def _known(run: RunFolder, processes: Processes) -> Outcome | None:
     file = run.path / RESULTS
     if not processes.any(processes.first and file.exists()):
         return None
-    return Outcome(run.path, results=json.loads(file.read_text(encoding="utf-8")) if processes.first else None)
+    return Outcome(run.path, results=read_json(file) if processes.first else None)
 
 
 # Federated training.
