@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +31,9 @@ NO_METADATA: Metadata = {}  # one for all: a million clips need not hold a milli
 
 Sample = TypeVar("Sample", np.int16, np.float32)
 
-_LOWEST_RATE = 4_000  # below telephone quality a header is damaged, and resampling it would fill the memory
+# Below telephone quality, or above what any recorder has, a header is damaged, and resampling would fill the memory.
+_LOWEST_RATE, _HIGHEST_RATE = 4_000, 768_000
+_BLOCK_SAMPLES = 1 << 22  # of all channels together; more than four minutes of speech
 _UNKNOWN_FRAMES = 1 << 62
 _LOW_RESOLUTION = {"PCM_S8", "PCM_U8", "ULAW", "ALAW", "DPCM_8"}
 _ENTRIES_SHOWN = 6
@@ -177,25 +179,38 @@ def _check_file(path: str) -> None:
 
 def check_header(file: soundfile.SoundFile) -> None:
     """Refuse a sound whose header cannot be believed."""
-    if file.samplerate < _LOWEST_RATE:
+    if not _LOWEST_RATE <= file.samplerate <= _HIGHEST_RATE:
         raise Unusable(Kind.UNREADABLE_AUDIO, f"sample rate {file.samplerate} Hz")
     if file.frames > _UNKNOWN_FRAMES:
         raise Unusable(Kind.UNREADABLE_AUDIO, "its header gives no length")
 
 
-def _read(file: soundfile.SoundFile, dtype: type[Sample]) -> NDArray[Sample]:
-    """All samples of an open file: [frames], or [frames, channels] if it has several."""
+def read_blocks(
+    file: soundfile.SoundFile, dtype: type[Sample], *, samples: int = _BLOCK_SAMPLES
+) -> Iterator[NDArray[Sample]]:
+    """The samples of an open file, so many at a time: [frames], or [frames, channels] if it has several.
+
+    Never all that the header announces, which may be more than any memory holds; and a format that cannot be sought
+    tells where it ends only by coming to its end.
+    """
+    frames, found = max(1, samples // file.channels), 0
     try:
-        sound = np.asarray(file.read(dtype=np.dtype(dtype).name))
+        while len(sound := np.asarray(file.read(frames, dtype=np.dtype(dtype).name))):
+            found += len(sound)
+            yield sound
     except soundfile.LibsndfileError:
         # It opened, so the header is sound: the stream breaks off or is damaged on the way.
         raise Unusable(Kind.TRUNCATED_AUDIO, f"decoding stops before {file.frames} samples") from None
     # libsndfile only guesses the length of an MP3; `cut_short` has counted its frames.
-    if len(sound) < file.frames and file.subtype != "MPEG_LAYER_III":
-        raise Unusable(Kind.TRUNCATED_AUDIO, f"{len(sound)} of {file.frames} samples")
-    if not len(sound):
+    if found < file.frames and file.subtype != "MPEG_LAYER_III":
+        raise Unusable(Kind.TRUNCATED_AUDIO, f"{found} of {file.frames} samples")
+    if not found:
         raise Unusable(Kind.EMPTY_AUDIO)
-    return sound
+
+
+def _read(file: soundfile.SoundFile, dtype: type[Sample]) -> NDArray[Sample]:
+    blocks = list(read_blocks(file, dtype))
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 def _to_int16(sound: NDArray[np.float32]) -> NDArray[np.int16]:

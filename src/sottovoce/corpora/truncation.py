@@ -1,11 +1,14 @@
 """Recordings that stop before their end, as an interrupted download or a full disk leaves them.
 
-libsndfile trusts what it finds: it shortens the header of a cut WAV to fit, guesses an MP3's length from the size
-of the file, and takes the last whole page of an Ogg stream for its end. So the container itself is asked here.
+libsndfile trusts what it finds: it shortens the header of a cut WAV or AIFF to fit, guesses an MP3's length from the
+size of the file, and takes the last whole page of an Ogg stream for its end. So the container itself is asked here.
 FLAC announces a length that the decoder must reach, and needs no help.
 """
 
+import re
+from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 # Layer III, kbit/s by the header's index: MPEG-1, then MPEG-2 and 2.5. Index 0 ("free") and 15 give no length.
 _MPEG1_KBITS = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
@@ -13,31 +16,77 @@ _MPEG2_KBITS = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
 _MPEG1_RATES = (44_100, 48_000, 32_000, 0)
 _RATE_DIVISORS = {0b11: 1, 0b10: 2, 0b00: 4}  # version bits: MPEG-1, 2, 2.5
 _LAYER_III = 0b01
-_RIFF_STREAMED = 0x7FFF_0000  # writers that cannot seek back leave 0x7FFF… or 0xFFFF… as the length
+_MOST_CHUNKS = 10_000  # files have about ten; noise read as chunks has millions
 _OGG_HEADER_BYTES = 27
 _OGG_LAST_PAGE = 0x04
 
 
 def cut_short(data: bytes) -> bool:
-    """Whether the bytes of a WAV, MP3 or Ogg file end in the middle; False for what is none of these.
+    """Whether the bytes of a WAV, AIFF, CAF, W64, AU, MP3 or Ogg file end in the middle; False for what is none of these.
 
     An MP3 with no frame count in its header, cut exactly between two frames, cannot be told from a whole one.
     """
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        return _wav_cut_short(data)
+    for chunks in _CONTAINERS:
+        if chunks.start.fullmatch(data[: chunks.first]):
+            return _chunks_cut_short(data, chunks)
+    if data[:4] == b".snd":
+        size = int.from_bytes(data[8:12], "big")
+        return size < _STREAMED and int.from_bytes(data[4:8], "big") + size > len(data)
     if data[:4] == b"OggS":
         return _ogg_cut_short(data)
     return _mp3_cut_short(data)
 
 
-def _wav_cut_short(data: bytes) -> bool:
-    position = 12
-    while position + 8 <= len(data):
-        size = int.from_bytes(data[position + 4 : position + 8], "little")
-        if data[position : position + 4] == b"data":
-            return size < _RIFF_STREAMED and position + 8 + size > len(data)
-        position += 8 + size + size % 2
-    return True  # not even the data chunk is there
+@dataclass(frozen=True, kw_only=True)
+class _Chunks:
+    """A container: after its first bytes pieces with a name, a length and what it counts; one of them is the sound."""
+
+    start: re.Pattern[bytes]
+    first: int
+    order: Literal["little", "big"] = "little"
+    name_bytes: int = 4
+    length_bytes: int = 4
+    alignment: int = 2
+    counts_itself: bool = False
+    sound: bytes = b"data"
+
+
+_STREAMED = 0x7FFF_0000  # writers that cannot seek back leave 0x7FFF… or 0xFFFF… as the length
+_CONTAINERS = (
+    _Chunks(start=re.compile(rb"RIFF....WAVE", re.DOTALL), first=12),
+    _Chunks(start=re.compile(rb"RF64....WAVE", re.DOTALL), first=12),
+    _Chunks(start=re.compile(rb"FORM....AIF[FC]", re.DOTALL), first=12, order="big", sound=b"SSND"),
+    _Chunks(start=re.compile(rb"caff....", re.DOTALL), first=8, order="big", length_bytes=8, alignment=1),
+    _Chunks(
+        start=re.compile(rb"riff.{36}", re.DOTALL),
+        first=40,
+        name_bytes=16,
+        length_bytes=8,
+        alignment=8,
+        counts_itself=True,
+    ),  # W64
+)
+
+
+def _chunks_cut_short(data: bytes, chunks: _Chunks) -> bool:
+    position, head, long_sound = chunks.first, chunks.name_bytes + chunks.length_bytes, None
+    for _ in range(_MOST_CHUNKS):
+        name = data[position : position + 4]
+        length = int.from_bytes(data[position + chunks.name_bytes : position + head], chunks.order)
+        if position + head > len(data):
+            break
+        if chunks.counts_itself:
+            length = max(length - head, 0)
+        if name == b"ds64":  # RF64 gives the length of a sound of more than 4 GB here
+            long_sound = int.from_bytes(data[position + head + 8 : position + head + 16], "little")
+        if name == chunks.sound:
+            if long_sound is not None:
+                length = long_sound
+            elif length >= _STREAMED:
+                return chunks.length_bytes == 8 and length < 1 << 62 and position + head + length > len(data)
+            return position + head + length > len(data)
+        position += head + length + -length % chunks.alignment
+    return True  # not even the sound is there
 
 
 def _ogg_cut_short(data: bytes) -> bool:

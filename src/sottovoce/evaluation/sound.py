@@ -6,7 +6,7 @@
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import soundfile
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.corpora.problems import Kind
-from sottovoce.corpora.recordings import AUDIO_SUFFIXES, Unusable, check_header, check_regular
+from sottovoce.corpora.recordings import AUDIO_SUFFIXES, Unusable, check_header, check_regular, read_blocks
 from sottovoce.corpora.truncation import cut_short
 
 # What a folder is searched for; a file that is named itself may be called anything.
@@ -38,7 +38,7 @@ def blocks(path: Path) -> Iterator[Samples]:
     except soundfile.LibsndfileError as error:
         raise Unusable(Kind.UNREADABLE_AUDIO, str(error.error_string).strip(" .")) from None
     if not found:
-        raise Unusable(Kind.EMPTY_AUDIO)
+        raise Unusable(Kind.EMPTY_AUDIO, "nothing left after resampling")
 
 
 def windows(sound: Iterator[Samples], *, window_samples: int, step_samples: int) -> Iterator[tuple[int, Samples]]:
@@ -60,27 +60,17 @@ def windows(sound: Iterator[Samples], *, window_samples: int, step_samples: int)
 
 
 def _decoded(file: soundfile.SoundFile) -> Iterator[Samples]:
-    as_stored = (file.samplerate, file.channels, file.subtype) == (SAMPLE_RATE, 1, "PCM_16")
+    samples = BLOCK_SECONDS * file.samplerate
+    if (file.samplerate, file.channels, file.subtype) == (SAMPLE_RATE, 1, "PCM_16"):
+        yield from read_blocks(file, np.int16, samples=samples)
+        return
     resampler = None
     if file.samplerate != SAMPLE_RATE:
         resampler = soxr.ResampleStream(file.samplerate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
-    read = 0
-    while len(sound := _read(file, "int16" if as_stored else "float32")):
-        read += len(sound)
-        yield sound if as_stored else _to_int16(_mono(sound), resampler)
+    for sound in read_blocks(file, np.float32, samples=samples):
+        yield _to_int16(_mono(sound), resampler)
     if resampler is not None:
         yield _to_int16(np.zeros(0, dtype=np.float32), resampler, last=True)
-    # libsndfile only guesses the length of an MP3; `cut_short` has counted its frames.
-    if read < file.frames and file.subtype != "MPEG_LAYER_III":
-        raise Unusable(Kind.TRUNCATED_AUDIO, f"{read} of {file.frames} samples")
-
-
-def _read(file: soundfile.SoundFile, dtype: str) -> NDArray[Any]:
-    try:
-        return np.asarray(file.read(BLOCK_SECONDS * file.samplerate, dtype=dtype))
-    except soundfile.LibsndfileError:
-        # It opened, so the header is sound: the stream breaks off or is damaged on the way.
-        raise Unusable(Kind.TRUNCATED_AUDIO, f"decoding stops before {file.frames} samples") from None
 
 
 def _mono(sound: NDArray[np.float32]) -> NDArray[np.float32]:
