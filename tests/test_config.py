@@ -85,3 +85,52 @@ def test_a_pattern_needs_no_quotes() -> None:
     assert (
         load_recipe("demo/global", ["federation.trainable=*.norm.*, output"]).federated.trainable == "*.norm.*, output"
     )
+
+
+LAUGHS = "[&a0 [x, x, x, x, x, x, x, x, x], " + ", ".join(
+    f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 7)
+)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (f"about={LAUGHS}]", "values, those that aliases repeat"),
+        ("about=&a [*a]", "an alias stands inside what it names"),
+        ("about=" + "[" * 3_000 + "]" * 3_000, "nested too deeply"),
+        ("seed=" + "9" * 5_000, "5,000 digits"),
+        ("seed=" + "9" * 30, "a whole one below 2⁶³"),
+        ("central." + "a." * 3_000 + "a=1", "nested too deeply"),
+        ("central.schedule.lr=1e308", "central.schedule.lr=1e+308, expected a number between"),
+        ("central.schedule.lr=" + "9" * 400, "digits"),
+        ("central.optimiser.name=[1]", "optimiser: name=[1], expected one of sgd, adam"),
+        ("central.schedule={lr: 1}", "unknown schedule ''"),
+        ("central.optimiser.name=.x:y", "cannot be imported"),
+        ("central.steps=!!int x", "not readable as YAML"),
+        ("model.layers=1_000_000_000", "model.layers: Input should be less than or equal to 1000"),
+        ("central.augment.spec_augment.time_masks=1_000_000_000", "time_masks=1000000000, expected at most"),
+        ('data.store="a\\0b"', "a zero byte"),
+        ("data.store=" + "a" * 300, "no file can be called so"),
+        ("Data={}", "unknown key 'Data', did you mean 'data'?"),
+    ],
+)
+def test_settings_that_nothing_can_compute_with_are_one_line(override: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_recipe("synthetic/central", [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize("label", ["a" * 300, "a/b", "..", "''"])
+def test_a_label_that_is_no_folder_is_one_line(tmp_path: Path, label: str) -> None:
+    (tmp_path / "suite.yaml").write_text(f"about: x\nruns:\n  {label}: {{recipe: demo/global}}\n")
+    with pytest.raises(InputError, match=r"no file can be called so|a run's label names its folder"):
+        load_experiment(str(tmp_path / "suite.yaml"))
+
+
+def test_an_override_changes_one_place_where_an_alias_made_two(tmp_path: Path) -> None:
+    same = "federation: {local: {optimiser: &o {name: sgd, momentum: 0.5}}, server: {optimiser: *o}}"
+    (tmp_path / "alias.yaml").write_text(f"extends: demo/global\n{same}\n")
+    found = load_recipe(str(tmp_path / "alias.yaml"), ["federation.local.optimiser.momentum=0.9"]).federated
+    assert (found.local.optimiser["momentum"], found.server.optimiser["momentum"]) == (0.9, 0.5)

@@ -94,5 +94,14 @@ def change_digit(data: bytes, rng: np.random.Generator) -> bytes:
     return data[:at] + bytes([digit]) + data[at + 1 :]
 
 
-BINARY: tuple[Damage, ...] = (flip_bits, flip_header, change_field, truncate, truncate_a_little, append, cut_out, zero_out)
+BINARY: tuple[Damage, ...] = (
+    flip_bits,
+    flip_header,
+    change_field,
+    truncate,
+    truncate_a_little,
+    append,
+    cut_out,
+    zero_out,
+)
 TEXT: tuple[Damage, ...] = (flip_bits, truncate, append, cut_out, zero_out, swap_lines, duplicate_line, drop_line)

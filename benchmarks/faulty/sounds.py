@@ -1,4 +1,4 @@
-"""Damaged recordings: small files of every format that soundfile writes, read as `prepare` and `transcribe` read them."""
+"""Damaged recordings: small files of every format that soundfile writes, read as `prepare` and `transcribe` do."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from faulty import damage
-from faulty.children import Case
 from numpy.typing import NDArray
 
+from faulty import damage
+from faulty.children import Case
 from sottovoce.corpora.recordings import Unusable, decode
 from sottovoce.evaluation.sound import blocks
 from sottovoce.seeds import stream
@@ -50,7 +50,9 @@ def _written(folder: Path) -> dict[tuple[str, str, int], Path]:
         for coding in soundfile.available_subtypes(container):
             for rate in RATES if (container, coding) in COMMON else RATES[:1]:
                 path = folder / f"{container}-{coding}-{rate}"
-                with suppress(soundfile.LibsndfileError, ValueError):  # a coding for other rates, or that is only written
+                with suppress(
+                    soundfile.LibsndfileError, ValueError
+                ):  # a coding for other rates, or that is only written
                     soundfile.write(path, _tone(rate), rate, format=container, subtype=coding)
                     soundfile.info(path)
                     found[container, coding, rate] = path

@@ -1,11 +1,12 @@
 """Writing so that a reader sees the old content or the new, whatever happens in between; and reading it back."""
 
 import fcntl
+import hashlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +14,7 @@ from typing import IO, Any
 from sottovoce.errors import InputError
 from sottovoce.parsing import Unreadable, parse_json
 
+_SEAL = "seal"
 # Names that `tempfile` makes. Whoever writes one holds a lock on it: so a dead one's is told from a living one's.
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}", re.DOTALL)
 
@@ -97,6 +99,25 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged (it holds no JSON object)")
     return content
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with a digest of itself, which `unsealed` checks: JSON with one letter changed is often JSON still."""
+    return {**content, _SEAL: _digest_of(content)}
+
+
+def unsealed(content: Mapping[str, Any], *, where: Path) -> dict[str, Any]:
+    """What was sealed; `InputError` where it was changed since. What never was (by older releases) comes as it is."""
+    opened = {name: value for name, value in content.items() if name != _SEAL}
+    if content.get(_SEAL, _digest_of(opened)) != _digest_of(opened):
+        raise InputError(f"{where} is damaged: it was changed after it was written")
+    return opened
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    # By way of JSON, so that it is the same for what was written and what is read back.
+    plain = json.loads(json.dumps(content))
+    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def sync(file: IO[bytes]) -> None:

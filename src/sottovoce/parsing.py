@@ -64,7 +64,11 @@ def shown(value: object) -> str:
     >>> shown("a" * 200) == "'" + "a" * 78 + "…"
     True
     """
-    text = repr(value)
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text that is too long for one line."""
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 1] + "…"
 
 
@@ -139,6 +143,4 @@ _Loader.yaml_constructors = {
 } | {None: yaml.SafeLoader.yaml_constructors[None]}
 _Loader.add_constructor(f"{_TAG}int", _number)
 _Loader.add_constructor(f"{_TAG}str", _words)
-_Loader.add_implicit_resolver(
-    f"{_TAG}float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver(f"{_TAG}float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))

@@ -70,6 +70,12 @@ def test_strict_stops_and_leaves_nothing(sottovoce: Command, corpus: Path) -> No
         (["prepare", "tsv", "x.tsv", "--out", "x"], "error: x.tsv: no such file"),
         (["prepare", "librispeech", "nowhere", "--out", "x"], "error: nowhere"),
         (["prepare", "synthetic", "opera", "--out", "x"], "error: "),
+        (["prepare", "synthetic", "crowd", "--out", "x", "--users", "1000000", "--hours", "4000000"], "460,800.0 GB"),
+        (
+            ["prepare", "synthetic", "crowd", "--out", "x", "--users", "9" * 15],
+            "error: users=999999999999999: expected",
+        ),
+        (["prepare", "synthetic", "crowd", "--out", "x", "--hours", "1e-300"], "one utterance of 1 s each"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -82,7 +88,9 @@ def test_mistakes_are_one_line(
     assert done.err.count("\n") == 1, done.err
 
 
-@pytest.mark.parametrize("pairs", ["dev", "dev=", "=2", "dev=-1", "dev=1,dev=1", "dev=²", "dev=1,", "dev=0", "dev=3"])
+@pytest.mark.parametrize(
+    "pairs", ["dev", "dev=", "=2", "dev=-1", "dev=1,dev=1", "dev=²", "dev=1,", "dev=0", "dev=3", "dev=" + "9" * 5_000]
+)
 def test_hold_out_that_cannot_be_is_refused(sottovoce: Command, corpus: Path, pairs: str) -> None:
     done = sottovoce(
         "prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it", "--hold-out", pairs
@@ -122,3 +130,19 @@ def test_tokens_are_trained_by_one_command(sottovoce: Command, corpus: Path) -> 
     assert json.loads((corpus / "tokens.json").read_text())["size"] == 8
     done = sottovoce("tokens", f"{corpus / 'store'}:tests", "--out", corpus / "tokens.json")
     assert (done.code, "expected one of train" in done.err) == (2, True)
+
+
+def test_a_changed_letter_in_a_store_is_told(sottovoce: Command, corpus: Path) -> None:
+    store = corpus / "store"
+    sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", store, "--language", "it")
+    assert sottovoce("stats", store, "--check").code == 0
+    (texts,) = store.glob("data-*/utterances.jsonl")
+    texts.write_bytes(texts.read_bytes().replace(b"ciao", b"miao"))
+    done = sottovoce("stats", store)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "utterances.jsonl was changed after it was written" in done.err
+    texts.write_bytes(texts.read_bytes().replace(b"miao", b"ciao"))
+
+    (audio,) = store.glob("data-*/audio.i16")
+    audio.write_bytes(audio.read_bytes()[:-1] + b"\x55")
+    assert "audio.i16 was changed" in sottovoce("stats", store, "--check").err

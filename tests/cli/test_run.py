@@ -148,6 +148,13 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert message in ended.err.strip().splitlines()[-1]
 
 
+@pytest.mark.parametrize("out", ["a" * 300, "tones.yaml/run"])
+def test_a_folder_that_cannot_be_is_one_line(out: str, here: Path, sottovoce: Callable[..., object]) -> None:
+    ended = sottovoce("run", "tones.yaml", "--out", out)
+    assert ended.code == 2
+    assert ended.err.strip().splitlines()[-1].startswith("error: ")
+
+
 def test_all_recipes_are_listed_with_what_they_reproduce(sottovoce: Callable[..., object]) -> None:
     listed = json.loads(sottovoce("recipes", "--json").out)
     assert [recipe["name"] for recipe in listed] == recipe_names()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sottovoce.corpora.corpus import Clip, RenderedSpeaker, Speaker
 from sottovoce.corpora.problems import Kind, ProblemLog
-from sottovoce.corpora.recordings import FileRenderer, decode, file_corpus
+from sottovoce.corpora.recordings import FileRenderer, decode, file_corpus, read_blocks
 from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
@@ -179,3 +179,35 @@ def test_corpus_is_ordered_and_reports_speakers_in_two_splits(tmp_path: Path) ->
 def test_a_corpus_with_nothing_in_it_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing usable"):
         file_corpus("c", language="en", speakers=[Speaker("b", "train", [])], folders=[tmp_path], log=ProblemLog())
+
+
+@pytest.mark.parametrize(
+    ("container", "coding"),
+    [("WAV", "GSM610"), ("AIFF", "GSM610"), ("WAV", "G721_32"), ("AU", "G723_24"), ("XI", "DPCM_16"), ("XI", "DPCM_8")],
+)
+def test_formats_that_cannot_be_sought_are_read_like_others(tmp_path: Path, container: str, coding: str) -> None:
+    tone = 0.3 * np.sin(np.arange(16_000) / 20)
+    soundfile.write(tmp_path / "a", tone, 16_000, format=container, subtype=coding)
+    rendered = render(tmp_path, (tmp_path / "a", "hello"))
+    rate = soundfile.info(tmp_path / "a").samplerate  # an instrument has always the same one
+    (utterance,) = rendered.utterances
+    assert len(utterance.samples) == pytest.approx(16_000 * 16_000 / rate, abs=200)  # codings fill up their last block
+
+
+def test_a_recording_of_many_blocks_is_one_sound(tmp_path: Path) -> None:
+    samples = np.random.default_rng(0).integers(-99, 99, (900, 2)).astype(np.int16)
+    soundfile.write(tmp_path / "a.flac", samples, 16_000)
+    whole, _ = decode(str(tmp_path / "a.flac"))
+    with soundfile.SoundFile(tmp_path / "a.flac") as file:
+        blocks = list(read_blocks(file, np.int16, samples=64))
+    assert {len(block) for block in blocks} == {32, 900 % 32}
+    assert np.array_equal(np.concatenate(blocks), samples)
+    assert len(whole) == 900
+
+
+def test_a_header_that_announces_too_much_is_refused(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(900, np.int16), 16_000)
+    data = bytearray((tmp_path / "a.wav").read_bytes())
+    data[24:28] = (2_000_000_000).to_bytes(4, "little")  # the sample rate
+    (tmp_path / "a.wav").write_bytes(data)
+    assert only_problem(render(tmp_path, (tmp_path / "a.wav", "hello"))) is Kind.UNREADABLE_AUDIO

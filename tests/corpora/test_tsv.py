@@ -139,11 +139,13 @@ def test_rows_that_cannot_be_parsed_are_counted(tmp_path: Path) -> None:
         "[]",
         "",
         '{"path": "b.wav"}',
+        '{"client_id": ' + "[" * 5_000 + "]" * 5_000 + "}",
+        '{"client_id": ' + "7" * 5_000 + "}",
     ]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     corpus = tsv.read(tmp_path / "train.jsonl")
     assert [(s.name, len(s.clips)) for s in corpus.speakers] == [("7", 1)]
-    assert corpus.problems.counts == {Kind.MALFORMED_ROW: 2, Kind.EMPTY_ROW: 2}
+    assert corpus.problems.counts == {Kind.MALFORMED_ROW: 4, Kind.EMPTY_ROW: 2}
 
 
 def test_a_user_whose_rows_all_fail_is_still_listed(tmp_path: Path) -> None:

@@ -70,3 +70,18 @@ def test_windows_cover_everything_and_each_adds_something(sizes: list[int], wind
         reached = start + len(samples)
         assert len(samples) == window or number == len(found) - 1
     assert reached == len(whole)
+
+
+def test_a_header_that_announces_too_much_is_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", tone(16_000, seconds=0.1, channels=2), 16_000, subtype="FLOAT")
+    data = bytearray((tmp_path / "a.wav").read_bytes())
+    data[24:28] = (2_000_000_000).to_bytes(4, "little")  # ten seconds of it would be 160 GB
+    (tmp_path / "a.wav").write_bytes(data)
+    with pytest.raises(Unusable, match="sample rate 2000000000 Hz"):
+        list(blocks(tmp_path / "a.wav"))
+
+
+@pytest.mark.parametrize(("name", "coding"), [("a.wav", "GSM610"), ("a.aiff", "GSM610"), ("a.au", "G721_32")])
+def test_formats_that_cannot_be_sought_are_streamed(tmp_path: Path, name: str, coding: str) -> None:
+    soundfile.write(tmp_path / name, tone(16_000), 16_000, subtype=coding)
+    assert np.array_equal(np.concatenate(list(blocks(tmp_path / name))), decode(str(tmp_path / name))[0])

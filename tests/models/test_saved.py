@@ -90,3 +90,28 @@ def test_only_another_token_set_renews_the_output_layer(model: Recogniser) -> No
     other = adapt(model, SETTINGS, CharacterTokens("abd "), generator=torch_stream(2, "init"))
     changed = {name for name, p in model.parameters.items() if not torch.equal(other[name], p)}
     assert changed == {"output.weight", "output.bias"}
+
+
+@pytest.mark.usefixtures("model")
+def test_a_model_with_one_bit_changed_is_refused(tmp_path: Path) -> None:
+    data = bytearray((tmp_path / PARAMETERS).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / PARAMETERS).write_bytes(data)
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged: it was changed"):
+        load(tmp_path)
+
+
+@pytest.mark.usefixtures("model")
+def test_a_model_with_one_letter_changed_in_its_description_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / CONFIG
+    config.write_text(config.read_text().replace('"dropout": 0.3', '"dropout": 0.2'))
+    with pytest.raises(InputError, match=r"config\.json is damaged: it was changed"):
+        load(tmp_path)
+
+
+@pytest.mark.usefixtures("model")
+def test_a_model_of_an_older_release_is_read(tmp_path: Path) -> None:
+    content = json.loads((tmp_path / CONFIG).read_text())
+    del content["seal"], content["parameters"]
+    (tmp_path / CONFIG).write_text(json.dumps(content))
+    assert load(tmp_path).settings == SETTINGS

@@ -197,6 +197,21 @@ def test_spoilt_settings_are_named(copied: MakeRun) -> None:
     assert [problem.split()[0] for problem in problems] == ["results.json", "config.yaml"]
 
 
+@pytest.mark.parametrize("content", ["[" * 5_000, "7" * 5_000])
+def test_what_is_too_deep_or_too_large_is_named(copied: MakeRun, content: str) -> None:
+    folder = copied("noisy")
+    for name in ("results.json", "config.yaml", "environment.json"):
+        (folder / name).write_text(content)
+    (folder / "metrics.jsonl").write_text(content + "\n")
+    problems = read_run("noisy", folder).problems
+    assert [problem.split()[0].strip(":") for problem in problems] == [
+        "results.json",
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+    ]
+
+
 @pytest.mark.parametrize("spoil", ["changed", "shortened"])
 def test_a_ledger_that_was_touched_is_called_unsound(copied: MakeRun, spoil: str) -> None:
     folder = copied("noisy")

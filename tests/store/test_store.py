@@ -290,6 +290,9 @@ def test_bad_places(tmp_path: Path) -> None:
         pack(corpus_of([speaker("a", 3)]), tmp_path / "other/letter.txt", workers=1)
 
 
+ADDED_LATER = {"seal", "checksums"}
+
+
 def test_damaged_or_foreign_stores_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "s"
     pack(corpus_of([speaker("a", 30)]), out, workers=1)
@@ -310,3 +313,40 @@ def test_damaged_or_foreign_stores_are_refused(tmp_path: Path) -> None:
     (out / "store.json").write_text('{"a": 1}')
     with pytest.raises(InputError, match="was not written by"):
         Store(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("store.json", b'"users": 2', b'"users": 1'),
+        ("store.json", b'"language": "en"', b'"language": "fr"'),
+        ("user_keys.npy", b"descr", b"dascr"),
+        ("user_keys.npy", b"(2,)", b"(3,)"),
+        ("user_keys.npy", b"{", b"("),
+    ],
+)
+def test_a_store_with_one_letter_changed_does_not_open(tmp_path: Path, name: str, old: bytes, new: bytes) -> None:
+    pack(corpus_of([speaker("a", 30), speaker("b", 20)]), tmp_path / "s", workers=1)
+    (path,) = (tmp_path / "s").rglob(name)
+    assert path.read_bytes().count(old) == 1
+    path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(InputError, match="damaged"):
+        Store(tmp_path / "s")
+
+
+@pytest.mark.parametrize("name", ["users.jsonl", "utterances.jsonl", "audio_offsets.npy", "user_keys.npy", "audio.i16"])
+@pytest.mark.parametrize("kept_checksums", [True, False])
+def test_a_check_finds_a_changed_bit_in_any_file(tmp_path: Path, name: str, kept_checksums: bool) -> None:
+    pack(corpus_of([speaker("a", 30), speaker("b", 20)]), tmp_path / "s", workers=1)
+    header = json.loads((tmp_path / "s/store.json").read_text())
+    if not kept_checksums:  # as releases before wrote it
+        (tmp_path / "s/store.json").write_text(json.dumps({k: v for k, v in header.items() if k not in ADDED_LATER}))
+    Store(tmp_path / "s").check(audio=True)
+    (path,) = (tmp_path / "s").rglob(name)
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 0x80
+    path.write_bytes(data)
+    if kept_checksums or name == "audio_offsets.npy":
+        with pytest.raises(InputError, match="damaged"):
+            Store(tmp_path / "s").check(audio=True)
+    Store(tmp_path / "s")

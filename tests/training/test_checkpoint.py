@@ -1,5 +1,6 @@
 """Checkpoints are whole or not there, and those that a run may need are never cleared away."""
 
+import json
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,3 +74,33 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, request: pytes
     assert "\n" not in str(caught.value)
     assert names(tmp_path) == ["latest", name(1)]
     assert load(tmp_path / name(1)).step == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"place": 5', '"place": 4'), ('"step": 5', '"step": 6'), ('"files"', '"filed"'), ("{", "[")]
+)
+def test_a_state_with_one_letter_changed_is_damaged(tmp_path: Path, old: str, new: str) -> None:
+    save(tmp_path, made(4, best=3))
+    state = save(tmp_path, made(5, best=3)) / "state.json"
+    state.write_text(state.read_text().replace(old, new, 1))
+    found, complaints = load_latest(tmp_path)
+    assert found is not None
+    assert found.step == 4
+    (complaint,) = complaints
+    assert f"checkpoint {state.parent} is damaged" in complaint
+    assert "\n" not in complaint
+
+
+@pytest.mark.parametrize("content", ["[" * 5_000, "7" * 5_000, "[]", "{}"])
+def test_a_state_that_is_none_is_damaged(tmp_path: Path, content: str) -> None:
+    place = save(tmp_path, made(5, best=3))
+    (place / "state.json").write_text(content)
+    assert load_latest(tmp_path)[0] is None
+
+
+def test_a_state_of_an_older_release_is_read(tmp_path: Path) -> None:
+    place = save(tmp_path, made(5, best=3))
+    state = json.loads((place / "state.json").read_text())
+    del state["seal"]
+    (place / "state.json").write_text(json.dumps(state))
+    assert load(place).state == {"place": 5}

@@ -62,3 +62,26 @@ def test_the_commit_is_that_of_the_sources_or_what_the_environment_says(monkeypa
     assert found is None or re.fullmatch("[0-9a-f]{40}(-dirty)?", found)
     monkeypatch.setenv("SOTTOVOCE_COMMIT", "0123abc")
     assert environment()["commit"] == "0123abc"
+
+
+@pytest.mark.parametrize("line", ["{}", "[1]", '{"step": "x"}', "[" * 5_000, '{"step": ' + "7" * 5_000 + "}", "\udcff"])
+def test_a_damaged_line_among_others_is_told_and_a_torn_one_at_the_end_is_cut(tmp_path: Path, line: str) -> None:
+    with open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False) as run:
+        metrics = run.path / "metrics.jsonl"
+        metrics.write_bytes(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'.encode(errors="surrogateescape"))
+        with pytest.raises(InputError, match=r"metrics\.jsonl line 2 is damaged"):
+            run.metrics.cut(after_step=3)
+        metrics.write_bytes(f'{{"step": 1}}\n{line}'.encode(errors="surrogateescape"))
+        run.metrics.cut(after_step=3)
+        assert run.metrics.read() == [{"step": 1}]
+
+
+def test_damaged_inputs_are_told(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False):
+        pass
+    (tmp_path / "run/inputs.json").write_text("[" * 5_000)
+    with (
+        pytest.raises(InputError, match=r"inputs\.json is damaged \(nested too deeply\)"),
+        open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=True),
+    ):
+        pass

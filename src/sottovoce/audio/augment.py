@@ -24,6 +24,7 @@ SLOWEST, FASTEST = 0.5, 2.0
 # Zero crossings of the resampling filter on each side, and its cut-off as a share of the lower Nyquist frequency.
 SINC_ZEROS = 12
 SINC_CUTOFF = 0.95
+MOST_MASKS = 1_000  # each is drawn and laid over the features, so their number is bounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,9 @@ class SpecAugmentSettings:
         for name in ("frequency_masks", "frequency_width", "time_masks", "time_width"):
             if getattr(self, name) < 0:
                 raise InputError(f"SpecAugment: {name}={getattr(self, name)}, expected at least 0")
+        for name in ("frequency_masks", "time_masks"):
+            if getattr(self, name) > MOST_MASKS:
+                raise InputError(f"SpecAugment: {name}={getattr(self, name)}, expected at most {MOST_MASKS}")
         if not 0 <= self.time_ratio <= 1:
             raise InputError(f"SpecAugment: time_ratio={self.time_ratio}, expected a share from 0 to 1")
 

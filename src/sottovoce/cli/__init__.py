@@ -34,7 +34,10 @@ app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="transcribe")(transcribe.transcribe)
 
 
-_MENDABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_MENDABLE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+}
 
 
 def _print_version(wanted: bool) -> None:
@@ -61,7 +64,7 @@ def main() -> None:
     except InputError as error:
         _end(str(error))
     except OSError as error:
-        # A full disk or a missing permission is the user's to mend; anything else keeps its traceback.
+        # A full disk, a missing permission or a wrong path is the user's to mend; anything else keeps its traceback.
         if error.errno not in _MENDABLE:
             raise
         if error.filename is None:  # every file has a name by now

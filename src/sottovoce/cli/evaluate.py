@@ -49,6 +49,7 @@ def evaluate(
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
     path, split = _store_and_split(on)
     store, recogniser, chosen_device = Store(path), load(model), choose_device(device)
+    store.check()
     check_language(recogniser, store)
     decode = choose_decoder(
         recogniser.tokens.pieces(),

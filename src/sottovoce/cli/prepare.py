@@ -135,12 +135,12 @@ def synthetic(
     """
     from sottovoce.corpora import synthetic
 
-    _pack(synthetic.read(task, users=users, hours=hours, seed=seed, language=language), out, workers, json)
+    _pack(synthetic.read(task, users=users, hours=hours, seed=seed, language=language, out=out), out, workers, json)
 
 
 def _counts(text: str) -> dict[str, int]:
     parts = [part.strip().partition("=") for part in text.split(",")]
-    counts = {split: int(number) for split, _, number in parts if split and number.isdecimal()}
+    counts = {split: int(number) for split, _, number in parts if split and number.isdecimal() and len(number) < 10}
     if len(counts) != len(parts):
         raise InputError(f"hold-out={text!r}: expected SPLIT=NUMBER pairs, such as dev=4,test=8, and no split twice")
     return counts

@@ -13,6 +13,9 @@ def stats(
     plot: Annotated[
         Path | None, typer.Option(help="Draw minutes and utterances per speaker: FILE.png, .svg or .html.")
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read the whole store first: is it as `prepare` wrote it?")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Hours, speakers and minutes per speaker of a store, per split and in all.
@@ -27,6 +30,7 @@ def stats(
 
         check_plot(plot)
     opened = Store(store)
+    opened.check(audio=check)
     figures = statistics(opened)
     if json:
         print_json(figures)

@@ -27,6 +27,7 @@ def tokens(
     # A folder whose own name has a colon is just that.
     path, _, split = store.rpartition(":") if ":" in store and not Path(store).exists() else (store, "", "")
     opened = Store(path)
+    opened.check()
     if split and split not in opened.splits:
         raise InputError(f"no split={split!r} in store {path}, expected one of {', '.join(opened.splits)}")
     users = opened.splits[split] if split else range(opened.user_count)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sottovoce.config.sections import Data, Section
+from sottovoce.config.sections import Data, PathText, Section
 from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
 from sottovoce.models.trainable import parse_part
@@ -140,7 +140,7 @@ class Federation(Section):
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
-    seed_model: str | None = None
+    seed_model: PathText | None = None
     trainable: str | None = None
     rescale_norms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     clients: Clients = Clients()
@@ -149,7 +149,7 @@ class Federation(Section):
     privacy: Privacy = Privacy()
     engine: Literal["auto", "sequential", "stacked", "workers"] = "auto"
     stack_size: int | None = Field(default=None, ge=1)  # clients at once; None: what fits into the device's memory
-    workers: int | None = Field(default=None, ge=1)  # processes of the engine `workers`; None: one a core
+    workers: int | None = Field(default=None, ge=1, le=1_024)  # processes of the engine `workers`; None: one a core
     evaluate_every: int = Field(default=50, ge=1)
     checkpoint_every: int = Field(default=50, ge=1)
     patience: int | None = Field(default=None, ge=1)

@@ -4,6 +4,7 @@ An unknown key is an error that names the nearest known one.
 """
 
 import difflib
+import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from sottovoce.config.recipe import Experiment, Recipe, Suite, is_suite
 from sottovoce.errors import InputError
-from sottovoce.parsing import DEEPEST, Unreadable, parse_yaml, shown
+from sottovoce.parsing import DEEPEST, Unreadable, parse_yaml, shortened, shown
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -60,7 +61,33 @@ def validate(content: Mapping[str, Any], *, where: str) -> Recipe:
     return _validated(Recipe, content, where=where)
 
 
+# Single precision ends at 1e±38, and counters at 2⁶³.
+SMALLEST_NUMBER, LARGEST_NUMBER, LARGEST_COUNT = 1e-30, 1e30, 2**63 - 1
+
+
+def _check_numbers(content: object, *, where: str, path: tuple[str, ...] = ()) -> None:
+    """Refuse numbers that nothing here can compute with, before anything tries to."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            _check_numbers(value, where=where, path=(*path, str(key)))
+    elif isinstance(content, list | tuple):
+        for value in content:
+            _check_numbers(value, where=where, path=path)
+    elif isinstance(content, int | float) and not _computable(content):
+        raise InputError(
+            f"recipe {where}: {'.'.join(path)}={shown(content)}, expected a number between {SMALLEST_NUMBER:g} and "
+            f"{LARGEST_NUMBER:g} in size (or 0, or .inf where there is no bound), a whole one below 2⁶³"
+        )
+
+
+def _computable(number: float) -> bool:
+    if isinstance(number, int):
+        return abs(number) <= LARGEST_COUNT
+    return number == 0 or math.isinf(number) or SMALLEST_NUMBER <= abs(number) <= LARGEST_NUMBER
+
+
 def _validated(kind: type[S], content: Mapping[str, Any], *, where: str) -> S:
+    _check_numbers(content, where=where)
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -135,16 +162,22 @@ def _override(content: dict[str, Any], override: str) -> None:
 def _first_line(error: ValidationError, kind: type[BaseModel]) -> str:
     first = error.errors()[0]
     # Where a key may hold one of several things, pydantic puts the thing's name into the path.
-    where = [str(part) for part in first["loc"] if not str(part)[:1].isupper()]
+    where = [str(part) for part in first["loc"] if not str(part)[:1].isupper() and part != "[key]"]
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _known_keys(kind, where[:-1])
-        near = difflib.get_close_matches(where[-1], known, n=1, cutoff=0.5)
-        return f"unknown key {'.'.join(where)!r}" + (
+        key = str(first["loc"][-1])
+        section = where if key[:1].isupper() else where[:-1]
+        known = _known_keys(kind, section)
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        return f"unknown key {shown('.'.join((*section, key)))}" + (
             f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
         )
     message = first["msg"].removeprefix("Value error, ")
-    given = f", found {shown(first['input'])}" if not isinstance(first["input"], dict) and first["type"] != "missing" else ""
-    return f"{'.'.join(where) or 'recipe'}: {message}{given}"
+    given = (
+        f", found {shown(first['input'])}"
+        if not isinstance(first["input"], dict) and first["type"] != "missing"
+        else ""
+    )
+    return f"{shortened('.'.join(where)) or 'recipe'}: {message}{given}"
 
 
 def _known_keys(kind: type[BaseModel], path: Sequence[str]) -> list[str]:

@@ -1,12 +1,12 @@
 """What a YAML file describes: one run, or several to be compared."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from sottovoce.config.federation import Federation
-from sottovoce.config.sections import Central, Data, ModelSettings, Section, TokenSettings
+from sottovoce.config.sections import Central, Data, ModelSettings, PathText, Section, TokenSettings
 
 
 class Paper(Section):
@@ -53,10 +53,19 @@ class Recipe(Section):
         return self.federation
 
 
+def _check_label(text: str) -> str:
+    if "/" in text or text.strip() in ("", ".", ".."):
+        raise ValueError("a run's label names its folder: expected a word without slashes")
+    return text
+
+
+Label = Annotated[PathText, AfterValidator(_check_label)]
+
+
 class SuiteRun(Section):
     """One run of a suite: a recipe and what is different here."""
 
-    recipe: str
+    recipe: PathText
     overrides: tuple[str, ...] = ()
 
 
@@ -65,7 +74,7 @@ class Suite(Section):
 
     about: str
     paper: Paper | None = None
-    runs: Mapping[str, SuiteRun] = Field(min_length=1)
+    runs: Mapping[Label, SuiteRun] = Field(min_length=1)
 
 
 Experiment = Recipe | Suite

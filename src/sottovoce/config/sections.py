@@ -5,9 +5,17 @@ stands above theirs, not below: docs/decisions/004).
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from sottovoce.audio.augment import FASTEST, SLOWEST, NoiseSettings, SpecAugmentSettings
 from sottovoce.models.ctc_transformer import SIZES, Settings, named_settings
@@ -32,6 +40,20 @@ class Section(BaseModel):
         return {name: value for name, value in dump(self).items() if value is not None or name not in self.unwritten}
 
 
+LONGEST_NAME, LONGEST_PATH = 255, 4_096  # bytes, on all usual file systems
+
+
+def _check_path(text: str) -> str:
+    """What will name a file or folder must be able to."""
+    longest = max(len(part.encode(errors="replace")) for part in text.split("/"))
+    if longest > LONGEST_NAME or len(text.encode(errors="replace")) > LONGEST_PATH or "\0" in text:
+        raise ValueError(f"no file can be called so: expected at most {LONGEST_NAME} bytes between slashes, none zero")
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_check_path)]
+
+
 class SyntheticCorpus(Section):
     """A corpus that a run makes by itself when its store is not there yet (`sottovoce prepare synthetic`)."""
 
@@ -45,7 +67,7 @@ class SyntheticCorpus(Section):
 class ManifestCorpus(Section):
     """A corpus in a table (`sottovoce prepare tsv`); `$SOTTOVOCE_DATA` may stand in the paths."""
 
-    manifests: tuple[str, ...]
+    manifests: tuple[PathText, ...]
     language: str = "en"
     hold_out: Mapping[str, int] = Field(default_factory=dict)
     seed: int = 1
@@ -60,14 +82,14 @@ class Data(Section):
 
     unwritten = frozenset({"people_seed"})
 
-    store: str
+    store: PathText
     prepare: SyntheticCorpus | ManifestCorpus | None = None
     train: tuple[str, ...] = ("train",)
     seed_part: SeedPart | None = None
     part: Literal["seed", "federation", "all"] = "all"
     people_seed: int | None = None
-    dev: str = "dev"
-    test: tuple[str, ...] = ("test",)
+    dev: PathText = "dev"
+    test: tuple[PathText, ...] = ("test",)
     longest_seconds: float = Field(default=36.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
@@ -79,8 +101,8 @@ class Data(Section):
 
 class TokenSettings(Section):
     kind: Literal["characters", "sentence_pieces"] = "characters"
-    size: int = Field(default=DEFAULT_PIECES, ge=2)
-    file: str | None = None  # made by `sottovoce tokens`; then the others do not count
+    size: int = Field(default=DEFAULT_PIECES, ge=2, le=1_000_000)
+    file: PathText | None = None  # made by `sottovoce tokens`; then the others do not count
 
 
 class ModelSettings(Section):
@@ -89,8 +111,8 @@ class ModelSettings(Section):
     unwritten = frozenset({"layers", "width"})
 
     size: str = "base"
-    layers: int | None = Field(default=None, ge=1)
-    width: int | None = Field(default=None, ge=1)
+    layers: int | None = Field(default=None, ge=1, le=1_000)  # built one by one, so bounded before
+    width: int | None = Field(default=None, ge=1, le=1 << 16)
     dropout: float = Field(default=0.3, ge=0, lt=1)
     layer_drop: float = Field(default=0.3, ge=0, lt=1)
     norm: Literal["pre", "post"] = "pre"
@@ -137,7 +159,7 @@ class Central(Section):
     checkpoint_every: int = Field(default=1000, ge=1)
     log_every: int = Field(default=50, ge=1)
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    start_from: str | None = None
+    start_from: PathText | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Central":

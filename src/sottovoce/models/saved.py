@@ -5,6 +5,7 @@ FOLDER/config.json          architecture, language, and what is known of its tra
 FOLDER/tokens.json          what it writes
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.files import write_json
+from sottovoce.files import sealed, unsealed, write_json
 from sottovoce.models.ctc_transformer import Settings, init, parameter_shapes
 from sottovoce.models.positions import Cape
 from sottovoce.parsing import Unreadable, parse_json
@@ -60,9 +61,10 @@ def save(recogniser: Recogniser, folder: Path) -> None:
         "language": recogniser.language,
         "settings": asdict(recogniser.settings),
         "tokens": recogniser.tokens.digest,
+        "parameters": _digest(folder / PARAMETERS),
         "about": dict(recogniser.about),
     }
-    write_json(folder / CONFIG, config)
+    write_json(folder / CONFIG, sealed(config))
     save_tokens(recogniser.tokens, folder / TOKENS)
 
 
@@ -78,9 +80,12 @@ def load(folder: Path | str) -> Recogniser:
     try:
         settings = Settings(**{**config["settings"], "cape": Cape(**config["settings"]["cape"])})
         parameters = load_file(folder / PARAMETERS)
-    except (FileNotFoundError, SafetensorError, TypeError, KeyError) as error:
+    except (OSError, SafetensorError, TypeError, KeyError) as error:
         raise InputError(f"{folder}: the model cannot be read ({error}); it may be cut short") from None
     check_parameters(parameters, settings, where=str(folder))
+    unsealed(config, where=folder / CONFIG)  # last: what is wrong above says more than that something is
+    if "parameters" in config and _digest(folder / PARAMETERS) != config["parameters"]:  # older models have none
+        raise InputError(f"{folder}: {PARAMETERS} is damaged: it was changed after it was written")
     return Recogniser(settings, tokens, parameters, config["language"], config["about"])
 
 
@@ -121,3 +126,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if absent:
         raise InputError(f"{folder}: {CONFIG} has no {', '.join(sorted(absent))}")
     return config
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -21,6 +21,7 @@ from sottovoce.optimisers.schedules import (
     WarmupInverseSqrt,
 )
 from sottovoce.optimisers.sgd import SGD
+from sottovoce.parsing import shown
 
 OPTIMISERS: Mapping[str, type[Optimiser]] = {"sgd": SGD, "adam": Adam, "adagrad": AdaGrad, "lars": LARS, "lamb": LAMB}
 
@@ -35,7 +36,7 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
 T = TypeVar("T")
 
 
-def build_optimiser(name: str, **settings: Any) -> Optimiser:
+def build_optimiser(name: str = "", **settings: Any) -> Optimiser:
     """The optimiser called `name`.
 
     >>> build_optimiser("lars", momentum=0.8)
@@ -45,26 +46,28 @@ def build_optimiser(name: str, **settings: Any) -> Optimiser:
     sottovoce.errors.InputError: optimiser lars: unknown setting 'trust', did you mean 'trust_coefficient'? \
 (known: momentum, trust_coefficient, weight_decay, eps)
     """
-    return _build("optimiser", _with_imported(OPTIMISERS, name, kind=Optimiser), name, settings)
+    return _build("optimiser", _known(OPTIMISERS, name, what="optimiser", kind=Optimiser), name, settings)
 
 
-def build_schedule(name: str, **settings: Any) -> Schedule:
+def build_schedule(name: str = "", **settings: Any) -> Schedule:
     """The schedule called `name`.
 
     >>> build_schedule("constant", lr=0.4)
     Constant(lr=0.4)
     """
-    return _build("schedule", _with_imported(SCHEDULES, name, kind=Schedule), name, settings)
+    return _build("schedule", _known(SCHEDULES, name, what="schedule", kind=Schedule), name, settings)
 
 
-def _with_imported(registry: Mapping[str, type[T]], name: str, *, kind: Any) -> Mapping[str, type[T]]:
+def _known(registry: Mapping[str, type[T]], name: object, *, what: str, kind: Any) -> Mapping[str, type[T]]:
     """`registry`, and the class that `name` means where it is written as `module:Class`."""
+    if not isinstance(name, str):  # a recipe may say anything
+        raise InputError(f"{what}: name={shown(name)}, expected one of {', '.join(registry)}")
     module, colon, attribute = name.partition(":")
     if not colon:
         return registry
     try:
         made: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"{name}: cannot be imported ({error})") from None
     fits = isinstance(made, type) and issubclass(made, kind) and dataclasses.is_dataclass(made)
     if not fits:

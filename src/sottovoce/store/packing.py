@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import zlib
 from array import array
 from collections.abc import Callable, Generator, Iterator, Set
 from contextlib import ExitStack, closing, contextmanager
@@ -27,7 +28,7 @@ from sottovoce.children import ChildKilled, children, in_order
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.problems import Kind, Problem
 from sottovoce.errors import InputError
-from sottovoce.files import sweep, sync, sync_folder, write_json
+from sottovoce.files import sealed, sweep, sync, sync_folder, write_json
 from sottovoce.interrupts import ended_in_order
 from sottovoce.parsing import parse_json
 from sottovoce.seeds import name_key
@@ -78,7 +79,7 @@ def pack(
             header = writer.finish(corpus.name, corpus.language)
         header |= {"generation": folder.name, "problems": corpus.problems.as_json()}
         sync_folder(folder)
-        write_json(out / layout.HEADER, header)  # the commit
+        write_json(out / layout.HEADER, sealed(header))  # the commit
         _sweep(out, keep={folder.name})
 
 
@@ -121,6 +122,7 @@ class _Writer:
         self._folder = folder
         self._files = ExitStack()
         self._digest = hashlib.blake2b(digest_size=16)
+        self._checksums: dict[str, int] = {}  # CRC-32 of each file
         self._user: tuple[str, str] | None = None
         self._splits: dict[str, list[int]] = {}
         self._audio_offsets = array("q", [0])
@@ -210,6 +212,7 @@ class _Writer:
             content = io.BytesIO()
             np.save(content, values)
             # By way of memory, because on a full disk NumPy's own writing raises an error that does not say so.
+            self._checksums[column] = zlib.crc32(content.getbuffer())
             with (self._folder / column).open("wb") as file:
                 file.write(content.getbuffer())
                 sync(file)
@@ -226,11 +229,14 @@ class _Writer:
             "splits": self._splits,
             "digest": self._digest.hexdigest(),
             "sizes": {path.name: path.stat().st_size for path in sorted(self._folder.iterdir())},
+            "checksums": dict(sorted(self._checksums.items())),
         }
 
     def _append(self, file: BinaryIO, offsets: "array[int]", content: bytes, *, unit: int = 1) -> None:
         file.write(content)
         self._digest.update(content)
+        name = Path(file.name).name
+        self._checksums[name] = zlib.crc32(content, self._checksums.get(name, 0))
         offsets.append(offsets[-1] + len(content) // unit)
 
 

@@ -1,6 +1,7 @@
 """Reading a prepared corpus: open in O(1), read any one user without touching another."""
 
 import mmap
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from numpy.typing import NDArray
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
+from sottovoce.files import unsealed
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.seeds import name_key
 from sottovoce.store import layout
+
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Store:
         while True:
             try:
                 return self._open(header)
+            except (KeyError, TypeError, AttributeError, OverflowError) as error:
+                raise InputError(f"no store at {self.path}: {layout.HEADER} is damaged ({error!r})") from None
             except (InputError, FileNotFoundError):
                 # A `prepare` that ended just now has put a new generation in place and swept away the one we read of.
                 header, stale = _read_header(self.path), header
@@ -76,22 +82,45 @@ class Store:
         self._split_starts = [rows.start for rows in self.splits.values()]
         self._split_names = list(self.splits)
 
-        if header["sample_rate"] != SAMPLE_RATE:
-            raise InputError(
-                f"store {self.path}: sample_rate={header['sample_rate']}, expected {SAMPLE_RATE}; prepare it anew"
-            )
         folder = self.path / header["generation"]
         for name, size in header["sizes"].items():
             _check_size(folder / name, size)
-        self.audio_offsets: NDArray[np.int64] = _column(folder / layout.AUDIO_OFFSETS)
-        self.user_utterances: NDArray[np.int64] = _column(folder / layout.USER_UTTERANCES)
-        self.user_keys: NDArray[np.uint64] = _column(folder / layout.USER_KEYS)
-        self._user_order: NDArray[np.int64] = _column(folder / layout.USER_ORDER)
-        self._utterance_offsets: NDArray[np.int64] = _column(folder / layout.UTTERANCE_OFFSETS)
-        self._user_offsets: NDArray[np.int64] = _column(folder / layout.USER_OFFSETS)
+        self.audio_offsets: NDArray[np.int64] = _column(
+            folder / layout.AUDIO_OFFSETS, np.int64, self.utterance_count + 1
+        )
+        self.user_utterances: NDArray[np.int64] = _column(
+            folder / layout.USER_UTTERANCES, np.int64, self.user_count + 1
+        )
+        self.user_keys: NDArray[np.uint64] = _column(folder / layout.USER_KEYS, np.uint64, self.user_count)
+        self._user_order: NDArray[np.int64] = _column(folder / layout.USER_ORDER, np.int64, self.user_count)
+        self._utterance_offsets: NDArray[np.int64] = _column(
+            folder / layout.UTTERANCE_OFFSETS, np.int64, self.utterance_count + 1
+        )
+        self._user_offsets: NDArray[np.int64] = _column(folder / layout.USER_OFFSETS, np.int64, self.user_count + 1)
         self._samples: NDArray[np.int16] = np.frombuffer(_mapped(folder / layout.AUDIO), dtype="<i2")
         self._utterances = _mapped(folder / layout.UTTERANCES)
         self._users = _mapped(folder / layout.USERS)
+
+    def check(self, *, audio: bool = False) -> None:
+        """Read what `prepare` wrote and compare: `InputError` for a file that was changed since.
+
+        Names, texts and offsets are a small part of a store and checked wherever a run begins; the samples, which may
+        be a whole disk, only with `audio`. Stores of releases that kept no checksums need only make sense.
+        """
+        for name, offsets, end in (
+            (layout.AUDIO_OFFSETS, self.audio_offsets, len(self._samples)),
+            (layout.USER_UTTERANCES, self.user_utterances, self.utterance_count),
+            (layout.UTTERANCE_OFFSETS, self._utterance_offsets, len(self._utterances)),
+            (layout.USER_OFFSETS, self._user_offsets, len(self._users)),
+        ):
+            if offsets[0] != 0 or offsets[-1] != end or (offsets[1:] < offsets[:-1]).any():
+                raise InputError(f"store {self.path} is damaged: {name} does not rise to {end:,}; prepare it again")
+        if not ((self._user_order >= 0) & (self._user_order < self.user_count)).all():
+            raise InputError(f"store {self.path} is damaged: {layout.USER_ORDER} names no users; prepare it again")
+        for name, written in self.header.get("checksums", {}).items():
+            path = self.path / self.header["generation"] / name
+            if (audio or name != layout.AUDIO) and _checksum(path) != written:
+                raise InputError(f"store is damaged: {path} was changed after it was written; prepare it again")
 
     def __reduce__(self) -> tuple[Callable[[Path, str], "Store"], tuple[Path, str]]:
         return (_reopened, (self.path, self.digest))  # another process maps the same files anew and shares their pages
@@ -170,12 +199,14 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise InputError(f"no store at {path}: {file} is not readable ({error})") from None
     if not isinstance(header, dict) or header.get("format") != layout.FORMAT:
         raise InputError(f"no store at {path}: {file} was not written by `sottovoce prepare`")
-    if header["version"] != layout.VERSION:
+    if header.get("version") != layout.VERSION:
         raise InputError(
-            f"store {path} has format version={header['version']}, this release reads {layout.VERSION}: "
+            f"store {path} has format version={header.get('version')}, this release reads {layout.VERSION}: "
             "prepare it again"
         )
-    return header
+    if (rate := header.get("sample_rate")) != SAMPLE_RATE:
+        raise InputError(f"store {path}: sample_rate={rate}, expected {SAMPLE_RATE}; prepare it anew")
+    return unsealed(header, where=file)
 
 
 def _check_size(path: Path, size: int) -> None:
@@ -185,9 +216,25 @@ def _check_size(path: Path, size: int) -> None:
         raise InputError(f"store is damaged: {path} {state}, expected {size:,} bytes; prepare it again")
 
 
-def _column(path: Path) -> Any:
-    # A plain array over the mapping: np.memmap's own subclass costs microseconds at each index.
-    return np.asarray(np.load(path, mmap_mode="r"))
+def _checksum(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            found = zlib.crc32(block, found)
+    return found
+
+
+def _column(path: Path, dtype: type[np.int64 | np.uint64], length: int) -> Any:
+    try:
+        # A plain array over the mapping: np.memmap's own subclass costs microseconds at each index.
+        column = np.asarray(np.load(path, mmap_mode="r"))
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged header reaches Python's own parser, which raises many things
+        raise InputError(f"store is damaged: {path} is no table ({type(error).__name__}); prepare it again") from None
+    if (column.dtype, column.shape) != (dtype, (length,)):
+        raise InputError(f"store is damaged: {path} is not the table that its header describes; prepare it again")
+    return column
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -200,4 +247,6 @@ def _record(records: mmap.mmap, offsets: NDArray[np.int64], row: int) -> dict[st
         record: dict[str, Any] = parse_json(records[offsets[row] : offsets[row + 1]])
     except ValueError as error:
         raise InputError(f"record {row} of the store is damaged ({error})") from None
+    if not (isinstance(record, dict) and ("id" in record or "name" in record)):
+        raise InputError(f"record {row} of the store is damaged (expected an object with an id or a name)")
     return record

@@ -5,7 +5,6 @@ checkpoints/latest -> step-000750        model -> checkpoints/step-000500      (
 """
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.files import sync_folder, write_json
+from sottovoce.files import read_json, sealed, sync_folder, unsealed, write_json
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
 
@@ -65,7 +64,7 @@ def _save(folder: Path, checkpoint: Checkpoint) -> Path:
         saved.save(checkpoint.recogniser, temporary)
         save_file({n: t.detach().cpu().contiguous() for n, t in checkpoint.optimiser.items()}, temporary / OPTIMISER)
         state = {"step": checkpoint.step, "best": checkpoint.best, "files": _digests(temporary), **checkpoint.state}
-        write_json(temporary / STATE, state)
+        write_json(temporary / STATE, sealed(state))
         for path in temporary.iterdir():
             _sync_file(path)
         sync_folder(temporary)
@@ -102,15 +101,14 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 def load(place: Path) -> Checkpoint:
     """The checkpoint in `place`; `InputError` if any of its files is missing or not as it was written."""
     try:
-        state = json.loads((place / STATE).read_text())
-        written = state.pop("files")
+        state = unsealed(read_json(place / STATE), where=place / STATE)
+        written, step, best = dict(state.pop("files")), state.pop("step"), state.pop("best")
         found = _digests(place)
         found.pop(STATE, None)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"checkpoint {place} is damaged ({error})") from None
     if damaged := sorted(file for file in written if found.get(file) != written[file]):
         raise InputError(f"checkpoint {place} is damaged: {', '.join(damaged)} not as written")
-    step, best = state.pop("step"), state.pop("best")
     return Checkpoint(step, saved.load(place), load_file(place / OPTIMISER), best, state)
 
 
@@ -132,9 +130,9 @@ def prune(folder: Path, *, up_to: int, newest: int = 2) -> None:
 
 def _best_named_by(place: Path) -> str | None:
     try:
-        best: str = json.loads((place / STATE).read_text())["best"]
+        best: str = read_json(place / STATE)["best"]
         return best
-    except (OSError, ValueError, KeyError):
+    except (InputError, KeyError):
         return None  # damaged: no run will go on from it
 
 

@@ -10,7 +10,6 @@ once that is paid for; so whatever knows of more than the ledger does, knows wha
     planned.json                (of kept runs) the ε of as many steps in a larger population
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 
 from sottovoce.errors import InputError
 from sottovoce.models import saved
+from sottovoce.parsing import parse_json
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.events import poisson_release, repeated
@@ -159,7 +159,7 @@ def _claims(folder: Path) -> tuple[list[Claim], list[str]]:
             claims += read(file, path)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             unread.append(file)
             claims.append(Claim(file=file))  # that it is there says at least that there was a ledger
     if run.best.is_symlink() and not model.exists():
@@ -168,7 +168,7 @@ def _claims(folder: Path) -> tuple[list[Claim], list[str]]:
 
 
 def _of_results(file: str, path: Path) -> list[Claim]:
-    results = json.loads(path.read_text(encoding="utf-8"))
+    results = parse_json(path.read_bytes())
     privacy = results.get("privacy") or {}
     names = ("delta", "simulated", "steps", "attempts", "promised_steps")
     equal = {name: privacy[name] for name in names if name in privacy}
@@ -187,7 +187,7 @@ def _of_results(file: str, path: Path) -> list[Claim]:
 
 
 def _of_checkpoint(file: str, path: Path) -> list[Claim]:
-    state = json.loads(path.read_text(encoding="utf-8"))
+    state = parse_json(path.read_bytes())
     mark = Mark(int(state["ledger"]["length"]), str(state["ledger"]["head"]))
     return [Claim(file=file, mark=mark, at_least={"steps": int(state["step"])})]
 
@@ -197,7 +197,7 @@ def _of_lines(file: str, path: Path) -> list[Claim]:
     reached: dict[str, float] = {"steps": 0}
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             break
         reached["steps"] = max(reached["steps"], int(record["step"]))
@@ -207,7 +207,7 @@ def _of_lines(file: str, path: Path) -> list[Claim]:
 
 
 def _of_model(file: str, path: Path) -> list[Claim]:
-    return [_of_about(file, json.loads(path.read_text(encoding="utf-8"))["about"])]
+    return [_of_about(file, parse_json(path.read_bytes())["about"])]
 
 
 def _of_about(file: str, about: Facts) -> Claim:
@@ -216,7 +216,7 @@ def _of_about(file: str, about: Facts) -> Claim:
 
 
 def _of_plan(file: str, path: Path) -> list[Claim]:
-    found = json.loads(path.read_text(encoding="utf-8"))["rdp"]
+    found = parse_json(path.read_bytes())["rdp"]
     scaled = (int(found["population_size"]), int(found["cohort_size"]), float(found["epsilon_rdp"]))
     return [Claim(file=file, scaled=scaled)]
 

@@ -35,7 +35,9 @@ def ensure_store(recipe: Recipe, stores: Path, on_progress: Callable[[Progress],
     if how is None or (place / "store.json").exists():
         return
     if isinstance(how, SyntheticCorpus):
-        made = synthetic.read(how.task, users=how.users, hours=how.hours, seed=how.seed, language=how.language)
+        made = synthetic.read(
+            how.task, users=how.users, hours=how.hours, seed=how.seed, language=how.language, out=place
+        )
         pack(made, place, on_progress=on_progress)
         return
     assert isinstance(how, ManifestCorpus)
@@ -54,7 +56,9 @@ def _expanded(path: str) -> Path:
 
 def open_place(name: str, stores: Path) -> Store:
     """The store called `name` under `stores`, or at that path."""
-    return Store(stores / name if (stores / name).exists() or not Path(name).exists() else Path(name))
+    store = Store(stores / name if (stores / name).exists() or not Path(name).exists() else Path(name))
+    store.check()
+    return store
 
 
 def find_place(place: str, recipe: Recipe, stores: Path) -> tuple[Store, str]:

@@ -121,6 +121,8 @@ def test_studio_is_cleaner_and_longer_than_the_crowd() -> None:
         ({"task": "crowd", "users": 5, "hours": 0}, "hours=0: expected a positive number"),
         ({"task": "crowd", "users": 5, "hours": float("nan")}, "hours=nan: expected a positive number"),
         ({"task": "crowd", "users": 5, "hours": 500}, "hours=500, users=5: expected at most 4 hours per user"),
+        ({"task": "crowd", "users": 5, "hours": 1e-9}, "hours=1e-09, users=5: expected at least 0.00139 hours"),
+        ({"task": "crowd", "users": 10**30}, "expected at least 1, and at most 1,000,000"),
         ({"task": "crowd", "users": 5, "language": "la"}, "language='la': the synthetic crowd speaks en, fr, de, it"),
     ],
 )

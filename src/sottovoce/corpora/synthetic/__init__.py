@@ -6,7 +6,9 @@
 a little noisy speech each); `digits` and `digits-studio` are the same with ten words, for quick starts.
 """
 
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,8 @@ __all__ = ["LANGUAGES", "PRESETS", "SyntheticSpeaker", "read", "render"]
 SPLITS: Mapping[str, float] = {"train": 0.8, "dev": 0.1, "test": 0.1}
 # Sentences in a row that may turn out too long or too short for the task before it is our mistake.
 MOST_REDRAWS = 200
+MOST_USERS = 1_000_000  # their names have six digits, and listing more takes minutes and gigabytes
+SAMPLE_BYTES = 2
 
 
 def read(
@@ -45,11 +49,13 @@ def read(
     seed: int,
     language: str = "en",
     splits: Mapping[str, float] = SPLITS,
+    out: Path | None = None,
 ) -> Corpus[SyntheticSpeaker]:
     """List the speakers of a synthetic corpus; nothing is spoken before `render`.
 
     `task` names a preset, `hours` is the whole corpus's speech (by default `users` times the preset's mean), and
-    `splits` shares the users out: fractions or numbers of users. Hours are shared in proportion to users.
+    `splits` shares the users out: fractions or numbers of users. Hours are shared in proportion to users. Where the
+    disk of `out`, the store to be written, has no room for so much speech, nothing is begun.
 
     >>> corpus = read("digits", users=20, seed=1)
     >>> [speaker.name for speaker in corpus.speakers if speaker.split == "dev"]
@@ -57,15 +63,23 @@ def read(
     """
     preset = _preset(task)
     grammar(language)
-    if users < 1:
-        raise InputError(f"users={users}: expected at least 1")
+    if not 1 <= users <= MOST_USERS:
+        raise InputError(f"users={users}: expected at least 1, and at most {MOST_USERS:,}")
     if hours is not None and not 0 < hours < float("inf"):
         raise InputError(f"hours={hours}: expected a positive number")
-    espeak.require(language, variants=frozenset().union(*VARIANTS.values()))
-
     mean_seconds = preset.mean_seconds if hours is None else hours * 3600 / users
+    shortest, _ = preset.utterance_seconds
     if mean_seconds > LARGEST_SECONDS:
         raise InputError(f"hours={hours}, users={users}: expected at most {LARGEST_SECONDS / 3600:g} hours per user")
+    if mean_seconds < shortest:
+        least = users * shortest / 3600
+        raise InputError(
+            f"hours={hours}, users={users}: expected at least {least:.3g} hours, one utterance of {shortest:g} s each"
+        )
+    if out is not None:
+        _check_room(users * mean_seconds, out)
+    espeak.require(language, variants=frozenset().union(*VARIANTS.values()))
+
     seeds = [derive(seed, "synthetic", task, language, index) for index in range(users)]
     assigned = assign_splits(users, splits)
     seconds = np.zeros(users)
@@ -130,6 +144,17 @@ def render(speaker: SyntheticSpeaker) -> RenderedSpeaker:
                 )
             )
     return RenderedSpeaker(name=speaker.name, split=speaker.split, utterances=utterances, metadata=speaker.metadata)
+
+
+def _check_room(seconds: float, out: Path) -> None:
+    """Refuse what the disk cannot hold now, rather than after days of synthesis."""
+    needed = seconds * SAMPLE_RATE * SAMPLE_BYTES
+    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise InputError(
+            f"{seconds / 3600:,.0f} hours of speech take {needed / 1e9:,.1f} GB, {place} has {free / 1e9:,.1f} GB left"
+        )
 
 
 def _utterance_text(preset: Preset, *, language: str, topics: NDArray[np.float64], rng: np.random.Generator) -> str:

@@ -1,0 +1,169 @@
+"""Damaged recipes and strange overrides: everything that a run works out of them before it reads any speech."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from faulty import damage
+from faulty.children import Case
+from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe
+from sottovoce.config.smoke import smoke
+from sottovoce.errors import InputError
+from sottovoce.flat.layout import Layout
+from sottovoce.models.ctc_transformer import parameter_shapes
+from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.privacy.accounting import rdp_epsilon
+from sottovoce.privacy.events import repeated
+from sottovoce.privacy.plan import Plan
+from sottovoce.seeds import stream, torch_stream
+from sottovoce.text.tokens import CharacterTokens
+from sottovoce.training.parts import trained_part
+from sottovoce.training.preparing import open_place
+from sottovoce.training.run_folder import open_run
+from sottovoce.training.seeding import find_seed, folder_of
+from sottovoce.training.suites import chosen
+
+RECIPES, OVERRIDES = "recipes", "overrides of recipes"
+NAMES = ("demo", "demo/global", "demo/seed", "benchmark/clipping/dim", "pelikan2025/appendix-h5/mlp-weight-2")
+POPULATION = 400
+
+_LAUGHS = "[&a0 [x, x, x, x, x, x, x, x, x], " + ", ".join(
+    f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)
+)
+NUMBERS = (
+    *("-1", "0", "1", "2", "3", "0.5", "0.999", "7", "100", "10_000", "1e6", "1e9", "1e15", "1e-3", "1e-9", "1e-15"),
+    *("1e308", "-1e308", "1e-308", "5e-324", ".inf", "-.inf", ".nan", "1e30", "1e-29", "1e18", "9223372036854774784"),
+    *(
+        "9223372036854775807",
+        "-9223372036854775809",
+        "9" * 30,
+        "9" * 400,
+        "9" * 5_000,
+        "'" + "9" * 400 + "'",
+        "'1e400'",
+    ),
+)
+# What a slip, a script or a joker writes where a setting is due.
+VALUES = (
+    *NUMBERS,
+    *("", "null", "true", "x", "''", "[]", "{}", "[1, 2]", "{a: b}", "{name: [1]}", "{name: x, 1: 2}", "[[]]"),
+    *("2001-99-99", "!!int x", "!!bool x", "!!binary x", "!!python/name:os.system x", "&a [*a]", "*x", "*", "{", "\t"),
+    *('"\\0"', '"\\ud800"', "\x1b[31m", "a" * 300, "a" * 5_000, "../" * 30, "/", "/dev/null", ".", "..", "é" * 200),
+    *("[" * 2_000 + "]" * 2_000, "{a: " * 200 + "1" + "}" * 200, f"{_LAUGHS}]", "os:system", ".x:y", "lora(r=0)"),
+)
+
+
+def cases(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
+    """Half of them damaged files, half overrides."""
+    _start()  # made once, before the children
+    texts = {name: as_yaml(load_experiment(name)) for name in NAMES}
+    for number in range(count):
+        rng = stream(seed, RECIPES, number)
+        name = NAMES[int(rng.integers(len(NAMES)))]
+        place = folder / f"run-{number}"
+        if number % 2:
+            overrides = [_override(name, rng) for _ in range(1 if rng.random() < 0.8 else 2)]
+            words = f"case {number}, {name} with {', '.join(one[:60] for one in overrides)}"
+            yield Case(OVERRIDES, words, partial(_understood, name, overrides, place))
+        else:
+            path = folder / f"recipe-{number}.yaml"
+            kinds = (*damage.TEXT, _another_value, _another_value, _another_value)
+            kind = kinds[int(rng.integers(len(kinds)))]
+            path.write_bytes(kind(texts[name].encode(), rng))
+            words = f"case {number}, {kind.__name__} of {name}"
+            yield Case(RECIPES, words, partial(_understood, str(path), (), place))
+
+
+def _override(name: str, rng: np.random.Generator) -> str:
+    """Any key of the recipe, or one in an unexpected place, with any value."""
+    keys = _keys(name)
+    leaves = [key for key, value in keys.items() if not isinstance(value, dict)]
+    key = leaves[int(rng.integers(len(leaves)))]
+    if rng.random() < 0.1:
+        key = (f"{key}.x", key.rpartition(".")[0], "", ".", "a." * 3_000 + "a")[int(rng.integers(5))]
+    values = NUMBERS if not isinstance(keys.get(key), str) and rng.random() < 0.7 else VALUES
+    return f"{key}={values[int(rng.integers(len(values)))]}"
+
+
+@cache
+def _keys(name: str) -> Mapping[str, object]:
+    loaded = load_experiment(name)
+    later = {"federation.privacy.target_epsilon": 8.0, "federation.rescale_norms": 2.0, "model.layers": 2}
+    recipe = load_recipe("demo/global") if isinstance(loaded, Suite) else loaded
+    return later | dict(_paths(recipe.model_dump(mode="json")))
+
+
+def _paths(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in content.items():
+        yield before + key, value
+        if isinstance(value, dict):
+            yield from _paths(value, f"{before}{key}.")
+
+
+def _another_value(data: bytes, rng: np.random.Generator) -> bytes:
+    lines = data.decode().splitlines()
+    at = int(rng.integers(len(lines)))
+    key, colon, _ = lines[at].partition(":")
+    if colon and rng.random() < 0.1:  # the key itself, such as a run's label
+        key = key[: len(key) - len(key.lstrip())] + VALUES[int(rng.integers(len(VALUES)))]
+    lines[at] = f"{key}: {VALUES[int(rng.integers(len(VALUES)))]}"
+    return "\n".join(lines).encode(errors="replace")
+
+
+def _understood(name: str, overrides: Sequence[str], folder: Path) -> object:
+    """From the text to the plan of every run, as `sottovoce run` goes, up to where speech is read."""
+    experiment = load_experiment(name, overrides)
+    if isinstance(experiment, Recipe):
+        return _settled(experiment, folder)
+    suite = chosen(experiment, None)
+    recipes = {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
+    return {label: _settled(recipe, folder / label) for label, recipe in recipes.items()}
+
+
+def _settled(recipe: Recipe, folder: Path) -> object:
+    text = as_yaml(recipe)
+    with open_run(folder, config=text, inputs={}, resume=True):
+        folder_of("x/y.yaml", folder)
+    smoke(recipe)
+    parameter_shapes(recipe.model.settings(tokens=29))
+    for place in (recipe.data.store, recipe.data.dev.rpartition(":")[0] or "x"):
+        try:
+            open_place(place, folder)
+        except InputError as error:
+            if "no store at" not in str(error):
+                raise
+    settings = recipe.central if recipe.central is not None else recipe.federated
+    schedule = (recipe.central or recipe.federated.server).built_schedule()
+    rates = [schedule(step) for step in (0, 1, settings.steps // 2, settings.steps)]
+    if recipe.central is not None:
+        return text, rates
+    start = recipe.federated.seed_model
+    if start is not None and not Path(start).is_absolute():
+        find_seed(start, runs=folder, root_seed=recipe.people_seed)
+    recipe.federated.clients.population(recipe.data)
+    return text, rates, _spent(recipe)
+
+
+def _spent(recipe: Recipe) -> float:
+    settings = recipe.federated
+    private = settings.privacy.settings(
+        population_size=settings.privacy.population_size or max(POPULATION, settings.cohort_size),
+        cohort_size=settings.cohort_size,
+        privacy_unit="speaker",
+        no_unit_reason=None,
+        users_also_in_seed=0,
+        root_seed=1,
+        central_steps=settings.steps,
+    )
+    plan = Plan(private, Layout.of(trained_part(recipe, _start()).initial))
+    return rdp_epsilon(repeated(plan.event, settings.steps), private.delta)
+
+
+@cache
+def _start() -> Recogniser:
+    model = load_recipe("demo/global").model.settings(tokens=29)
+    tokens = CharacterTokens.seen_in(["abcdefghijklmnopqrstuvwxyz' "])
+    return fresh(model, tokens, language="en", generator=torch_stream(1, "start"))
