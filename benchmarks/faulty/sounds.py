@@ -67,9 +67,10 @@ def _tone(rate: int) -> NDArray[np.float64]:
 def _read(path: Path) -> int | None:
     """How many samples both readers find; None where one of them says what is wrong."""
     found = []
-    for length in (lambda: sum(len(block) for block in blocks(path)), lambda: len(decode(str(path))[0])):
-        with suppress(Unusable):
-            found.append(length())
+    with suppress(Unusable):
+        found.append(sum(len(block) for block in blocks(path)))
+    with suppress(Unusable):
+        found.append(len(decode(str(path))[0]))
     return min(found) if len(found) == 2 else None
 
 

@@ -232,7 +232,7 @@ def _column(path: Path, dtype: type[np.int64 | np.uint64], length: int) -> Any:
         raise
     except Exception as error:  # a damaged header reaches Python's own parser, which raises many things
         raise InputError(f"store is damaged: {path} is no table ({type(error).__name__}); prepare it again") from None
-    if (column.dtype, column.shape) != (dtype, (length,)):
+    if column.dtype != dtype or column.shape != (length,):
         raise InputError(f"store is damaged: {path} is not the table that its header describes; prepare it again")
     return column
 
