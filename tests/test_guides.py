@@ -1,5 +1,6 @@
 """What the guides show is what happens: their programs run, their recipes load, their commands exist."""
 
+import math
 import re
 import runpy
 import shlex
@@ -128,10 +129,22 @@ PLANS = [
 
 @pytest.mark.parametrize(("words", "shown"), PLANS)
 def test_plans_print_what_the_guide_shows(words: list[str], shown: str) -> None:
+    """Numbers to one in 100,000: the accountants stand on libraries whose last digits differ between versions."""
     result = CliRunner().invoke(app, words[1:], env={"COLUMNS": "200"})
-    printed = {" ".join(line.split()) for line in result.output.splitlines()}
+    printed = [line.split() for line in result.output.splitlines()]
     for line in shown.splitlines():
-        assert not line.strip() or " ".join(line.split()) in printed, f"{line!r} is not in\n{result.output}"
+        assert any(same_words(line.split(), found) for found in printed), f"{line!r} is not in\n{result.output}"
+
+
+def same_words(shown: list[str], printed: list[str]) -> bool:
+    def same(one: str, other: str) -> bool:
+        try:
+            numbers = [float(word.replace(",", "")) for word in (one, other)]
+        except ValueError:
+            return one == other
+        return math.isclose(*numbers, rel_tol=1e-5)
+
+    return len(shown) == len(printed) and all(map(same, shown, printed))
 
 
 @pytest.mark.parametrize("page", [*GUIDES, *sorted((DOCS / "decisions").glob("*.md"))], ids=lambda page: page.stem)

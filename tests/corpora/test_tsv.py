@@ -139,7 +139,7 @@ def test_rows_that_cannot_be_parsed_are_counted(tmp_path: Path) -> None:
         "[]",
         "",
         '{"path": "b.wav"}',
-        '{"client_id": ' + "[" * 5_000 + "]" * 5_000 + "}",
+        '{"client_id": ' + "[" * 100_000 + "]" * 100_000 + "}",
         '{"client_id": ' + "7" * 5_000 + "}",
     ]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))

@@ -64,7 +64,9 @@ def test_the_commit_is_that_of_the_sources_or_what_the_environment_says(monkeypa
     assert environment()["commit"] == "0123abc"
 
 
-@pytest.mark.parametrize("line", ["{}", "[1]", '{"step": "x"}', "[" * 5_000, '{"step": ' + "7" * 5_000 + "}", "\udcff"])
+@pytest.mark.parametrize(
+    "line", ["{}", "[1]", '{"step": "x"}', "[" * 100_000, '{"step": ' + "7" * 5_000 + "}", "\udcff"]
+)
 def test_a_damaged_line_among_others_is_told_and_a_torn_one_at_the_end_is_cut(tmp_path: Path, line: str) -> None:
     with open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False) as run:
         metrics = run.path / "metrics.jsonl"
@@ -79,7 +81,7 @@ def test_a_damaged_line_among_others_is_told_and_a_torn_one_at_the_end_is_cut(tm
 def test_damaged_inputs_are_told(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False):
         pass
-    (tmp_path / "run/inputs.json").write_text("[" * 5_000)
+    (tmp_path / "run/inputs.json").write_text("[" * 100_000)
     with (
         pytest.raises(InputError, match=r"inputs\.json is damaged \(nested too deeply\)"),
         open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=True),

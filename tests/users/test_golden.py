@@ -5,6 +5,7 @@ continued and compared by it.
 """
 
 import hashlib
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -201,7 +202,7 @@ def test_a_fresh_process_builds_the_golden_populations(packed):
     for hash_seed in ("0", "4242"):
         printed = subprocess.run(
             [sys.executable, "-c", PRINT_CLIENTS, str(store.path), repr(RECIPES), str(SEED)],
-            env={"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             check=True,
