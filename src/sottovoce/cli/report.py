@@ -10,7 +10,9 @@ from sottovoce.errors import InputError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, or of suites with runs inside.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, or of suites with runs inside, or archives.")
+    ],
     out: Annotated[Path, typer.Option(help="The page: one HTML file that fetches nothing.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every figure as PNG and SVG, too.")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every table as CSV, too.")] = None,
@@ -24,6 +26,7 @@ def report(
     Reads run folders and nothing else. An unfinished run is shown as far as it has come. Where a ledger does not hold,
     the page says so before all else, and the command ends with exit code 2.
     """
+    from sottovoce.reporting.archives import as_typed
     from sottovoce.reporting.page import write_figures, write_page, write_tables
     from sottovoce.reporting.records import find_runs, read_run
     from sottovoce.reporting.summary import summarise
@@ -46,7 +49,7 @@ def report(
     if json:
         print_json(
             {
-                "runs": {label: str(folder) for label, folder in folders.items()},
+                "runs": {label: as_typed(str(folder)) for label, folder in folders.items()},
                 "together": list(summary.together),
                 "written": list(map(str, written)),
                 "not_sound": {record.label: record.unsound for record in records if record.unsound},

@@ -12,6 +12,7 @@ from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.ledger import LedgerReport
 from sottovoce.privacy.promise import Promise, figures, promise_of
+from sottovoce.reporting.archives import as_typed, opened
 from sottovoce.training.marks import check_ledger
 from sottovoce.training.run_folder import (
     CONFIG,
@@ -108,7 +109,8 @@ class RunRecord:
         if self.ledger is not None:
             return self.ledger.problem
         begun = self.is_release and (self.metrics or self.results)
-        return f"{self.folder / LEDGER} is missing: what the release has spent is not known" if begun else ""
+        missing = f"{self.folder / LEDGER} is missing: what the release has spent is not known"
+        return as_typed(missing) if begun else ""
 
     @cached_property
     def layer_sizes(self) -> Mapping[str, int]:
@@ -137,15 +139,17 @@ def read_run(label: str, folder: Path) -> RunRecord:
 
 
 def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """The run folders among `paths`, by label: folders of runs themselves, or of suites, which hold several.
+    """The run folders among `paths`, by label: folders of runs themselves, or of suites, which hold several; or either
+    in an archive.
 
     Labels are the shortest ends of the paths that tell them apart.
     """
     found: list[Path] = []
     for path in paths:
-        if not path.is_dir():
+        place = opened(path)
+        if not place.is_dir():
             raise InputError(f"run={path}: expected the folder of a run")
-        inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        inside = [place] if _is_run(place) else sorted(child for child in place.iterdir() if _is_run(child))
         if not inside:
             raise InputError(f"run={path}: neither a run ({CONFIG}, {METRICS}) nor a folder of runs")
         found += [folder for folder in inside if folder.resolve() not in {known.resolve() for known in found}]
@@ -197,4 +201,4 @@ def _check_ledger(folder: Path) -> LedgerCheck | None:
     try:
         return LedgerCheck(report=check_ledger(folder).report)
     except InputError as problem:
-        return LedgerCheck(problem=str(problem))
+        return LedgerCheck(problem=as_typed(str(problem)))
