@@ -12,6 +12,7 @@ import pytest
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.flat.layout import match_groups
 from sottovoce.models.ctc_transformer import parameter_kind, parameter_shapes
+from sottovoce.reporting.archives import opened
 
 ROOM = "benchmark/"
 SUITES = (
@@ -141,7 +142,7 @@ def test_the_tables_of_clipping_are_the_same_but_for_what_they_start_from() -> N
 
 @pytest.mark.parametrize(("suite", "prefix"), REPEATED.items())
 def test_rates_are_the_best_of_those_tried_with_a_worse_one_on_either_side(suite: str, prefix: str) -> None:
-    tried = runs("learning-rates")
+    tried, kept = runs("learning-rates"), opened(KEPT / "learning-rates.zip")
     for mode in MODES:
         table = runs(suite)[mode]
         rates = {}
@@ -149,7 +150,7 @@ def test_rates_are_the_best_of_those_tried_with_a_worse_one_on_either_side(suite
             if not label.startswith(f"{prefix}{mode}-lr"):
                 continue
             assert changed(recipe, table) <= {RATE}
-            wer = json.loads((KEPT / "learning-rates" / label / "results.json").read_text())["model"]["dev_wer"]
+            wer = json.loads((kept / label / "results.json").read_text())["model"]["dev_wer"]
             rates[recipe.federated.server.schedule["lr"]] = wer
         chosen = table.federated.server.schedule["lr"]
         assert rates[chosen] == min(rates.values())
@@ -167,12 +168,14 @@ def test_parts_change_the_papers_recipe_and_the_best_is_one_of_them(room: str) -
     assert settings(load_recipe(f"{ROOM}{room}best")) in {settings(recipe) for recipe in parts.values()}
 
 
-@pytest.mark.parametrize("folder", sorted(path.name for path in KEPT.iterdir() if path.is_dir()))
-def test_kept_runs_are_those_of_the_recipes_and_all_of_them(folder: str) -> None:
-    suite = f"cpu/{folder.removeprefix('cpu-')}" if folder.startswith("cpu-") else folder
-    assert {path.name for path in (KEPT / folder).iterdir()} == {*runs(suite)}
+@pytest.mark.parametrize("archive", sorted(path.name for path in KEPT.glob("*.zip")))
+def test_kept_runs_are_those_of_the_recipes_and_all_of_them(archive: str) -> None:
+    name = archive.removesuffix(".zip")
+    suite = f"cpu/{name.removeprefix('cpu-')}" if name.startswith("cpu-") else name
+    folder = opened(KEPT / archive)
+    assert {path.name for path in folder.iterdir()} == {*runs(suite)}
     for label, recipe in runs(suite).items():
-        assert (KEPT / folder / label / "config.yaml").read_text() == as_yaml(recipe), label
+        assert (folder / label / "config.yaml").read_text() == as_yaml(recipe), label
 
 
 @pytest.mark.parametrize("suite", ["noise-groups", "cpu/noise-groups"])

@@ -1,1 +1,1 @@
-"""How docs/RESULTS.md is made: runs are kept small below results/, and a template's macros are filled in from them."""
+"""How docs/RESULTS.md is made: runs are kept small in results/, and a Jinja template is filled in from them."""

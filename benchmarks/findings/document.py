@@ -1,12 +1,15 @@
-"""The document: a template with its macros filled in, and the rule that whoever claims a number shows its run."""
+"""The document: a template filled in from kept runs, and the rule that whoever claims a number shows its run."""
 
+import inspect
 import re
-import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from findings.kept import Kept, MissingRunsError
-from findings.macros import SINGLE, Page, call
+from findings.pages import suite_pages
+from findings.templates import fill
+from findings.vocabulary import Vocabulary
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 
@@ -16,7 +19,6 @@ HEADER = "<!-- Written by `make results` from {template} and the runs below resu
 # Under these headings stand our own claims; elsewhere a number may be the paper's.
 CLAIMS = ("in short", "what we found")
 
-_MACRO = re.compile(r"\{\{(.+?)\}\}")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[^a-z])")
 _LINKED = re.compile(r"\]\([^)]*results/")
 _NAMES = re.compile(r"`[^`]*`|\]\([^)]*\)")
@@ -24,44 +26,45 @@ _NAMES = re.compile(r"`[^`]*`|\]\([^)]*\)")
 
 @dataclass(frozen=True)
 class Document:
-    """The text, its figures as SVG by name, and the runs that it asks for in vain."""
+    """The text, its figures as SVG by name, the pages of suites that it links to, and the runs it asks for in vain."""
 
     text: str
     figures: dict[str, bytes]
+    pages: dict[str, str]
     missing: tuple[str, ...]
 
 
 def render(template: Path, *, results: Path) -> Document:
-    """Fill in the macros of `template` from the runs below `results`; the document lies beside its template."""
-    page = Page(Kept(results, template.parent), IMAGES)
+    """Fill in `template` from the runs kept in `results`; the document lies beside its template."""
+    kept = Kept(results, template.parent)
+    vocabulary = Vocabulary(kept, IMAGES)
     missing: dict[str, None] = {}
-    lines = []
-    for number, line in enumerate(template.read_text(encoding="utf-8").splitlines(), start=1):
+    asked = {name: _patient(function, missing) for name, function in vocabulary.functions().items()}
+    text = HEADER.format(template=f"docs/{template.name}") + fill(template, asked)
+    return Document(text, vocabulary.drawn, suite_pages(kept), tuple(missing))
 
-        def fill(match: re.Match[str], *, where: str = f"{template.name}:{number}") -> str:
-            try:
-                words = shlex.split(match[1])
-                lost = _missing(page.kept, words)
-                if lost:
-                    raise MissingRunsError(*lost)
-                return call(page, words)
-            except MissingRunsError as found:
-                missing.update(dict.fromkeys(found.names))
-                return NOT_RUN
-            except ValueError as error:  # an InputError, or a quotation mark that is not closed
-                raise InputError(f"{where}: {{{{{match[1]}}}}}: {error}") from None
 
-        lines.append(_MACRO.sub(fill, line))
-        if "{{" in _MACRO.sub("", line):
-            raise InputError(f"{template.name}:{number}: expected a macro to end in its own line")
-    text = HEADER.format(template=f"docs/{template.name}") + "\n".join(lines) + "\n"
-    return Document(text, page.drawn, tuple(missing))
+def _patient(function: Callable[..., str], missing: dict[str, None]) -> Callable[..., str]:
+    """`function`, but that it notes runs that are missing, so that all of them can be named."""
+
+    def ask(*words: object, **options: object) -> str:
+        try:
+            inspect.signature(function).bind(*words, **options)
+        except TypeError as error:
+            raise InputError(f"{function.__name__}(…): {error}") from None
+        try:
+            return function(*words, **options)
+        except MissingRunsError as found:
+            missing.update(dict.fromkeys(found.names))
+            return NOT_RUN
+
+    return ask
 
 
 def unsupported(text: str) -> list[str]:
     """The sentences under our own claims that say a number and show no run.
 
-    >>> unsupported("## What we found\\nIt is 3 points. It is [3](../results/a/b) points.\\n## The paper\\nIt is 5.")
+    >>> unsupported("## What we found\\nIt is 3 points. It is [3](../results/a.md#b) points.\\n## The paper\\nIt is 5.")
     ['It is 3 points.']
     """
     found = []
@@ -76,35 +79,22 @@ def unsupported(text: str) -> list[str]:
     return found
 
 
-def write(document: Document, path: Path) -> None:
-    """Write the text and its figures, and remove figures that no text shows any more."""
+def write(document: Document, path: Path, *, results: Path) -> None:
+    """Write the text, its figures and the pages of suites; remove figures and pages that are of nothing any more."""
     images = path.parent / IMAGES
     images.mkdir(parents=True, exist_ok=True)
-    for file in images.glob("*.svg"):
-        if file.stem not in document.figures:
-            file.unlink()
-    for name, content in document.figures.items():
-        with written_atomically(images / f"{name}.svg") as file_:
-            file_.write(content)
-    with written_atomically(path) as file_:
-        file_.write(document.text.encode())
-
-
-def _missing(kept: Kept, words: list[str]) -> list[str]:
-    """All runs that a macro names in vain, so that they can be listed at once."""
-    lost: list[str] = []
-    for word in words[1:]:
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", word):
-            try:
-                (kept.run if words[0] in SINGLE else kept.repeats)(word)
-            except MissingRunsError as found:
-                lost += found.names
-    return lost
+    drawn = {images / f"{name}.svg": content for name, content in document.figures.items()}
+    pages = {results / f"{suite}.md": page.encode() for suite, page in document.pages.items()}
+    for old in {*images.glob("*.svg"), *results.glob("*.md")} - {*drawn, *pages, results / "README.md"}:
+        old.unlink()
+    for place, content in {**drawn, **pages, path: document.text.encode()}.items():
+        with written_atomically(place) as file:
+            file.write(content)
 
 
 def _blocks(body: str) -> list[str]:
     """Paragraphs as one line each; an item of a list and a row of a table are blocks of their own. Figures, captions
-    and what stands above a table's rule come from macros or claim nothing."""
+    and what stands above a table's rule come from functions or claim nothing."""
     lines = body.splitlines()
     heads = {n - 1 for n, line in enumerate(lines) if re.fullmatch(r"\|[\s:|-]+\|", line)}
     blocks: list[str] = []

@@ -1,26 +1,24 @@
 """Figures of the results, drawn from kept runs with the report's own pens."""
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from findings.kept import Kept, find_path, settings_of
-from findings.numbers import FILES, norm_ratio, number_at, per_cent
+from findings.kept import Kept, each, find_path, settings_of
+from findings.numbers import norm_ratio, per_cent
 from findings.numbers import points as in_points
 from findings.rates import Difference, difference, mean_interval, scored
-from findings.tables import said
 from sottovoce.drawing import COLOURS, Page, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
-from sottovoce.reporting.curves import learning
 from sottovoce.reporting.drawings import (
     WIDTH,
     Drawing,
@@ -59,20 +57,11 @@ def by_setting(kept: Kept, suites: Sequence[str], *, name: str, only: Sequence[s
     )
 
 
-def curves(runs: Sequence[RunRecord], *, name: str) -> Drawing:
-    """Dev WER of several runs over rounds."""
-    found = [drawing for drawing in learning(runs) if drawing.name == "dev-wer"]
-    if not found:
-        raise InputError(f"figure curves: no dev word error rates in {', '.join(run.label for run in runs)}")
-    drawing = found[0]
-    return Drawing(name, drawing.title, drawing.caption, drawing.alt, drawing.draw)
-
-
 def norms(runs: Sequence[RunRecord], *, name: str) -> Drawing:
     """Update norms per layer and kind before clipping, runs side by side on one scale: the paper's Figure 5."""
     profiles = {run.label: norm_profiles(run.diagnostics)[0] for run in runs}
     if without := [label for label, profile in profiles.items() if not profile]:
-        raise InputError(f"figure norms: no diagnostics in {', '.join(without)}")
+        raise InputError(f"no diagnostics in {', '.join(without)}")
     told = [
         f"{label}: " + ", ".join(f"{KINDS.get(k, k)} {min(v):.2g} to {max(v):.2g}" for k, v in profile.blocks.items())
         for label, profile in profiles.items()
@@ -86,37 +75,16 @@ def norms(runs: Sequence[RunRecord], *, name: str) -> Drawing:
     )
 
 
-def against(kept: Kept, suite: str, *, x: str, by: str | None, name: str, only: Sequence[str]) -> Drawing:
-    """Test WER over a number: a recipe's (`sigma_dp`) or a file's (`results.privacy.useful.population_size`)."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for setting in kept.settings(suite, only=only):
-        runs = list(kept.repeats(setting).values())
-        recipe = settings_of(runs[0])
-        line = suite if by is None else _line(by, setting.partition("/")[2], recipe)
-        path = x if x.partition(".")[0] in FILES else f"config.{find_path(x, recipe)}"
-        lines.setdefault(line, []).append((number_at(runs[0], path), fmean(_rates(runs))))
-    ordered = {line: sorted(points) for line, points in lines.items()}
-    told = [f"{line}: " + ", ".join(f"{per_cent(y)} % at {at:g}" for at, y in p) for line, p in ordered.items()]
-    title = x.rpartition(".")[2].replace("_", " ")
-    return Drawing(
-        name,
-        f"Word error rate against {title}",
-        "Means over seeds.",
-        f"Test word error rate against {title}. {'; '.join(told)}.",
-        partial(_against, ordered, title),
-    )
-
-
 def gain(kept: Kept, settings: Sequence[str], *, kinds: tuple[str, str], name: str) -> Drawing:
     """What a way of clipping changes against global clipping, over how unbalanced updates are.
 
     Of each setting, `suite/dim-6` say, the label's first word gives place to `global` for what it is compared with.
     """
+    pairs = {setting: re.sub("/[^-]+", "/global", setting) for setting in settings}
+    each(kept.repeats, [name for pair in pairs.items() for name in pair])
     lines: dict[str, list[tuple[float, Difference]]] = {}
-    for setting in settings:
-        suite, _, label = setting.partition("/")
-        share, dash, rest = label.partition("-")
-        other = f"{suite}/global{dash}{rest}"
+    for setting, other in pairs.items():
+        share = setting.partition("/")[2].partition("-")[0]
         first, second = kept.repeats(setting), kept.repeats(other)
         base = next(iter(second.values()))
         recipe = settings_of(base)
@@ -133,14 +101,6 @@ def gain(kept: Kept, settings: Sequence[str], *, kinds: tuple[str, str], name: s
         f"Difference of test word error rates in points against the norms of {title}. {'; '.join(told)}.",
         partial(_gain, ordered, f"norm of updates, {title}"),
     )
-
-
-def _line(by: str, label: str, recipe: Mapping[str, Any]) -> str:
-    """What a line is called: a setting's label (`by=label`), or what its recipe sets."""
-    if by == "label":
-        return label
-    values = {ending: said(recipe[find_path(ending, recipe)]) for ending in by.split("+")}
-    return ", ".join(f"{ending} {value}" for ending, value in values.items())
 
 
 def _rates(runs: Sequence[RunRecord]) -> list[float]:
@@ -201,19 +161,6 @@ def _dress_panel(axes: Axes, *, first: bool) -> None:
         for line in axes.lines:
             line.set_label("")
     dress(axes, x="layer", y="norm of a client's update" if first else "")
-
-
-def _against(lines: Mapping[str, Sequence[tuple[float, float]]], x: str) -> Figure:
-    figure, axes = new_axes()
-    for pen, points in zip(pens(list(lines)), lines.values(), strict=True):
-        plot(axes, pen, points)
-    places = [at for points in lines.values() for at, _ in points]
-    if min(places) > 0 and max(places) / min(places) > 10:
-        axes.set_xscale("log")
-        label_decades(axes.xaxis)
-    axes.yaxis.set_major_formatter(percents())
-    dress(axes, x=x, y="word error rate, test")
-    return figure
 
 
 def _gain(lines: Mapping[str, Sequence[tuple[float, Difference]]], x: str) -> Figure:

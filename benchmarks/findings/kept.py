@@ -2,12 +2,13 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sottovoce.errors import InputError
+from sottovoce.reporting.archives import SUFFIX, opened
 from sottovoce.reporting.records import RunRecord, read_run
 from sottovoce.training.run_folder import RESULTS
 
@@ -15,6 +16,7 @@ REPEAT = re.compile(r"(?P<setting>.+)-seed(?P<seed>\d+)")
 NOT_SETTINGS = ("about", "paper", "seed")  # of a recipe: what may differ between repeats of one setting
 
 Settings = Mapping[str, Any]
+Found = TypeVar("Found")
 
 
 class MissingRunsError(Exception):
@@ -27,31 +29,38 @@ class MissingRunsError(Exception):
 
 @dataclass(frozen=True)
 class Kept:
-    """The runs below `root`; links to them are written for a document in the folder `document`."""
+    """The runs in the archives of `root`; links to them are written for a document in the folder `document`."""
 
     root: Path
     document: Path
     _read: dict[str, RunRecord] = field(default_factory=dict)
 
+    def suites(self) -> list[str]:
+        return sorted(path.stem for path in self.root.glob(f"*{SUFFIX}"))
+
+    def labels(self, suite: str) -> list[str]:
+        """The finished runs of a suite, numbers in their own order."""
+        return sorted((path.parent.name for path in self._folder(suite).glob(f"*/{RESULTS}")), key=_natural)
+
     def run(self, name: str) -> RunRecord:
         """The run `suite/label`."""
-        if name.count("/") != 1:
+        suite, *labels = str(name).split("/")
+        if len(labels) != 1:
             raise InputError(f"run={name}: expected suite/label")
         if name not in self._read:
-            folder = self.root / name
+            folder = self._folder(suite) / labels[0]
             if not (folder / RESULTS).is_file():
                 raise MissingRunsError(name)
             found = read_run(name, folder)
-            unsound = found.ledger.problem if found.ledger is not None else ""
-            if found.problems or unsound:
-                raise InputError(f"{folder}: {(*found.problems, unsound)[0]}")
+            if found.problems or found.unsound:
+                raise InputError(f"{name}: {(*found.problems, found.unsound)[0]}")
             self._read[name] = found
         return self._read[name]
 
     def repeats(self, name: str) -> dict[int, RunRecord]:
         """The runs of one setting by root seed, which is all they differ in."""
-        suite, _, setting = name.partition("/")
-        labels = [label for label in self._labels(suite) if setting_of(label) == setting]
+        suite, _, setting = str(name).partition("/")
+        labels = [label for label in self.labels(suite) if setting_of(label) == setting]
         if not labels:
             raise MissingRunsError(name)
         found: dict[int, RunRecord] = {}
@@ -60,19 +69,19 @@ class Kept:
             seed = int(run.config.get("seed", 1))
             match = REPEAT.fullmatch(label)
             if match is not None and int(match["seed"]) != seed:
-                raise InputError(f"{run.folder}: its name says seed {match['seed']}, its recipe says seed={seed}")
+                raise InputError(f"{run.label}: its name says seed {match['seed']}, its recipe says seed={seed}")
             if seed in found:
-                raise InputError(f"{run.folder}: seed={seed} is that of {found[seed].folder.name} already")
+                raise InputError(f"{run.label}: seed={seed} is that of {found[seed].label} already")
             found[seed] = run
         first, *others = found.values()
         for other in others:
             if differ := varying([settings_of(first), settings_of(other)]):
-                raise InputError(f"{other.folder}: expected {name} with another seed, but it differs in {differ[0]}")
+                raise InputError(f"{other.label}: expected {name} with another seed, but it differs in {differ[0]}")
         return dict(sorted(found.items()))
 
     def settings(self, suite: str, *, only: Sequence[str] = ()) -> list[str]:
         """The names of a suite's settings: those of `only` in its order, or all, numbers in their own order."""
-        found = dict.fromkeys(setting_of(label) for label in self._labels(suite))
+        found = dict.fromkeys(setting_of(label) for label in self.labels(suite))
         if not found:
             raise MissingRunsError(*(f"{suite}/{label}" for label in only or ("…",)))
         if lost := [f"{suite}/{label}" for label in only if label not in found]:
@@ -80,15 +89,25 @@ class Kept:
         return [f"{suite}/{label}" for label in only or sorted(found, key=_natural)]
 
     def link(self, run: RunRecord, words: str) -> str:
-        """`words`, leading to the run's folder."""
-        return self.link_to(run.folder, words)
+        """`words`, leading to the run on its suite's page."""
+        suite, _, label = run.label.partition("/")
+        return f"[{words}]({Path(os.path.relpath(self.root, self.document)).as_posix()}/{suite}.md#{label})"
 
-    def link_to(self, folder: Path, words: str) -> str:
-        return f"[{words}]({Path(os.path.relpath(folder, self.document)).as_posix()})"
+    def _folder(self, suite: str) -> Path:
+        return opened(self.root / f"{suite}{SUFFIX}")
 
-    def _labels(self, suite: str) -> list[str]:
-        folder = self.root / suite
-        return sorted(path.parent.name for path in folder.glob(f"*/{RESULTS}")) if folder.is_dir() else []
+
+def each(find: Callable[[str], Found], names: Iterable[str]) -> list[Found]:
+    """What `find` gives for each of `names`; runs that are missing are all named at once."""
+    found, lost = list[Found](), list[str]()
+    for name in names:
+        try:
+            found.append(find(name))
+        except MissingRunsError as missing:
+            lost += missing.names
+    if lost:
+        raise MissingRunsError(*lost)
+    return found
 
 
 def setting_of(label: str) -> str:

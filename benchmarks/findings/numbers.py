@@ -109,7 +109,7 @@ def value_at(run: RunRecord, path: str) -> Any:
         )
         if not (inside or position):
             known = f"one of {', '.join(map(str, found))}" if isinstance(found, Mapping) else "nothing inside"
-            raise InputError(f"value={path}: no {key!r} in {run.folder}, expected {known}")
+            raise InputError(f"value={path}: no {key!r} in {run.label}, expected {known}")
         found = found[key] if inside else found[int(key)]
     return found
 
@@ -117,7 +117,7 @@ def value_at(run: RunRecord, path: str) -> Any:
 def number_at(run: RunRecord, path: str) -> float:
     found = value_at(run, path)
     if isinstance(found, bool) or not isinstance(found, int | float):
-        raise InputError(f"value={path}: expected a number in {run.folder}, found {found!r}")
+        raise InputError(f"value={path}: expected a number in {run.label}, found {found!r}")
     return float(found)
 
 
@@ -134,5 +134,5 @@ def norm_ratio(run: RunRecord, first: str, second: str) -> float:
     blocks = norm_profiles(run.diagnostics)[0].blocks
     for kind in (first, second):
         if kind not in blocks:
-            raise InputError(f"kind={kind}: expected one of {', '.join(blocks) or '(no diagnostics)'} in {run.folder}")
+            raise InputError(f"kind={kind}: expected one of {', '.join(blocks) or '(no diagnostics)'} in {run.label}")
     return fmean(blocks[first]) / fmean(blocks[second])

@@ -31,9 +31,9 @@ class Difference:
 def scored(run: RunRecord, name: str | None = None) -> Record:
     """The results on a test set; without a name, on the first."""
     if not run.tests:
-        raise InputError(f"{run.folder}: its results hold no test")
+        raise InputError(f"{run.label}: its results hold no test")
     if name is not None and name not in run.tests:
-        raise InputError(f"test={name}: expected one of {', '.join(run.tests)} ({run.folder})")
+        raise InputError(f"test={name}: expected one of {', '.join(run.tests)} ({run.label})")
     return run.tests[name or next(iter(run.tests))]
 
 
@@ -48,12 +48,6 @@ def dev_wer(run: RunRecord) -> float | None:
     """Of the model that was tested, which was chosen by it."""
     found: float | None = (run.results.get("model") or {}).get("dev_wer")
     return found
-
-
-def seconds(run: RunRecord) -> float | None:
-    """What the rounds took; None for a release, and where no times were written."""
-    known = [record["seconds"] for record in run.metrics if record.get("seconds") is not None]
-    return sum(known) if known else None
 
 
 def mean_interval(runs: Sequence[RunRecord], *, names: Sequence[str], test: str | None = None) -> Interval | None:

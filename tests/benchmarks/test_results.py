@@ -11,17 +11,21 @@ from typing import Any
 
 import pytest
 import results as program
-from findings import document, keeping, kept, numbers
+from findings import document, keeping, kept, numbers, pages
 from findings.document import IMAGES, NOT_RUN, render, unsupported
 from findings.keeping import FILES, keep, readable, thinned
 from findings.kept import Kept
+from findings.numbers import told_epsilon
+from findings.pages import recipe_of, suite_pages
 from findings.rates import difference
+from jinja2 import Environment
+from jinja2.nodes import Const
 from tests.tones import pack_tones
 from torch import device
 
 from sottovoce.config import Suite, load_experiment, load_recipe
-from sottovoce.config.loading import recipe_names
 from sottovoce.errors import InputError
+from sottovoce.reporting.archives import opened, pack
 from sottovoce.reporting.curves import series
 from sottovoce.reporting.layers import norm_profiles
 from sottovoce.reporting.records import read_run
@@ -88,7 +92,16 @@ def copy(results: Path) -> Copy:
     return make
 
 
+def archived(results: Path) -> Path:
+    """The suites of `results`, folders so far, as archives beside them."""
+    for folder in results.iterdir():
+        if folder.is_dir():
+            pack(folder, results / f"{folder.name}.zip")
+    return results
+
+
 def rendered(results: Path, text: str) -> str:
+    archived(results)
     template = results.parent / "docs/results.template.md"
     template.parent.mkdir(exist_ok=True)
     template.write_text(text)
@@ -103,30 +116,48 @@ def test_the_document_is_what_the_kept_runs_give() -> None:
     assert (ROOT / "docs/RESULTS.md").read_text() == made.text, "make results"
     drawn = {path.stem: path.read_bytes() for path in (ROOT / "docs" / IMAGES).glob("*.svg")}
     assert drawn == made.figures, "make results"
+    pages = {path.stem: path.read_text() for path in (ROOT / "results").glob("*.md") if path.stem != "README"}
+    assert pages == made.pages, "make results"
 
 
 def test_every_claim_shows_its_run() -> None:
     assert unsupported((ROOT / "docs/RESULTS.md").read_text()) == []
 
 
+def test_every_link_leads_to_its_run() -> None:
+    links = set(re.findall(r"\]\(\.\./results/([^)]*)\)", (ROOT / "docs/RESULTS.md").read_text()))
+    assert len(links) > 250
+    for link in links:
+        page, _, label = link.partition("#")
+        assert f'<a id="{label}"></a>\n\n## {label}\n' in (ROOT / "results" / page).read_text(), link
+
+
 def test_what_is_kept_is_small_and_sound() -> None:
-    files = [path for path in (ROOT / "results").rglob("*") if path.is_file() and path.name != "README.md"]
-    assert {path.name for path in files} <= set(FILES)
-    assert sum(path.stat().st_size for path in files) <= 20e6
-    for folder in {path.parent for path in files}:
-        found = read_run(folder.name, folder)
+    kept = Kept(ROOT / "results", ROOT / "docs")
+    assert {path.suffix for path in (ROOT / "results").iterdir()} == {".zip", ".md"}
+    assert sum(path.stat().st_size for path in (ROOT / "results").iterdir()) <= 8e6
+    names = {f"{suite}/{label}" for suite in kept.suites() for label in kept.labels(suite)}
+    assert len(names) > 300
+    for suite in kept.suites():
+        inside = opened(ROOT / f"results/{suite}.zip")
+        files = {path.relative_to(inside) for path in inside.rglob("*") if path.is_file()}
+        assert {f"{suite}/{path.parent}" for path in files} <= names
+        assert {path.name for path in files} <= set(FILES)
+    sizes = [path.stat().st_size for name in names for path in kept.run(name).folder.iterdir()]
+    assert sum(sizes) <= 20e6
+    for found in map(kept.run, names):
         assert not found.problems
         assert found.ledger is None or not found.ledger.problem
 
 
 def test_the_template_names_runs_that_its_recipes_make() -> None:
-    known = set(recipe_names())
-    macros = " ".join(re.findall(r"{{(.+?)}}", TEMPLATE.read_text()))
-    for suite, label in set(re.findall(r"\s([\w-]+)/([\w.-]+)", macros)):
-        if f"benchmark/{suite}" in known:
-            found = load_experiment(f"benchmark/{suite}")
-            assert isinstance(found, Suite)
-            assert label in found.runs, f"{suite}/{label}"
+    constants = {found.value for found in Environment().parse(TEMPLATE.read_text()).find_all(Const)}
+    named = [str(value).split("/") for value in constants if "/" in str(value)]
+    assert len(named) > 100
+    for suite, label in named:
+        found = load_experiment(recipe_of(suite))
+        assert isinstance(found, Suite)
+        assert label in found.runs, f"{suite}/{label}"
 
 
 # Keeping.
@@ -185,7 +216,7 @@ def test_a_run_kept_in_brief_can_be_shown_in_a_table_of_rates(run: Path, results
     few = {"config.yaml", "inputs.json", "environment.json", "metrics.jsonl", "results.json"}
     assert {path.name for path in small.folder.iterdir()} == few
     assert "per_speaker" not in small.results["test"]["test"]
-    assert "%" not in rendered(results, '{{grid suite label="(d)(.+)" show=dev}}')
+    assert "%" not in rendered(results, '{{ grid("suite", label="(d)(.+)", show="dev") }}')
 
 
 def test_readable_is_the_same_json() -> None:
@@ -198,8 +229,61 @@ def test_an_unfinished_run_is_left_out(run: Path, tmp_path: Path, capsys: pytest
     half = Path(shutil.copytree(suite / "dim", suite / "half", symlinks=True))
     (half / "results.json").unlink()
     program.keep_runs([suite], results=tmp_path / "results", suite=None, rounds=None, brief=False)
-    assert [path.name for path in (tmp_path / "results/suite").iterdir()] == ["dim"]
+    assert Kept(tmp_path / "results", tmp_path).labels("suite") == ["dim"]
     assert "half is not finished" in capsys.readouterr().out
+
+
+def test_a_run_joins_those_that_are_kept_or_takes_its_own_place(run: Path, tmp_path: Path) -> None:
+    def keep_as(label: str, *, brief: bool = False) -> dict[str, bytes]:
+        if not (folder := tmp_path / "other" / label).exists():
+            shutil.copytree(run, folder, symlinks=True)
+        program.keep_runs([folder], results=tmp_path / "results", suite="suite", rounds=None, brief=brief)
+        inside = opened(tmp_path / "results/suite.zip")
+        return {path.relative_to(inside).as_posix(): path.read_bytes() for path in inside.glob("*/*")}
+
+    first = keep_as("b")
+    both = keep_as("a")
+    assert both == {**first, **{name.replace("b/", "a/"): content for name, content in first.items()}}
+    brief = keep_as("b", brief=True)
+    assert {name for name in brief if name.startswith("a/")} == {name for name in both if name.startswith("a/")}
+    assert len(brief) == len(both) - 5, "what is not kept in brief has gone"
+    assert brief["b/config.yaml"] == (run / "config.yaml").read_bytes()
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["suite.zip"]
+
+
+def test_nothing_is_kept_in_a_damaged_archive(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "suite.zip").write_bytes(b"PK, but no more")
+    with pytest.raises(InputError, match=r"suite\.zip: cannot be unpacked"):
+        program.keep_runs([run], results=tmp_path, suite=None, rounds=None, brief=False)
+    assert (tmp_path / "suite.zip").read_bytes() == b"PK, but no more"
+
+
+# Pages of suites.
+
+
+def test_a_page_says_what_its_runs_say(run: Path, results: Path, copy: Copy) -> None:
+    copy("other", ("about: tones", "about: other tones"))
+    keep(run, results / "suite/short", brief=True)
+    page = suite_pages(Kept(archived(results), results))["suite"]
+    parts = dict(zip(*[iter(re.split(r'<a id="(.+)"></a>\n', page)[1:])] * 2, strict=True))
+    assert list(parts) == ["dim", "other", "short"]
+    told = read_run("dim", results / "suite/dim")
+    test, mark = told.tests["test"], told.ledger.report.mark  # type: ignore[union-attr]
+    low, high = (f"{100 * bound:.1f}" for bound in test["wer_interval"])
+    for line in (
+        f"| test WER % | {100 * test['wer']:.1f} ({low}–{high}) |",
+        f"| start WER % | {100 * told.results['start']['test']['test']['wer']:.1f} |",
+        f"| dev WER % | {100 * told.results['model']['dev_wer']:.1f} |",
+        f"| ledger | {mark.length} lines, the last with hash `{mark.head}` |",
+        f"| privacy | {told_epsilon(told)} |",
+        "| rounds or steps | 8 |",
+        "| engine | sequential: the recipe asks for it |",
+        "| again | `sottovoce run benchmark/suite --only dim` |",
+    ):
+        assert f"\n{line}\n" in parts["dim"]
+    assert f"```yaml\n{(run / 'config.yaml').read_text()}```\n\n</details>\n" in parts["dim"]
+    assert "\nother tones\n" in parts["other"]
+    assert "\n| ledger | not kept |\n" in parts["short"]
 
 
 # Numbers.
@@ -212,22 +296,22 @@ def test_a_difference_is_paired_over_people_and_seeds(results: Path, copy: Copy)
     copy("worse-seed2", seed, errors=[3, 8, 4, 9, 2, 6])
     copy("better", errors=[0, 8, 3, 6, 1, 4])
     copy("better-seed2", seed, errors=[2, 7, 3, 8, 1, 5])
-    all_runs = Kept(results, results.parent / "docs")
+    all_runs = Kept(archived(results), results.parent / "docs")
     better, worse = all_runs.repeats("suite/better"), all_runs.repeats("suite/worse")
     found = difference(better, worse, names=("better", "worse"))
     assert found.seeds == (1, 2)
     assert found.mean == pytest.approx(-0.1)
     assert found.interval == pytest.approx((-0.1, -0.1))
-    text = rendered(results, "{{difference suite/better suite/worse}}")
-    first = "[1](../results/suite/better)/[1](../results/suite/worse)"
-    assert text.startswith(f"−10.0 points (−10.0 to −10.0; seeds {first}, [2](../results/suite/better-seed2)/")
+    text = rendered(results, '{{ difference("suite/better", "suite/worse") }}')
+    first = "[1](../results/suite.md#better)/[1](../results/suite.md#worse)"
+    assert text.startswith(f"−10.0 points (−10.0 to −10.0; seeds {first}, [2](../results/suite.md#better-seed2)/")
 
 
 def test_the_mean_is_over_seeds(results: Path, copy: Copy) -> None:
     copy("a", errors=[1] * 6)
     copy("a-seed2", ("seed: 1\n", "seed: 2\n"), errors=[4] * 6)
-    text = rendered(results, "{{mean suite/a}}")
-    assert text.startswith("25.0 % (10.0–40.0 over seeds [1](../results/suite/a), [2](../results/suite/a-seed2))")
+    text = rendered(results, '{{ mean("suite/a") }}')
+    assert text.startswith("25.0 % (10.0–40.0 over seeds [1](../results/suite.md#a), [2](../results/suite.md#a-seed2))")
 
 
 def test_a_repeat_may_differ_in_its_seed_alone(results: Path, copy: Copy) -> None:
@@ -235,19 +319,19 @@ def test_a_repeat_may_differ_in_its_seed_alone(results: Path, copy: Copy) -> Non
     with pytest.raises(
         InputError, match=r"dim-seed2: expected suite/dim with another seed.*federation\.privacy\.share"
     ):
-        rendered(results, "{{mean suite/dim}}")
+        rendered(results, '{{ mean("suite/dim") }}')
 
 
 def test_a_repeat_has_the_seed_of_its_name(results: Path, copy: Copy) -> None:
     copy("dim-seed3", ("seed: 1\n", "seed: 2\n"))
     with pytest.raises(InputError, match="says seed 3, its recipe says seed=2"):
-        rendered(results, "{{mean suite/dim}}")
+        rendered(results, '{{ mean("suite/dim") }}')
 
 
 def test_other_people_cannot_be_compared(results: Path, copy: Copy) -> None:
     copy("a", errors=[1] * 6)
     with pytest.raises(InputError, match=r"results\.template\.md:2.*tested on the same speakers"):
-        rendered(results, "\n{{difference suite/a suite/dim}}")
+        rendered(results, '\n{{ difference("suite/a", "suite/dim") }}')
 
 
 def test_numbers_come_from_the_files(results: Path) -> None:
@@ -255,27 +339,32 @@ def test_numbers_come_from_the_files(results: Path) -> None:
     planned = json.loads((results / "suite/dim/planned.json").read_text())
     text = rendered(
         results,
-        "{{wer suite/dim}}\n{{value suite/dim results.privacy.useful.cohort_size ,}}\n{{epsilon suite/dim}}\n"
-        "{{population suite/dim}}\n{{ratio suite/dim suite/dim planned.rdp.population_size}}\n{{count suite}}\n"
-        "{{ratio suite/dim suite/dim planned.rdp.population_size:planned.pld.population_size .3f}}",
+        '{{ wer("suite/dim") }}\n{{ value("suite/dim", "results.privacy.useful.cohort_size", ",") }}\n'
+        '{{ epsilon("suite/dim") }}\n{{ population("suite/dim") }}\n'
+        '{{ ratio("suite/dim", "suite/dim", "planned.rdp.population_size") }}\n'
+        '{{ ratio("suite/dim", "suite/dim", "planned.rdp.population_size", "results.privacy.population_size") }}',
     ).splitlines()
     low, high = (f"{100 * bound:.1f}" for bound in told["test"]["test"]["wer_interval"])
-    assert text[0] == f"[{100 * told['test']['test']['wer']:.1f} % ({low}–{high})](../results/suite/dim)"
-    assert text[1] == f"[{told['privacy']['useful']['cohort_size']:,}](../results/suite/dim)"
+    assert text[0] == f"[{100 * told['test']['test']['wer']:.1f} % ({low}–{high})](../results/suite.md#dim)"
+    assert text[1] == f"[{told['privacy']['useful']['cohort_size']:,}](../results/suite.md#dim)"
     assert "at δ = 0.001" in text[2]
     assert f"[{told['privacy']['useful']['population_size']:,} people by RDP" in text[3]
     assert text[4].startswith("1.0×")
-    assert text[5] == "[1 runs](../results/suite)"
-    people = {name: found["population_size"] for name, found in planned.items() if name != "target_epsilon"}
-    assert text[6].startswith(f"{people['rdp'] / people['pld']:.3f}×")
+    larger = planned["rdp"]["population_size"] / told["privacy"]["population_size"]
+    assert larger > 1.1
+    assert text[5].startswith(f"{larger:.1f}× (")
 
 
-def test_tables_show_what_tells_settings_apart(results: Path, copy: Copy) -> None:
+def test_tables_and_grids_show_their_settings_in_order(results: Path, copy: Copy) -> None:
     for share in ("dim", "uniform"):
         for lr in ("0.01", "0.1"):
             copy(f"{share}-lr{lr}", ("share: dim", f"share: {share}"), ("      lr: 0.01", f"      lr: {lr}"))
     shutil.rmtree(results / "suite/dim")
-    lines = rendered(results, "{{table suite}}").splitlines()
+    table = rendered(
+        results, '{{ table("suite", "schedule.lr", "share", "dev", "test", only=["uniform-lr0.1", "dim-lr0.1"]) }}'
+    )
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:4]] == ["| uniform-lr0.1", "| dim-lr0.1"]
+    lines = rendered(results, '{{ table("suite", "schedule.lr", "share", "start", "dev", "test") }}').splitlines()
     assert lines[0].startswith("| setting | `schedule.lr` | `share` | start, test WER % | dev WER % | test WER % |")
     assert [line.split(" | ")[:3] for line in lines[2:6]] == [
         ["| dim-lr0.01", "0.01", "dim"],
@@ -283,34 +372,33 @@ def test_tables_show_what_tells_settings_apart(results: Path, copy: Copy) -> Non
         ["| uniform-lr0.01", "0.01", "uniform"],
         ["| uniform-lr0.1", "0.1", "uniform"],
     ]
-    by_recipe = rendered(results, "{{grid suite rows=share columns=schedule.lr}}").splitlines()
-    by_label = rendered(results, '{{grid suite label="(.+)-lr(.+)"}}').splitlines()
-    assert by_recipe[0] == "| share \\ schedule.lr | 0.01 | 0.1 |"
-    assert by_recipe[2:] == by_label[2:]
+    rate = lines[2].split(" | ")[5]
+    grid = rendered(results, '{{ grid("suite", label="(.+)-lr(.+)") }}').splitlines()
+    assert grid[0] == "|  | 0.01 | 0.1 |"
+    first, second = (f"[{rate}](../results/suite.md#dim-lr{lr})" for lr in ("0.01", "0.1"))
+    assert grid[2] == f"| dim | {first.replace(rate, f'**{rate}**', 1)} | {second} |"
+    assert len(grid) == 4
     with pytest.raises(InputError, match="both stand at"):
-        rendered(results, "{{grid suite rows=share columns=share}}")
+        rendered(results, '{{ grid("suite", label="(d|u).+(0).+") }}')
 
 
 def test_figures_are_the_same_bytes_each_time(results: Path, copy: Copy) -> None:
     copy("uniform", ("share: dim", "share: uniform"))
     copy("global", ("share: dim", "share: global"))
-    template = results.parent / "docs/results.template.md"
-    template.parent.mkdir()
-    template.write_text(
-        "{{figure wer suite}}\n{{figure curves suite/dim suite/uniform}}\n{{figure norms suite/dim suite/uniform}}\n"
-        "{{figure against suite x=cohort_size by=share name=cohort}}\n"
-        "{{figure gain suite/dim suite/uniform name=gain}}\n"
+    rendered(
+        results,
+        '{{ wer_figure("suite", name="all") }}\n{{ norms_figure("suite/dim", "suite/uniform", name="norms") }}\n'
+        '{{ gain_figure("suite/dim", "suite/uniform", name="gain") }}\n',
     )
-    once, again = (render(template, results=results) for _ in range(2))
+    once, again = (render(results.parent / "docs/results.template.md", results=results) for _ in range(2))
     assert once == again
-    both = "suite-dim-suite-uniform"
-    assert list(once.figures) == ["wer-suite", f"curves-{both}", f"norms-{both}", "cohort", "gain"]
+    assert list(once.figures) == ["all", "norms", "gain"]
     for name, content in once.figures.items():
         assert content.count(b'id="data-') >= 2, name
         assert f"](images/results/{name}.svg)" in once.text
 
 
-@pytest.mark.parametrize("module", [document, keeping, kept, numbers])
+@pytest.mark.parametrize("module", [document, keeping, kept, numbers, pages])
 def test_examples_are_true(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0
@@ -321,49 +409,69 @@ def test_examples_are_true(module: ModuleType) -> None:
 
 
 def test_missing_runs_are_all_named_and_nothing_is_written(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rendered(results, "{{difference suite/a suite/b}} {{wer suite/dim}} {{table other}} {{wer suite/dim-seed2}}")
+    rendered(
+        results,
+        '{{ difference("suite/a", "suite/b") }} {{ wer("suite/dim") }}{{ table("other") }} {{ wer("suite/dim-seed2") }}'
+        '{{ gain_figure("suite/dim-6", "suite/dim", name="g") }} {{ norms_figure("suite/dim", "suite/c", name="n") }}',
+    )
     docs = results.parent / "docs"
     assert program.write_document(results=results, docs=docs, allow_missing=False) == 1
-    assert "4 runs are named and not kept: suite/a, suite/b, other/…, suite/dim-seed2" in capsys.readouterr().err
-    assert not (docs / "RESULTS.md").exists()
+    lost = "suite/a, suite/b, other/…, suite/dim-seed2, suite/dim-6, suite/global-6, suite/global, suite/c"
+    assert f"8 runs are named and not kept: {lost}\n" in capsys.readouterr().err
+    assert [path.name for path in docs.iterdir()] == ["results.template.md"]
+    assert not list(results.glob("*.md"))
     assert program.write_document(results=results, docs=docs, allow_missing=True) == 0
-    assert (docs / "RESULTS.md").read_text().count(NOT_RUN) == 3
+    assert (docs / "RESULTS.md").read_text().count(NOT_RUN) == 5
+    assert [path.name for path in results.glob("*.md")] == ["suite.md"]
 
 
-def test_figures_that_nobody_shows_are_removed(results: Path) -> None:
+def test_figures_that_nobody_shows_and_pages_of_no_suite_are_removed(results: Path) -> None:
     docs = results.parent / "docs"
-    for text, names in (("{{figure wer suite name=a}}", ["a.svg"]), ("none", [])):
+    for text, names in (('{{ wer_figure("suite", name="a") }}', ["a.svg"]), ("none", [])):
         rendered(results, text)
         assert program.write_document(results=results, docs=docs, allow_missing=False) == 0
         assert [path.name for path in (docs / IMAGES).iterdir()] == names
+    (results / "README.md").touch()
+    (results / "suite.zip").rename(results / "other.zip")
+    assert program.write_document(results=results, docs=docs, allow_missing=False) == 0
+    assert {path.name for path in results.glob("*.md")} == {"README.md", "other.md"}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{{were suite/dim}}", "unknown macro 'were', did you mean 'wer'"),
-        ("{{wer suite/dim\n}}", "expected a macro to end in its own line"),
-        ("{{wer dim}}", "expected suite/label"),
-        ("{{wer suite/dim test=other}}", "test=other: expected one of test"),
-        ("{{value suite/dim results.nothing}}", "no 'nothing' in .*expected one of"),
-        ("{{value suite/dim results.privacy.delta x}}", "format=x: it does not fit"),
-        ("{{table suite nothing}}", "setting=nothing: expected a setting of these runs"),
-        ("{{figure pie suite}}", "expected wer, curves, norms, against or gain"),
-        ("{{imbalance suite/dim layer_norm nose}}", "kind=nose: expected one of"),
+        ('{{ were("suite/dim") }}', "'were' is undefined"),
+        ("{{ wer(dim) }}", "'dim' is undefined"),
+        ("{{ wer suite/dim }}", "expected token"),
+        ('{{ wer("suite/dim" }}', "unexpected '}'"),
+        ('{{ wer("dim") }}', "run=dim: expected suite/label"),
+        ("{{ wer(1) }}", "run=1: expected suite/label"),
+        ("{{ wer() }}", r"wer\(…\): missing a required argument: 'run'"),
+        ('{{ wer("suite/dim", teste="x") }}', r"wer\(…\): got an unexpected keyword argument 'teste'"),
+        ('{{ wer("suite/dim", test="other") }}', "test=other: expected one of test"),
+        ('{{ value("suite/dim", "results.nothing") }}', "no 'nothing' in .*expected one of"),
+        ('{{ value("suite/dim", "results.privacy.delta", "x") }}', "format=x: it does not fit"),
+        ('{{ table("suite", "nothing") }}', "setting=nothing: expected a setting of these runs"),
+        ('{{ grid("suite", label="(.+)", show="both") }}', "show=both: expected one of test, dev"),
+        ('{{ grid("suite", label=".+") }}', "expected a pattern with two groups"),
+        ('{{ wer_figure("suite", name="a") }}{{ wer_figure("suite", name="a") }}', "name=a: another figure"),
+        ('{{ imbalance("suite/dim", "layer_norm", "nose") }}', "kind=nose: expected one of"),
     ],
 )
 def test_a_mistake_in_the_template_is_one_clear_line(results: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as raised:
         rendered(results, text)
-    assert "results.template.md:1: " in str(raised.value)
+    assert str(raised.value).startswith("results.template.md:1: ")
     assert "\n" not in str(raised.value)
+    with pytest.raises(InputError, match=r"results\.template\.md:4: "):
+        rendered(results, f'# Title\n\nAt {{{{ wer("suite/dim") }}}}\nand {text}')
 
 
 def test_a_spoilt_ledger_is_no_evidence(results: Path) -> None:
     ledger = results / "suite/dim/ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(InputError, match=r"ledger"):
-        rendered(results, "{{wer suite/dim}}")
+        rendered(results, '{{ wer("suite/dim") }}')
 
 
 @pytest.mark.parametrize(
@@ -371,12 +479,12 @@ def test_a_spoilt_ledger_is_no_evidence(results: Path) -> None:
     [
         ("It is better.", True),
         ("It is 3 points better.", False),
-        ("It is [3 points](../results/a/b) better.", True),
-        ("It is\n3 points better,\nsee [there](../results/a/b).", True),
-        ("See [there](../results/a/b). It is 3 points better.", False),
-        ("- [1](../results/a/b) is better\n- 2 is worse", False),
+        ("It is [3 points](../results/a.md#b) better.", True),
+        ("It is\n3 points better,\nsee [there](../results/a.md#b).", True),
+        ("See [there](../results/a.md#b). It is 3 points better.", False),
+        ("- [1](../results/a.md#b) is better\n- 2 is worse", False),
         (f"At 3 points it was {NOT_RUN}.", True),
-        ("| a | b |\n| --- | --: |\n| [1](../results/a/b) | 2 |", True),
+        ("| a | b |\n| --- | --: |\n| [1](../results/a.md#b) | 2 |", True),
         ("| a | b |\n| --- | --: |\n| 1 | 2 |", False),
         ("1. The setting `s128` wins.", True),
     ],

@@ -1,0 +1,135 @@
+"""What a template may ask for: `{{ wer("clipping/dim") }}`. Every function is handed names of runs, suite/label."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from findings import figures
+from findings.kept import Kept, each
+from findings.numbers import (
+    formatted,
+    norm_ratio,
+    number_at,
+    over_seeds,
+    per_cent,
+    single,
+    told_difference,
+    told_epsilon,
+    told_population,
+    value_at,
+)
+from findings.rates import difference, scored, start_wer
+from findings.tables import suite_grid, suite_table
+from sottovoce.errors import InputError
+from sottovoce.reporting.drawings import Drawing
+from sottovoce.reporting.records import RunRecord
+
+RATES: Mapping[str, Callable[[RunRecord], float]] = {
+    "test": lambda run: float(scored(run)["wer"]),
+    "dev": lambda run: number_at(run, "results.model.dev_wer"),
+}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What functions read from and draw to. `images` is the figures' folder as the document refers to it."""
+
+    kept: Kept
+    images: str
+    drawn: dict[str, bytes] = field(default_factory=dict)
+
+    def functions(self) -> dict[str, Callable[..., str]]:
+        """By the names that a template has for them."""
+        sentences = (self.wer, self.startwer, self.mean, self.difference, self.epsilon, self.population)
+        others = (self.value, self.ratio, self.imbalance, self.table, self.grid)
+        drawings = (self.wer_figure, self.norms_figure, self.gain_figure)
+        return {function.__name__: function for function in (*sentences, *others, *drawings)}
+
+    def wer(self, run: str, *, test: str | None = None) -> str:
+        """Test WER of one run with its 95 % interval over speakers."""
+        return single(self.kept, self.kept.run(run), test)
+
+    def startwer(self, setting: str, *, test: str | None = None) -> str:
+        """Test WER of the model that it started from, over seeds."""
+        return self._over_seeds(setting, lambda run: start_wer(run, test))
+
+    def mean(self, setting: str, *, test: str | None = None) -> str:
+        """Mean test WER over seeds, the least and the largest."""
+        return self._over_seeds(setting, lambda run: scored(run, test)["wer"])
+
+    def difference(self, first: str, second: str, *, test: str | None = None) -> str:
+        """The first's WER less the second's, over common seeds, paired over speakers."""
+        runs, others = each(self.kept.repeats, (first, second))
+        found = difference(runs, others, names=(first, second), test=test)
+        return told_difference(self.kept, found, runs, others)
+
+    def epsilon(self, setting: str) -> str:
+        """ε of the run as it was, by RDP and PLD at δ."""
+        run = self._first(setting)
+        return self.kept.link(run, told_epsilon(run))
+
+    def population(self, setting: str) -> str:
+        """People needed for ε ≤ 8 with the same recipe, by RDP and PLD."""
+        run = self._first(setting)
+        return self.kept.link(run, told_population(run))
+
+    def value(self, run: str, path: str, how: str = "") -> str:
+        """What a file says, such as `results.privacy.useful.cohort_size`, by a Python format."""
+        found = self.kept.run(run)
+        return self.kept.link(found, formatted(value_at(found, path), how))
+
+    def ratio(self, first: str, second: str, path: str, below: str | None = None) -> str:
+        """The first's number over the second's, such as `planned.rdp.population_size`; of the second, that `below`."""
+        runs = each(self.kept.run, (first, second))
+        top, bottom = number_at(runs[0], path), number_at(runs[1], below or path)
+        if bottom == 0:
+            raise InputError(f"{below or path} is 0 in {second}, expected a number to divide by")
+        links = "/".join(self.kept.link(found, found.label.partition("/")[2]) for found in runs)
+        return f"{top / bottom:.1f}× ({links})"
+
+    def imbalance(self, setting: str, first: str, second: str) -> str:
+        """Update norms of one kind of parameters (`layer_norm`) over another's, before clipping."""
+        run = self._first(setting)
+        return self.kept.link(run, f"{norm_ratio(run, first, second):.2g}×")
+
+    def table(self, suite: str, *columns: str, only: Sequence[str] = ()) -> str:
+        """A row for each setting, over seeds; columns are those of tables.COLUMNS, or settings of the recipes."""
+        return suite_table(self.kept, suite, columns, only=only)
+
+    def grid(self, suite: str, *, label: str, show: str = "test") -> str:
+        """Test WER over the two groups of a pattern, `label="(.+)-lr(.+)"`; `show="dev"`: by which a rate is chosen."""
+        if show not in RATES:
+            raise InputError(f"show={show}: expected one of {', '.join(RATES)}")
+        return suite_grid(self.kept, suite, label=label, rate=RATES[show])
+
+    def wer_figure(self, *suites: str, name: str, only: Sequence[str] = ()) -> str:
+        """The test WER of every setting of some suites."""
+        return self._shown(figures.by_setting(self.kept, suites, name=name, only=only))
+
+    def norms_figure(self, *runs: str, name: str) -> str:
+        """Update norms per layer and kind before clipping, side by side: the paper's Figure 5."""
+        return self._shown(figures.norms(each(self.kept.run, runs), name=name), runs)
+
+    def gain_figure(self, *settings: str, name: str) -> str:
+        """What per-layer clipping changes against global clipping, over how unbalanced updates are."""
+        drawing = figures.gain(self.kept, settings, kinds=("layer_norm", "attention"), name=name)
+        return self._shown(drawing, settings)
+
+    def _shown(self, drawing: Drawing, names: Sequence[str] = ()) -> str:
+        if drawing.name in self.drawn:
+            raise InputError(f"name={drawing.name}: another figure has this name, expected one of its own")
+        self.drawn[drawing.name] = figures.svg(drawing)
+        runs = ", ".join(self.kept.link(self.kept.run(name), name) for name in names)
+        from_ = f" From {runs}." if runs else ""
+        return f"![{drawing.alt}]({self.images}/{drawing.name}.svg)\n\n*{drawing.title}. {drawing.caption}*{from_}"
+
+    def _over_seeds(self, setting: str, rate: Callable[[RunRecord], float | None]) -> str:
+        runs = self.kept.repeats(setting)
+        rates = [rate(run) for run in runs.values()]
+        known = [found for found in rates if found is not None]
+        if len(known) < len(rates):
+            told = ", ".join(map(per_cent, rates))
+            raise InputError(f"{setting}: expected a rate in each of its runs, found {told}")
+        return over_seeds(self.kept, runs, known)
+
+    def _first(self, setting: str) -> RunRecord:
+        return next(iter(self.kept.repeats(setting).values()))
