@@ -11,6 +11,7 @@ from tests.tones import pack_tones
 from sottovoce.config import recipe_names
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated
+from sottovoce.training import suites
 
 RECIPE = """
 about: tones, federated
@@ -95,14 +96,18 @@ def test_runs_of_a_suite_side_by_side_are_those_one_after_another(
     here: Path, sottovoce: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)  # one thread for each of two runs
+    began: list[int] = []
+    started = suites.children
+    monkeypatch.setattr(suites, "children", lambda count, *a, **k: began.append(count) or started(count, *a, **k))
     seeded = (here / "suite.yaml").read_text().replace("noisy: {recipe:", "noisy: {overrides: [SEED], recipe:")
     (here / "seed.yaml").write_text(CENTRAL)
     apart = f"federation.seed_model={here / 'seed.yaml'}, data.part=federation, data.seed_part.fraction=0.3"
     (here / "suite.yaml").write_text(seeded.replace("SEED", apart))
-    ended = sottovoce("run", "suite.yaml", "--out", "both", "--runs", "own", "--at-once", "2", "--json")
+    ended = sottovoce("run", "suite.yaml", "--out", "both", "--runs", "own", "--at-once", "3", "--json")
     assert ended.code == 0, ended.err
     assert "noisy: 1 of 2" in ended.err or "noisy: 2 of 2" in ended.err
     assert any(line.startswith("noisy: δ=0.001 for each speaker") for line in ended.err.splitlines())
+    assert began == [2], "no more processes than runs"
     found = json.loads(ended.out)
     alone = sottovoce("run", "suite.yaml", "--out", "alone", "--runs", "alone-too", "--json")
     assert json.loads(alone.out) == found

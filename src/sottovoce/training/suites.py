@@ -67,6 +67,7 @@ def _side_by_side(
     waves = _seed_waves(recipes, around.runs)
     for recipe in (*(recipe for wave in waves for recipe, _ in wave.values()), *recipes.values()):
         ensure_store(recipe, around.stores, around.on_prepare)
+    at_once = min(at_once, len(recipes))  # more processes than runs would only wait
     threads = max(1, (os.cpu_count() or 1) // at_once)
     context = multiprocessing.get_context("spawn")
     try:
