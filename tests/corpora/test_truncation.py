@@ -33,7 +33,8 @@ def test_every_cut_is_seen_where_the_container_tells_its_length(
 ) -> None:
     data = encode(tmp_path, name, **options)
     assert not cut_short(data)
-    assert all(cut_short(data[:length]) for length in range(40, len(data)))
+    known_by = 40 if name.endswith((".au", ".w64")) else 12  # the bytes that tell the container
+    assert all(cut_short(data[:length]) for length in range(known_by, len(data)))
 
 
 @pytest.mark.parametrize("rate", [16_000, 44_100, 48_000])
