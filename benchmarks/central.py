@@ -19,13 +19,6 @@ from dataclasses import dataclass, replace
 import torch
 from rich.console import Console
 from rich.table import Table
-
-from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.audio.batches import plan_epoch
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import Settings, init, named_settings
-from sottovoce.models.decoding import greedy
 from sottovoce.models.recogniser import (
     PLAIN,
     Compute,
@@ -36,10 +29,17 @@ from sottovoce.models.recogniser import (
     log_probabilities,
     make_batch,
 )
+from sottovoce.training.computing import one_model
+
+from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.audio.batches import plan_epoch
+from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.flat.layout import Layout
+from sottovoce.models.decoding import greedy
+from sottovoce.models.transformer.network import Settings, init, named_settings
 from sottovoce.optimisers import LARS
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import stream, torch_stream
-from sottovoce.training.computing import one_model
 
 SEED = 1
 AUGMENT = SpecAugmentSettings()

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sottovoce.models import ctc, ctc_transformer
-from sottovoce.models.ctc_transformer import Settings
-from sottovoce.models.positions import cape_positions, sinusoids
+from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.positions import cape_positions, sinusoids
 
 Step = Callable[[], float]
 

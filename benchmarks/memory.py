@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sottovoce.models.ctc_transformer import Settings, init
 from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
@@ -23,7 +24,6 @@ from sottovoce.federated.client import ClientRoom, LocalTraining
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
 from sottovoce.federated.round import sum_cohort
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import Settings, init
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import stream, torch_stream

@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from sottovoce.models.recogniser import batch_loss
+from sottovoce.training.computing import many_models, one_model, precision
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
@@ -33,8 +35,7 @@ from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import init, named_settings
-from sottovoce.models.recogniser import batch_loss
+from sottovoce.models.transformer.network import init, named_settings
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
@@ -44,7 +45,6 @@ from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens
-from sottovoce.training.computing import many_models, one_model, precision
 from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1

@@ -29,7 +29,7 @@ from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine,
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import init, named_settings
+from sottovoce.models.transformer.network import init, named_settings
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan

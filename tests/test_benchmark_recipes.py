@@ -11,7 +11,7 @@ import pytest
 
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.flat.layout import match_groups
-from sottovoce.models.ctc_transformer import parameter_kind, parameter_shapes
+from sottovoce.models.transformer.network import parameter_kind, parameter_shapes
 from sottovoce.reporting.archives import opened
 
 ROOM = "benchmark/"

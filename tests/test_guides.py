@@ -6,41 +6,23 @@ import runpy
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
+from tests.guides import DOCS, blocks
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from sottovoce.cli import app
 from sottovoce.config import load_experiment
+from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.models.saved import load
+from sottovoce.seeds import stream
 
-DOCS = Path(__file__).parent.parent / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: its language ("" for output) and what is in it."""
-
-    language: str
-    content: str
-
-    @property
-    def file(self) -> str:
-        """The name in the first line's comment, under which it is saved."""
-        name = self.content.partition("\n")[0].removeprefix("# ")
-        assert re.fullmatch(r"[\w-]+\.(py|yaml)", name), f"expected the block to begin with its file's name: {name!r}"
-        return name
-
-
-def blocks(guide: Path, *languages: str) -> list[Block]:
-    found = [Block(language, content) for language, content in FENCE.findall(guide.read_text(encoding="utf-8"))]
-    return [block for block in found if not languages or block.language in languages]
 
 
 def commands(guide: Path) -> list[list[str]]:
@@ -90,6 +72,24 @@ def test_programs_run(guide: Path, folder: Path) -> None:
 def test_an_extension_takes_forty_lines_at_most(name: str) -> None:
     (block,) = [b for b in blocks(DOCS / "guides" / "extending.md", "python") if b.file == name]
     assert len(block.content.splitlines()) <= 40
+
+
+def test_a_family_takes_a_hundred_lines_at_most() -> None:
+    (block,) = blocks(DOCS / "guides" / "your-own-model.md", "python")
+    assert len(block.content.splitlines()) <= 100
+
+
+@pytest.mark.parametrize("folder", [DOCS / "guides" / "your-own-model.md"], indirect=True)
+def test_the_guides_own_model_is_trained_privately_evaluated_and_used(folder: Path) -> None:
+    """The page's recipe as `--smoke` runs it, and what comes out of it by the page's other commands."""
+    run = ["run", "gru.yaml", "--smoke", "--out", "runs"]
+    for words in (run, ["evaluate", "runs/gru", "--on", "stores/smoke:test"], ["ledger", "runs/gru"]):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+    assert load("runs/gru").family.name == "gru_ctc:FAMILY"
+    soundfile.write(folder / "digits.wav", stream(1, "noise").normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
+    result = CliRunner().invoke(app, ["transcribe", "runs/gru", "digits.wav"])
+    assert result.exit_code == 0, result.output
 
 
 @guides_with("yaml")

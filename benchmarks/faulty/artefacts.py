@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sottovoce.models.ctc_transformer import Settings
 
 from faulty import damage
 from faulty.children import Case
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.models import saved
-from sottovoce.models.ctc_transformer import Settings
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Header, Ledger
 from sottovoce.seeds import stream, torch_stream

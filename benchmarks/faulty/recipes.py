@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sottovoce.models.ctc_transformer import parameter_shapes
 
 from faulty import damage
 from faulty.children import Case
@@ -13,7 +14,6 @@ from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recip
 from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import parameter_shapes
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import repeated

@@ -19,6 +19,7 @@ from findings.rates import Difference, difference, mean_interval, scored
 from sottovoce.drawing import COLOURS, Page, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.reporting.drawings import (
     WIDTH,
     Drawing,
@@ -30,8 +31,10 @@ from sottovoce.reporting.drawings import (
     percents,
     plot,
 )
-from sottovoce.reporting.layers import KINDS, Profile, norm_profiles
+from sottovoce.reporting.layers import Profile, norm_profiles
 from sottovoce.reporting.records import RunRecord
+
+KINDS = find_family(DEFAULT).kinds
 
 
 def svg(drawing: Drawing) -> bytes:
@@ -59,7 +62,7 @@ def by_setting(kept: Kept, suites: Sequence[str], *, name: str, only: Sequence[s
 
 def norms(runs: Sequence[RunRecord], *, name: str) -> Drawing:
     """Update norms per layer and kind before clipping, runs side by side on one scale: the paper's Figure 5."""
-    profiles = {run.label: norm_profiles(run.diagnostics)[0] for run in runs}
+    profiles = {run.label: norm_profiles(run.diagnostics, place=run.place)[0] for run in runs}
     if without := [label for label, profile in profiles.items() if not profile]:
         raise InputError(f"no diagnostics in {', '.join(without)}")
     told = [

@@ -131,7 +131,7 @@ def formatted(value: Any, how: str) -> str:
 
 def norm_ratio(run: RunRecord, first: str, second: str) -> float:
     """The norm of updates to parameters of one kind over another's, before clipping, mean over the layers."""
-    blocks = norm_profiles(run.diagnostics)[0].blocks
+    blocks = norm_profiles(run.diagnostics, place=run.place)[0].blocks
     for kind in (first, second):
         if kind not in blocks:
             raise InputError(f"kind={kind}: expected one of {', '.join(blocks) or '(no diagnostics)'} in {run.label}")

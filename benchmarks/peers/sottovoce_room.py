@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from sottovoce.models.recogniser import StepDraws, draw_steps
 from workload import (
     CLIP_GRADIENTS,
     LOCAL_LR,
@@ -24,9 +25,8 @@ from workload import (
 
 from sottovoce.audio.batches import Batch, client_batches
 from sottovoce.federated.client import ClientRoom, LocalTraining
-from sottovoce.models.ctc_transformer import Draws
-from sottovoce.models.recogniser import StepDraws, draw_steps
 from sottovoce.models.speech import Speech
+from sottovoce.models.transformer.network import Draws
 from sottovoce.privacy.sampling import Indices
 from sottovoce.seeds import derive, name_key, torch_stream
 from sottovoce.store import Store

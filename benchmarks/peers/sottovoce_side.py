@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sottovoce.training.computing import many_models, one_model, precision
 from sottovoce_room import indices_of, workload_room
 from torch import Tensor
 from turns import Turns, parse
@@ -45,7 +46,6 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import PrivacySettings, Sampling
 from sottovoce.seeds import torch_stream
-from sottovoce.training.computing import many_models, one_model, precision
 
 Parameters = Mapping[str, Tensor]
 Round = Callable[[int, Tally], Parameters | None]

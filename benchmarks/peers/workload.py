@@ -15,13 +15,13 @@ from functools import cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sottovoce.models.recogniser import SpeechBatch, StepDraws, batch_loss, draw_step, make_batch
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.audio.batches import client_batches
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.models.ctc_transformer import Parameters, Settings, init, named_settings
-from sottovoce.models.recogniser import SpeechBatch, StepDraws, batch_loss, draw_step, make_batch
+from sottovoce.models.transformer.network import Parameters, Settings, init, named_settings
 from sottovoce.seeds import derive, stream, torch_stream
 
 SEED = 1

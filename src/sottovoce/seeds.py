@@ -7,6 +7,8 @@ machine and with every version of NumPy or torch.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +57,23 @@ def torch_stream(root: int, *names: Name, device: "torch.device | str" = "cpu") 
     if generator.device.type == "cpu":
         generator.set_state(_with_whole_seed(generator.get_state(), seed))
     return generator
+
+
+@contextmanager
+def seeded_kernels(seed: int, *, device: "torch.device") -> Iterator[None]:
+    """Within this scope the device's own kernels draw from `seed`; afterwards its generator is as before.
+
+    torch's fused dropout takes no generator, and masks drawn by hand would cost a pass over memory each.
+    """
+    import torch
+
+    own = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+    before = own.get_state()
+    own.manual_seed(seed)
+    try:
+        yield
+    finally:
+        own.set_state(before)
 
 
 def _with_whole_seed(state: "torch.Tensor", seed: int) -> "torch.Tensor":

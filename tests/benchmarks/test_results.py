@@ -177,7 +177,11 @@ def test_a_kept_run_says_the_same(run: Path, results: Path) -> None:
     assert full[0] == 0
     assert full[-1] == 7
     some = [whole.diagnostics[n] for n in full]
-    for mine, theirs in zip(norm_profiles(small.diagnostics)[0].rows(), norm_profiles(some)[0].rows(), strict=True):
+    for mine, theirs in zip(
+        norm_profiles(small.diagnostics, place=small.place)[0].rows(),
+        norm_profiles(some, place=small.place)[0].rows(),
+        strict=True,
+    ):
         assert mine == (*theirs[:2], pytest.approx(theirs[2], rel=0.01))
 
 

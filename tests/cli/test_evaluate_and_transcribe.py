@@ -11,8 +11,9 @@ import soundfile
 
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models.ctc_transformer import Settings
 from sottovoce.models.saved import fresh, save
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import pack
 from sottovoce.text.tokens import CharacterTokens
@@ -48,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = CharacterTokens("abcdefghijklmnopqrstuvwxyz '-")
     settings = Settings(layers=1, width=32, tokens=tokens.size + 1)
     (place / "model").mkdir()
-    save(fresh(settings, tokens, language="en", generator=torch_stream(3, "model")), place / "model")
+    save(fresh(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model")), place / "model")
     made_store(place / "store")
     made_store(place / "french", language="fr")
     (place / "sounds/sub").mkdir(parents=True)

@@ -1,22 +1,23 @@
 """Recognising a store gives each utterance its own text, however the utterances are batched."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from sottovoce.errors import InputError
-from sottovoce.evaluation.recognise import choose_device, recognise
+from sottovoce.evaluation.recognise import choose_device, emissions, recognise
 from sottovoce.models.decoding import greedy
-from sottovoce.models.recogniser import log_probabilities, make_batch
 from sottovoce.models.saved import Recogniser
+from sottovoce.models.utterances import record_lines
 from sottovoce.store import Store
 
 
 def one_by_one(recogniser: Recogniser, store: Store, rows: list[int]) -> list[str]:
     texts = []
     for row in rows:
-        batch = make_batch([store.samples(row)], [()])
-        (found,) = greedy(*log_probabilities(recogniser.parameters, batch, settings=recogniser.settings))
+        (found,) = greedy(*emissions(recogniser, record_lines([store.samples(row)])))
         texts.append(" ".join(recogniser.tokens.decode(found.tokens).split()))
     return texts
 
@@ -35,7 +36,7 @@ def test_batches_change_nothing(recogniser: Recogniser, store: Store, batch_seco
 
 def test_training_parameters_collect_no_gradients(recogniser: Recogniser, store: Store) -> None:
     parameters = {name: p.clone().requires_grad_() for name, p in recogniser.parameters.items()}
-    training = Recogniser(recogniser.settings, recogniser.tokens, parameters, "en")
+    training = replace(recogniser, parameters=parameters)
     assert recognise(training, store, np.array([0])) == recognise(recogniser, store, np.array([0]))
 
 

@@ -11,11 +11,11 @@ from sottovoce.audio.features import frame_lengths
 from sottovoce.errors import InputError
 from sottovoce.evaluation import transcribe as transcription
 from sottovoce.evaluation.recognise import recognise
-from sottovoce.evaluation.transcribe import FRAME_SAMPLES, Failure, Transcript, find_files, transcribe
-from sottovoce.models.ctc_transformer import SECONDS_PER_FRAME, output_lengths
+from sottovoce.evaluation.transcribe import Failure, Transcript, find_files, transcribe
 from sottovoce.models.decoding import BeamSearch
-from sottovoce.models.recogniser import SpeechBatch
 from sottovoce.models.saved import Recogniser
+from sottovoce.models.transformer.network import SECONDS_PER_FRAME, output_lengths
+from sottovoce.models.utterances import Recordings
 from sottovoce.store import Store
 
 
@@ -44,10 +44,13 @@ def test_short_files_give_what_a_store_of_them_gives(recogniser: Recogniser, sto
         assert [result.seconds for result in found] == [len(store.samples(row)) / 16_000 for row in range(len(files))]
 
 
-def loudness_of_each_frame(parameters: object, batch: SpeechBatch, **_: object) -> tuple[torch.Tensor, torch.Tensor]:
+FRAME_SAMPLES = 480
+
+
+def loudness_of_each_frame(_: Recogniser, sound: Recordings) -> tuple[torch.Tensor, torch.Tensor]:
     """A recogniser without memory: the token of a frame is the loudness of its samples. Tokens a … z, space, …"""
-    lengths_B = output_lengths(frame_lengths(batch.lengths_B))
-    frames_BTN = batch.waveforms_BN.float().unfold(1, FRAME_SAMPLES, FRAME_SAMPLES)
+    lengths_B = output_lengths(frame_lengths(sound.lengths_U))
+    frames_BTN = sound.lines_UN.float().unfold(1, FRAME_SAMPLES, FRAME_SAMPLES)
     level_BT = (frames_BTN.abs().mean(dim=-1) / 100).round().long()
     missing = int(lengths_B.max()) - level_BT.shape[1]
     level_BT = torch.nn.functional.pad(level_BT, (0, max(missing, 0)))
@@ -59,7 +62,7 @@ def loudness_of_each_frame(parameters: object, batch: SpeechBatch, **_: object) 
 def test_windows_change_nothing_for_a_model_without_memory(
     recogniser: Recogniser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, window_seconds: float
 ) -> None:
-    monkeypatch.setattr(transcription, "log_probabilities", loudness_of_each_frame)
+    monkeypatch.setattr(transcription, "emissions", loudness_of_each_frame)
     levels = np.random.default_rng(3).integers(0, 30, int(seconds / 0.03) + 1) * 100
     samples = np.repeat(levels, FRAME_SAMPLES)[: int(seconds * 16_000)].astype(np.int16)
     soundfile.write(tmp_path / "long.wav", samples, 16_000)

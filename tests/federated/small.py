@@ -1,4 +1,4 @@
-"""A federation that takes milliseconds: nine people, a model of a few thousand parameters, and its twin in float64."""
+"""A federation that takes milliseconds: nine people, a small model of any family, and its twin in float64."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,8 @@ from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.round import Round, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import Settings, init
-from sottovoce.models.heard import HeardBatch
-from sottovoce.models.recogniser import StepDraws, batch_loss
+from sottovoce.models.family import DEFAULT, Family, StepDraws, find_family, step_loss
+from sottovoce.models.utterances import Features
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
@@ -29,7 +28,10 @@ from sottovoce.text.tokens import CharacterTokens
 from sottovoce.users import PopulationSettings, build_population
 
 TOKENS = CharacterTokens.seen_in("abcde")
-MODEL: dict[str, Any] = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0, "layer_drop": 0.0}
+# What makes a family's model small and leaves nothing to chance; where nothing is said, its own `tiny`.
+MODELS: dict[str, dict[str, Any]] = {
+    DEFAULT: {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0, "layer_drop": 0.0},
+}
 LOCAL: dict[str, Any] = {"batch_seconds": 2.0, "lr": 0.3, "local_steps": 2, "spec_augment": None}
 CPU = torch.device("cpu")
 
@@ -46,13 +48,21 @@ def small_room(
     local: dict[str, Any] | None = None,
     people: dict[str, Any] | None = None,
     cohort_size: int = 3,
+    family: str = DEFAULT,
 ) -> ClientRoom:
     population = build_population(Store(store), PopulationSettings(split=("train",), **people or {}), seed=1)
-    settings = Settings(tokens=TOKENS.size + 1, **MODEL | (model or {}))
+    found = find_family(family)
+    settings = small_settings(found, **model or {})
     chosen = LOCAL | (local or {})
     if "local_epochs" in chosen:
         chosen["local_steps"] = None
-    return ClientRoom(population, TOKENS, settings, LocalTraining(**chosen), seed=2, cohort_size=cohort_size)
+    return ClientRoom(population, TOKENS, found, settings, LocalTraining(**chosen), seed=2, cohort_size=cohort_size)
+
+
+def small_settings(family: Family[Any, Any], **model: Any) -> Any:
+    if family.name in MODELS:
+        return family.Settings(tokens=TOKENS.size + 1, **MODELS[family.name] | model)
+    return family.Options(**{**family.tiny, **model}).settings(tokens=TOKENS.size + 1)
 
 
 @dataclass
@@ -81,11 +91,10 @@ class Small:
         """What client `index` computes in round `step`, batch by batch, in float64."""
         room, loaded = self.room, loaded_client(self.room, index, step=step)
 
-        def gradient_of(batch: HeardBatch, draws: StepDraws) -> Gradient:
+        def gradient_of(batch: Features, draws: StepDraws) -> Gradient:
             def gradient(theta: Model) -> Model:
                 parameters = {name: torch.from_numpy(layer).requires_grad_() for name, layer in theta.items()}
-                spec_augment = room.local.spec_augment_at(step)
-                loss = batch_loss(parameters, batch, settings=room.model, spec_augment=spec_augment, draws=draws)
+                loss = step_loss(room.family, parameters, batch, settings=room.model, draws=draws)
                 found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 zeros = map(torch.zeros_like, parameters.values())
                 pairs = zip(parameters, found, zeros, strict=True)
@@ -93,8 +102,8 @@ class Small:
 
             return gradient
 
-        heard = loaded.heard(HeardBefore(0), dtype=torch.float32)
-        return [gradient_of(heard.batch(lines), draws) for lines, draws in zip(loaded.lines, loaded.draws, strict=True)]
+        heard = loaded.heard(HeardBefore(0), room, dtype=torch.float32)
+        return [gradient_of(heard.take(lines), draws) for lines, draws in zip(loaded.lines, loaded.draws, strict=True)]
 
 
 def loaded_client(room: ClientRoom, index: int, *, step: int) -> LoadedClient:
@@ -117,7 +126,7 @@ def small(
 ) -> Small:
     """A federation at its first round; dictionaries change its defaults. Clients compute in `dtype`."""
     made = small_room(store, **room)
-    parameters = init(made.model, generator=start_stream())
+    parameters = made.family.init(made.model, generator=start_stream())
     layout = Layout.of(parameters)
     settings: dict[str, Any] = {
         "population_size": len(made.population),

@@ -1,17 +1,19 @@
 """What an engine does with clients: it trains those who can be trained, and says why it could not train the others."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.federated.small import CPU, Small, as_model, furthest, small
+from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.federated import client as client_module
-from sottovoce.federated.client import LoadedClient
-from sottovoce.federated.engines import Dropped, SequentialEngine, Trained, sequential
+from sottovoce.federated.client import ClientRoom
+from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
+from sottovoce.models.utterances import Features, Recordings
 from sottovoce.store import Store
 
 BAD = 2
@@ -42,26 +44,37 @@ def gone(rooms: Small, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "samples", samples)
 
 
-def _while_bad_is_trained(patch: pytest.MonkeyPatch, instead: Any) -> None:
-    whole_training, whole_loss = sequential.train_locally, client_module.batch_loss
+def hearing(room: ClientRoom, client: int, instead: Callable[[Features, Tensor], Features]) -> ClientRoom:
+    """A room whose family hears `instead` where there are utterances of `client`; of which [U] tells which are."""
+    rows = room.population.client(client).utterances.tolist()
+    starts = {tuple(room.store.samples(row)[:50].tolist()) for row in rows}
 
-    def train(weights: Any, loaded: LoadedClient, *arguments: Any, **options: Any) -> torch.Tensor:
-        patch.setattr(client_module, "batch_loss", instead if loaded.client.index == BAD else whole_loss)
-        return whole_training(weights, loaded, *arguments, **options)
+    def hear(recordings: Recordings, **options: Any) -> Features:
+        heard = room.family.hear(recordings, **options)
+        own_U = [tuple(recordings.samples_N[start : start + 50].tolist()) in starts for start in recordings.starts_U]
+        return instead(heard, torch.tensor(own_U)) if any(own_U) else heard
 
-    patch.setattr(sequential, "train_locally", train)
-
-
-def out_of_memory(_: Small, patch: pytest.MonkeyPatch) -> None:
-    def loss(*_: Any, **__: Any) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    _while_bad_is_trained(patch, loss)
+    return replace(room, family=replace(room.family, hear=hear))
 
 
-def diverging(_: Small, patch: pytest.MonkeyPatch) -> None:
-    whole = client_module.batch_loss
-    _while_bad_is_trained(patch, lambda *arguments, **options: whole(*arguments, **options) * torch.nan)
+def not_finite(heard: Features, of_U: Tensor) -> Features:
+    return replace(heard, features_UTF=heard.features_UTF.masked_fill(of_U[:, None, None], torch.nan))
+
+
+def too_large(heard: Features, of_U: Tensor) -> Features:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def out_of_memory(rooms: Small, _: pytest.MonkeyPatch) -> None:
+    _train_in(hearing(rooms.room, BAD, too_large), rooms)
+
+
+def diverging(rooms: Small, _: pytest.MonkeyPatch) -> None:
+    _train_in(hearing(rooms.room, BAD, not_finite), rooms)
+
+
+def _train_in(room: ClientRoom, rooms: Small) -> None:
+    rooms.engine = SequentialEngine(room, rooms.layout, device=CPU, weighting=rooms.plan.settings.weighting)
 
 
 @pytest.mark.parametrize(

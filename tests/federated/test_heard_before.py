@@ -9,7 +9,8 @@ import torch
 from tests.federated.small import small_room
 
 from sottovoce.federated.heard_before import HeardBefore, Kept, heard_bytes, speech_bytes
-from sottovoce.models.heard import hear, record
+from sottovoce.models.log_mel import hear
+from sottovoce.models.utterances import record
 
 
 def test_the_latest_clients_are_kept_within_the_limit() -> None:
@@ -31,7 +32,7 @@ def test_clients_with_hardly_any_speech_are_bounded_too() -> None:
     for client in range(clients):
         before.keep(client, one)
     kept = sum(before.get(client) is not None for client in range(clients))
-    tensors = one.features_UTF, one.lengths_U, one.tokens_UL, one.token_lengths_U
+    tensors = one.features_UTF, one.frames_U, one.tokens_UL, one.token_lengths_U
     at_least = sum(
         tensor.nbytes + sys.getsizeof(tensor) + sys.getsizeof(tensor.untyped_storage()) for tensor in tensors
     )

@@ -18,8 +18,9 @@ from sottovoce.federated.client import LoadedClient, Proximal
 from sottovoce.federated.engines import SequentialEngine, Trained, sequential
 from sottovoce.federated.weighting import WeightedSum
 from sottovoce.flat import segments
-from sottovoce.models.ctc_transformer import init
-from sottovoce.models.recogniser import batch_loss, make_batch
+from sottovoce.models import ctc
+from sottovoce.models.family import recordings_heard
+from sottovoce.models.utterances import record_lines
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.ledger import Charge
@@ -64,13 +65,13 @@ def test_three_rounds_are_those_of_the_twin(name: str, tones: Path, tmp_path: Pa
     sampled = 0
     for step in range(3):
         sampled += len(ours.plan.sample(step))
-        start, twin = ours.model(), _twin(ours, step, opt=opt, lr=lr)
+        start, twin = ours.model(), twin_of(ours, step, opt=opt, lr=lr)
         ours.round(step)
         assert furthest(ours.model(), twin, start) < 1
     assert sampled >= 3
 
 
-def _twin(ours: Small, step: int, *, opt: SGD | LAMB, lr: float) -> Model:
+def twin_of(ours: Small, step: int, *, opt: SGD | LAMB, lr: float) -> Model:
     """What Algorithm 1 makes of our model in round `step`."""
     proximal = ours.room.local.proximal
     return reference_round(
@@ -143,7 +144,7 @@ def test_a_fault_lies_far_outside_of_rounding(
     options: dict[str, Any] = {"model": {"positions": "sinusoidal"}, "local": {"local_epochs": 2}}
     ours = small(tones, tmp_path / "ledger.jsonl", dtype=torch.float64, **options)
     step = next(step for step in range(50) if len(ours.plan.sample(step)) == 4)
-    start, twin = ours.model(), _twin(ours, step, opt=SGD(), lr=1.0)
+    start, twin = ours.model(), twin_of(ours, step, opt=SGD(), lr=1.0)
     fault(monkeypatch)
     ours.round(step)
     assert furthest(ours.model(), twin, start) > 100
@@ -214,7 +215,11 @@ def _central_gradient(ours: Small, parameters_P: torch.Tensor) -> torch.Tensor:
         samples += [ours.room.store.samples(int(row)) for row in speech.rows]
         texts += [ids.tolist() for ids in speech.tokens]
     flat_P = parameters_P.clone().requires_grad_()
-    loss = batch_loss(ours.layout.views(flat_P), make_batch(samples, texts), settings=ours.room.model)
+    family, settings = ours.room.family, ours.room.model
+    heard = recordings_heard(family, record_lines(samples, texts), settings=settings)
+    assert family.recognition is not None
+    emitted = family.recognition.emit(ours.layout.views(flat_P), heard, settings=settings)
+    loss = ctc.loss(*emitted, heard.tokens_UL, heard.token_lengths_U)
     return torch.autograd.grad(loss, flat_P)[0]
 
 
@@ -233,7 +238,9 @@ def test_the_sum_is_divided_by_the_public_cohort_size_whoever_came(tones: Path, 
 
     alone = small(tones, tmp_path / "nobody.jsonl")
     done = alone.round(nobody)
-    assert torch.equal(alone.server.parameters_P, ours.layout.flatten(init(ours.room.model, generator=start_stream())))
+    assert torch.equal(
+        alone.server.parameters_P, ours.layout.flatten(ours.room.family.init(ours.room.model, generator=start_stream()))
+    )
     assert done.private.as_json(alone.plan)["cohort"] == 0
 
 

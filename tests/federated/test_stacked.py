@@ -14,10 +14,8 @@ from tests.federated.trouble import Trouble
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.federated.client import LoadedClient, Proximal
+from sottovoce.federated.client import ClientRoom, LoadedClient, Proximal
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine, stacked
-from sottovoce.models.heard import Heard, Recordings, hear
-from sottovoce.models.recogniser import Compute
 
 EVERYBODY = range(9)
 
@@ -30,19 +28,21 @@ def stacked_of(
     ours: Small,
     *,
     size: int = 4,
-    compute: Compute | None = None,
+    full: bool = False,
+    room: ClientRoom | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
 ) -> StackedEngine:
     """Nine clients in stacks of four: full ones, and one that is not."""
+    assert ours.room.family.stacked is not None
     return StackedEngine(
-        ours.room,
+        room or ours.room,
         ours.layout,
+        stacked=replace(ours.room.family.stacked, full=full),
         device=device,
         dtype=dtype,
         size=size,
         weighting=ours.plan.settings.weighting,
-        **{} if compute is None else {"compute": compute},
     )
 
 
@@ -89,11 +89,10 @@ def test_updates_are_those_of_clients_trained_one_by_one(
     name: str, full_stacks: bool, tones: Path, tmp_path: Path
 ) -> None:
     """In float64 all of them; in float32, where a few are unstable (see `small`), the ordinary one."""
-    compute = Compute(full_stacks=full_stacks)
     for dtype in (torch.float64, torch.float32):
         ledger = tmp_path / f"{dtype}.jsonl"
         ours = small(tones, ledger, people={"max_seconds": 3.0}, cohort_size=9, dtype=dtype, **CASES[name])
-        engine = stacked_of(ours, compute=compute, dtype=dtype)
+        engine = stacked_of(ours, full=full_stacks, dtype=dtype)
         apart = []
         for step in (0, 1):
             found, expected = updates_of(engine, ours, step=step), updates_of(ours.engine, ours, step=step)
@@ -177,7 +176,7 @@ def test_on_cuda_dropout_is_a_clients_own_whoever_else_is_in_the_stack(
     """On a CPU the masks are those of the client alone, which the cases above compare."""
     case = CASES["dropout, each its own layers, epochs"]
     ours = small(tones, tmp_path / "ledger.jsonl", people={"max_seconds": 3.0}, cohort_size=9, **case)
-    engine = stacked_of(ours, size=9, device=CUDA, compute=Compute(full_stacks=full_stacks))
+    engine = stacked_of(ours, size=9, device=CUDA, full=full_stacks)
     whole = updates_of(engine, ours, device=CUDA)
     apart: list[float] = []
     for fewer in ([5], [0, 5, 7], [4, 5, 6, 7, 8]):
@@ -186,33 +185,17 @@ def test_on_cuda_dropout_is_a_clients_own_whoever_else_is_in_the_stack(
     assert statistics.median(apart) < rounding(torch.float32)
 
 
-def poisoned_for(ours: Small, client: int) -> Compute:
-    """Features of `client` are NaN, whatever batch they are in."""
-    room = ours.room
-    rows = room.population.client(client).utterances.tolist()
-    starts = {tuple(room.store.samples(row)[:50].tolist()) for row in rows}
-
-    def poisoned(recordings: Recordings, **options: Any) -> Heard:
-        heard = hear(recordings, **options)
-        own_U = [tuple(recordings.samples_N[start : start + 50].tolist()) in starts for start in recordings.starts_U]
-        own_U11 = torch.tensor(own_U)[:, None, None]
-        return replace(heard, features_UTF=heard.features_UTF.masked_fill(own_U11, torch.nan))
-
-    return Compute(hear=poisoned)
-
-
 def test_a_client_that_is_not_finite_spoils_its_own_row_only(tones: Path, tmp_path: Path) -> None:
     """Bit for bit: the other rows are as if its numbers were fine."""
     bad = 3
     ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
-    whole, spoilt = (
-        updates_of(stacked_of(ours, size=9, compute=compute), ours) for compute in (None, poisoned_for(ours, bad))
-    )
+    spoiling = test_engines.hearing(ours.room, bad, test_engines.not_finite)
+    whole, spoilt = (updates_of(stacked_of(ours, size=9, room=room), ours) for room in (None, spoiling))
     assert spoilt[bad].isnan().any()
     for client in set(EVERYBODY) - {bad}:
         assert torch.equal(spoilt[client], whole[client])
 
-    ours.engine = stacked_of(ours, size=9, compute=poisoned_for(ours, bad))  # type: ignore[assignment]
+    ours.engine = stacked_of(ours, size=9, room=spoiling)  # type: ignore[assignment]
     figures = ours.round(0).private.as_json(ours.plan)
     assert (figures["cohort"], figures["non_finite"], figures["dropped"]) == (9, 1, {})
     assert ours.server.parameters_P.isfinite().all()

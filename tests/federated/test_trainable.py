@@ -15,8 +15,7 @@ from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, Stack
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import init
-from sottovoce.models.recogniser import batch_loss
+from sottovoce.models.family import step_loss
 from sottovoce.models.trainable import Trainable, parse_part, split
 from sottovoce.privacy.settings import Weighting
 from sottovoce.seeds import torch_stream
@@ -45,7 +44,12 @@ class Parted:
 
 def parted(store: Path, text: str, **room: Any) -> Parted:
     made = small_room(store, **room)
-    part = split(parse_part(text), init(made.model, generator=start_stream()), generator=torch_stream(3, "low rank"))
+    part = split(
+        parse_part(text),
+        made.family.init(made.model, generator=start_stream()),
+        corrected=made.family.corrected,
+        generator=torch_stream(3, "low rank"),
+    )
     layout = Layout.of(part.initial)
     server_P = layout.flatten(part.initial)
     for number, view in enumerate(layout.views(server_P).values()):
@@ -83,10 +87,10 @@ def test_an_update_is_a_step_against_the_gradient_of_the_part(text: str, tones: 
     ours = parted(tones, text, local={"local_steps": 1, "clip_gradients": float("inf")})
     found = ours.updates(SequentialEngine(ours.room, ours.layout, device=CPU))
     loaded = loaded_client(ours.room, 4, step=0)
-    batch = loaded.heard(HeardBefore(0), dtype=torch.float32).batch(loaded.lines[0])
+    batch = loaded.heard(HeardBefore(0), ours.room, dtype=torch.float32).take(loaded.lines[0])
     leaf_P = ours.server_P.clone().requires_grad_()
     whole = ours.part.frozen.joined(ours.layout.views(leaf_P))
-    loss = batch_loss(whole, batch, settings=ours.room.model, draws=loaded.draws[0])
+    loss = step_loss(ours.room.family, whole, batch, settings=ours.room.model, draws=loaded.draws[0])
     (gradient_P,) = torch.autograd.grad(loss, [leaf_P])
     torch.testing.assert_close(found[4], ours.room.local.lr * gradient_P, rtol=1e-4, atol=1e-6)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sottovoce.errors import InputError
 from sottovoce.federated.client import ClientRoom
-from sottovoce.models.recogniser import StepDraws
+from sottovoce.models.family import StepDraws
 from sottovoce.models.speech import Speech
 from sottovoce.users.population import Client
 

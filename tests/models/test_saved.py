@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from sottovoce.errors import InputError
-from sottovoce.models.ctc_transformer import Settings
 from sottovoce.models.saved import CONFIG, PARAMETERS, TOKENS, Recogniser, adapt, fresh, load, save
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens, save_tokens
 
@@ -20,7 +21,7 @@ SETTINGS = Settings(layers=2, width=16, tokens=TOKEN_SET.size + 1)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Recogniser:
-    recogniser = fresh(SETTINGS, TOKEN_SET, language="en", generator=torch_stream(1, "init"))
+    recogniser = fresh(FAMILY, SETTINGS, TOKEN_SET, language="en", generator=torch_stream(1, "init"))
     save(recogniser, tmp_path)
     return recogniser
 
@@ -57,7 +58,10 @@ def change(key: str, value: Any) -> Callable[[Path], None]:
         (cut, "the model cannot be read .* it may be cut short"),
         (lambda folder: (folder / PARAMETERS).unlink(), "the model cannot be read"),
         (lambda folder: (folder / CONFIG).write_text("{"), "no model at"),
-        (change("architecture", "conformer"), "architecture='conformer', expected 'ctc_transformer'"),
+        (
+            change("architecture", "conformer"),
+            "family='conformer'.*'?ctc_transformer",
+        ),
         (change("sample_rate", 8000), "a model for sample_rate=8000, expected 16000"),
         (change("layers", 3), "parameter 'blocks.02.* is missing: a model of another architecture"),
         (change("layers", 1), "unknown parameter 'blocks.01.*: a model of another architecture"),

@@ -2,6 +2,7 @@
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, Rende
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.errors import InputError
 from sottovoce.models.speech import Place, endless_batches, load_speech
+from sottovoce.models.transformer import FAMILY
 from sottovoce.store import Store, pack
 from sottovoce.text.tokens import CharacterTokens
 
 CPU = torch.device("cpu")
 TOKENS = CharacterTokens("ab ")
+MODEL: dict[str, Any] = {"family": FAMILY, "settings": FAMILY.Options(size="tiny").settings(tokens=TOKENS.size + 1)}
 
 
 def utterance(id: str, *, seconds: float, text: str | None) -> RenderedUtterance:
@@ -47,7 +50,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_what_has_no_loss_is_left_out_and_counted(store: Store) -> None:
-    speech = load_speech(store, np.arange(6), TOKENS, longest_seconds=2)
+    speech = load_speech(store, np.arange(6), TOKENS, **MODEL, longest_seconds=2)
     assert [store.utterance(row).id for row in speech.rows.tolist()] == ["good", "tight"]
     assert speech.left_out == {
         "without text": 1,
@@ -59,16 +62,16 @@ def test_what_has_no_loss_is_left_out_and_counted(store: Store) -> None:
 
 def test_nothing_to_train_on_says_why(store: Store) -> None:
     with pytest.raises(InputError, match=r"no utterance to train on \(2 too long\)"):
-        load_speech(store, np.arange(2), TOKENS, longest_seconds=0.5)
+        load_speech(store, np.arange(2), TOKENS, **MODEL, longest_seconds=0.5)
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_going_on_from_any_place_gives_the_same_batches(store: Store, world: int) -> None:
-    speech = load_speech(store, np.array([0, 4]), TOKENS, longest_seconds=2)
+    speech = load_speech(store, np.array([0, 4]), TOKENS, **MODEL, longest_seconds=2)
 
     def batches(start: Place) -> list[tuple[Place, list[list[int]]]]:
         endless = endless_batches(speech, start=start, max_seconds=1.5, seed=3, device=CPU, rank=world - 1, world=world)
-        return [(place, batch.tokens_BU.tolist()) for place, batch in islice(endless, 6)]
+        return [(place, batch.tokens_UL.tolist()) for place, batch in islice(endless, 6)]
 
     whole = batches(Place())
     for done in range(1, 6):
@@ -76,6 +79,6 @@ def test_going_on_from_any_place_gives_the_same_batches(store: Store, world: int
 
 
 def test_more_processes_than_utterances_is_one_line(store: Store) -> None:
-    speech = load_speech(store, np.array([0]), TOKENS, longest_seconds=2)
+    speech = load_speech(store, np.array([0]), TOKENS, **MODEL, longest_seconds=2)
     with pytest.raises(InputError, match="cannot be shared evenly by world=2 processes"):
         next(endless_batches(speech, start=Place(), max_seconds=2, seed=3, device=CPU, rank=1, world=2))

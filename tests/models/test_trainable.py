@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.models.ctc_transformer import (
+from sottovoce.models.trainable import Trainable, parse_part, split
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import (
     SIZES,
     Settings,
     Stacking,
@@ -21,7 +23,6 @@ from sottovoce.models.ctc_transformer import (
     parameter_shapes,
     run_blocks,
 )
-from sottovoce.models.trainable import Trainable, parse_part, split
 from sottovoce.seeds import torch_stream
 
 SETTINGS = Settings(layers=3, width=8, tokens=5, heads=2, features=6, dropout=0.0, layer_drop=0.0)
@@ -32,7 +33,8 @@ MATRICES = ("attention.qkv", "attention.output", "mlp.hidden", "mlp.output")
 
 
 def part_of(text: str | None, parameters: Mapping[str, Tensor] = START) -> Trainable:
-    return split(None if text is None else parse_part(text), parameters, generator=torch_stream(1, "low rank"))
+    part = None if text is None else parse_part(text)
+    return split(part, parameters, corrected=FAMILY.corrected, generator=torch_stream(1, "low rank"))
 
 
 def moved(part: Trainable, *lead: int) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import init, named_settings
+from sottovoce.models.transformer.network import init, named_settings
 from sottovoce.optimisers import LAMB, LARS, SGD, Adam, Optimiser, clip_gradients, tensor_norms
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import torch_stream

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from sottovoce.cli import app
 from sottovoce.errors import InputError
 from sottovoce.evaluation.wer import count_words, tally
-from sottovoce.models.ctc_transformer import layer_index, parameter_kind
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import layer_index, parameter_kind
 from sottovoce.reporting.convergence import convergence, verdict
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.html import render
@@ -263,7 +264,7 @@ def test_norms_of_one_kind_in_a_layer_add_up_as_one_vector() -> None:
         norms = {"blocks.00.mlp.norm.weight": weight, "blocks.00.mlp.norm.bias": bias, "final.norm.weight": 7.0}
         return {"layers": {name: {"norm_before": norm, "norm_after": norm / 2} for name, norm in norms.items()}}
 
-    before, after = norm_profiles([of_round(2, 4), of_round(4, 4)])
+    before, after = norm_profiles([of_round(2, 4), of_round(4, 4)], place=FAMILY.place)
     assert before.blocks == {"layer_norm": (5.0,)}
     assert before.outside == {"layer_norm": 7.0}
     assert after.blocks == {"layer_norm": (2.5,)}
@@ -276,7 +277,7 @@ def test_noise_to_signal_weighs_tensors_by_their_size() -> None:
     """
     record = {"signal_to_noise": {"blocks.00.mlp.hidden.weight": 2.0, "blocks.00.mlp.output.weight": 0.5, "conv": None}}
     sizes = {"blocks.00.mlp.hidden.weight": 9, "blocks.00.mlp.output.weight": 16}
-    found = noise_profile([record], sizes=sizes)
+    found = noise_profile([record], sizes=sizes, place=FAMILY.place)
     assert found.blocks.keys() == {"mlp"}
     assert found.blocks["mlp"] == pytest.approx((5 / math.sqrt(40),))
     assert found.outside == {}, "a tensor that gets no noise has no ratio"

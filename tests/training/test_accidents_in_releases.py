@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.federated.small import MODEL, start_stream
+from tests.federated.small import MODELS, start_stream
 from tests.federated.trouble import Trouble
 from tests.several import in_processes
 from tests.training.test_distributed_runs import run_here
@@ -20,7 +20,7 @@ from tests.training.test_distributed_runs import run_here
 from sottovoce.config import load_recipe
 from sottovoce.federated.round import sum_cohort
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import Settings, init
+from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.plan import Plan
@@ -64,8 +64,9 @@ def test_the_sum_is_that_of_the_others_to_the_bit(
     """No release is made in stacks; what they do with a bad client: tests/federated/test_stacked.py."""
     recipe = load_recipe(str(federated_recipe), [*RELEASE, "federation.workers=1"])
     tokens = CharacterTokens.seen_in("abcde")
-    settings = Settings(tokens=tokens.size + 1, **MODEL)
-    start = Recogniser(settings, tokens, init(settings, generator=start_stream()), "en")
+    family = find_family(DEFAULT)
+    settings = family.Settings(tokens=tokens.size + 1, **MODELS[DEFAULT])
+    start = Recogniser(family, settings, tokens, family.init(settings, generator=start_stream()), "en")
     population = build_population(Store(short_stores / "tones"), PopulationSettings(split=("train",)), seed=1)
     layout = Layout.of(start.parameters)
     plan = Plan(

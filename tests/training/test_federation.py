@@ -170,8 +170,8 @@ def test_a_round_in_which_everybody_fails_is_one_clear_line(run: Run, monkeypatc
 
 
 def test_a_round_in_which_everybody_diverges_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = client_module.batch_loss
-    monkeypatch.setattr(client_module, "batch_loss", lambda *a, **o: whole(*a, **o) * math.nan)
+    whole = client_module.step_loss
+    monkeypatch.setattr(client_module, "step_loss", lambda *a, **o: whole(*a, **o) * math.nan)
     with pytest.raises(InputError, match=r"round \d+: every client of the cohort failed; .*not finite"):
         run()
 

@@ -8,7 +8,6 @@ from sottovoce.config.sections import (
     Central,
     Data,
     ManifestCorpus,
-    ModelSettings,
     SyntheticCorpus,
     TokenSettings,
 )
@@ -22,7 +21,6 @@ __all__ = [
     "Extrapolation",
     "Federation",
     "ManifestCorpus",
-    "ModelSettings",
     "Paper",
     "Privacy",
     "Recipe",

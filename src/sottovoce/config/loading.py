@@ -16,7 +16,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sottovoce.config.recipe import Experiment, Recipe, Suite, is_suite
+from sottovoce.config.sections import read_model, section_of
 from sottovoce.errors import InputError
+from sottovoce.models.family import DEFAULT
 from sottovoce.parsing import DEEPEST, Unreadable, parse_yaml, shortened, shown
 
 S = TypeVar("S", bound=BaseModel)
@@ -51,14 +53,27 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
             for label, run in suite.runs.items()
         }
         return suite.model_copy(update={"runs": runs})
-    for override in overrides:
+    # The family first: the other keys of `model` are its own.
+    for override in sorted(overrides, key=lambda text: not text.startswith("model.family=")):
         _override(content, override)
     return validate(content, where=name)
 
 
 def validate(content: Mapping[str, Any], *, where: str) -> Recipe:
     """A recipe from plain data; one clear line for the first mistake."""
-    return _validated(Recipe, content, where=where)
+    _check_numbers(content, where=where)
+    return _validated(Recipe, {**content, "model": _model(content.get("model", {}), where=where)}, where=where)
+
+
+def _model(section: Any, *, where: str) -> Any:
+    """The section `model`, whose keys are those of the family that it names."""
+    try:
+        return read_model(section)
+    except ValidationError as error:
+        kind = section_of(str(section.get("family", DEFAULT)))
+        raise InputError(f"recipe {where}: {_first_line(error, kind)}") from None
+    except InputError as error:
+        raise InputError(f"recipe {where}: {error}") from None
 
 
 # Single precision ends at 1e±38, and counters at 2⁶³.
@@ -127,16 +142,17 @@ def _read(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """`top` over `base`, key by key; a mapping that names a thing (`name:`) takes the place of the base's."""
+    """`top` over `base`, key by key; a mapping that names a thing takes the place of the base's."""
     result = dict(base)
     for key, value in top.items():
         old = result.get(key)
-        joins = isinstance(value, dict) and isinstance(old, dict) and "name" not in value
+        joins = isinstance(value, dict) and isinstance(old, dict) and not value.keys() & _NAMING
         result[key] = _merged(old, value) if joins else value  # type: ignore[arg-type]  # joins says old is a dict
     return result
 
 
 _TRAINING = ("central", "federation")
+_NAMING = {"name", "family"}
 
 
 def _override(content: dict[str, Any], override: str) -> None:
@@ -154,9 +170,12 @@ def _override(content: dict[str, Any], override: str) -> None:
             raise InputError(f"override {shown(override)}: {part!r} is a value, not a section")
     try:
         # To YAML a star begins a reference, of which there are none here: it is a pattern (`trainable=*.norm.*`).
-        content[last] = text if text.startswith("*") else parse_yaml(text)
+        value = text if text.startswith("*") else parse_yaml(text)
     except Unreadable as error:
         raise InputError(f"override {shown(override)}: {shown(text)} is not readable as YAML: {error}") from None
+    if key == "model.family" and value != content.get(last, DEFAULT):
+        content.clear()  # the other keys belong to another family
+    content[last] = value
 
 
 def _first_line(error: ValidationError, kind: type[BaseModel]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from sottovoce.config.federation import Federation
-from sottovoce.config.sections import Central, Data, ModelSettings, PathText, Section, TokenSettings
+from sottovoce.config.sections import Central, Data, ModelSection, PathText, Section, TokenSettings
 
 
 class Paper(Section):
@@ -25,7 +25,7 @@ class Recipe(Section):
     seed: int = 1
     data: Data
     tokens: TokenSettings = TokenSettings()
-    model: ModelSettings = ModelSettings()
+    model: ModelSection = Field(default_factory=dict, validate_default=True)
     central: Central | None = None
     federation: Federation | None = None
 

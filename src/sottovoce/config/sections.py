@@ -5,6 +5,7 @@ stands above theirs, not below: docs/decisions/004).
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -12,14 +13,18 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
+    PlainValidator,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    create_model,
     model_serializer,
     model_validator,
 )
 
 from sottovoce.audio.augment import FASTEST, SLOWEST, NoiseSettings, SpecAugmentSettings
-from sottovoce.models.ctc_transformer import SIZES, Settings, named_settings
-from sottovoce.models.positions import Cape
+from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.optimisers import Optimiser, Schedule, build_optimiser, build_schedule
 from sottovoce.text.tokens import DEFAULT_PIECES
 from sottovoce.users import SeedPart
@@ -105,31 +110,39 @@ class TokenSettings(Section):
     file: PathText | None = None  # made by `sottovoce tokens`; then the others do not count
 
 
-class ModelSettings(Section):
-    """A named size and what differs from it; `layers` and `width` are the size's unless given."""
+def read_model(section: Any) -> Any:
+    """The `model` section as its family's options; by default the transformer's."""
+    if not isinstance(section, Mapping):
+        return section
+    return section_of(str(section.get("family", DEFAULT))).model_validate({"model": dict(section)}).model  # type: ignore[attr-defined]
 
-    unwritten = frozenset({"layers", "width"})
 
-    size: str = "base"
-    layers: int | None = Field(default=None, ge=1, le=1_000)  # built one by one, so bounded before
-    width: int | None = Field(default=None, ge=1, le=1 << 16)
-    dropout: float = Field(default=0.3, ge=0, lt=1)
-    layer_drop: float = Field(default=0.3, ge=0, lt=1)
-    norm: Literal["pre", "post"] = "pre"
-    positions: Literal["cape", "sinusoidal"] = "cape"
-    cape: Cape = Cape()
+@cache
+def section_of(family: str) -> type[Section]:
+    """What `model` may hold for that family."""
+    return create_model("Model", __base__=Section, model=(find_family(family).Options, ...))
 
-    @model_validator(mode="after")
-    def _check(self) -> "ModelSettings":
-        if self.size not in SIZES:
-            raise ValueError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
-        if self.width is not None and self.width % (heads := SIZES[self.size].heads):
-            raise ValueError(f"width={self.width}, expected a multiple of {heads}, the heads of size={self.size}")
-        return self
 
-    def settings(self, *, tokens: int) -> Settings:
-        given = {name: getattr(self, name) for name in ModelSettings.model_fields}
-        return named_settings(tokens=tokens, **{name: value for name, value in given.items() if value is not None})
+def _checked(options: Any) -> Any:
+    """Options of a family, also where a program writes them as a mapping."""
+    try:
+        options = read_model(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if type(options) is not find_family(options.family).Options:
+        raise ValueError(f"expected options of family={options.family}, found {options!r}")
+    return options
+
+
+def _written(options: Any) -> dict[str, Any]:
+    """What is at its default `family`, or None, is not written: older recipes are written as they always were."""
+    written = TypeAdapter(type(options)).dump_python(options, mode="json")
+    return {name: v for name, v in written.items() if v is not None and (name, v) != ("family", DEFAULT)}
+
+
+# The section `model` of a recipe: options of the family that it names.
+ModelSection = Annotated[Any, PlainValidator(_checked), PlainSerializer(_written)]
 
 
 class Augmentation(Section):

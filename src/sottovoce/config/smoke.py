@@ -8,6 +8,7 @@ from typing import Any
 
 from sottovoce.config.loading import validate
 from sottovoce.config.recipe import Recipe
+from sottovoce.models.family import find_family
 
 _SPLITS = {"train": ["train"], "dev": "dev", "test": ["test"]}
 # Other people than the clients: a private run refuses a seed that has heard some of them.
@@ -26,7 +27,7 @@ def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
     if recipe.data.seed_part is not None:
         content["data"]["seed_part"] = {"fraction": 0.3}
     content["tokens"] = {"kind": "characters"}
-    content["model"] |= {"size": "tiny", "layers": None, "width": None}
+    content["model"] |= find_family(recipe.model.family).tiny
     if recipe.central is not None:
         content["central"] |= {"steps": 1, "batch_seconds": 8.0, "start_from": seed_model}
         content["central"] |= {"evaluate_every": 1, "checkpoint_every": 1}

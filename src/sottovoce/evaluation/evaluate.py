@@ -19,7 +19,6 @@ from sottovoce.evaluation.per_speaker import Interval, Spread, interval, rates, 
 from sottovoce.evaluation.recognise import Progress, recognise
 from sottovoce.evaluation.wer import Counts, Tally, count_characters, count_words, tally
 from sottovoce.models.decoding import greedy
-from sottovoce.models.recogniser import PLAIN, Compute
 from sottovoce.models.saved import Recogniser
 from sottovoce.seeds import stream
 from sottovoce.store import Store
@@ -117,7 +116,6 @@ def evaluate(
     decode: Decoder = greedy,
     longest_seconds: float = LONGEST_SECONDS,
     batch_seconds: float | None = None,
-    compute: Compute = PLAIN,
     seed: int = 1,
     on_progress: Progress | None = None,
 ) -> Evaluation:
@@ -135,7 +133,6 @@ def evaluate(
         device=device,
         decode=decode,
         batch_seconds=batch_seconds,
-        compute=compute,
         on_progress=on_progress,
     )
     return score(store, chosen, hypotheses, seed=seed)

@@ -21,8 +21,9 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.models.decoding import greedy
-from sottovoce.models.recogniser import PLAIN, Compute, SpeechBatch, log_probabilities, make_batch
+from sottovoce.models.family import recordings_heard
 from sottovoce.models.saved import Recogniser
+from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 
@@ -55,6 +56,15 @@ def placed(recogniser: Recogniser, device: torch.device) -> Recogniser:
     return recogniser.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
 
+def emissions(recogniser: Recogniser, recordings: Recordings) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [B, T, V] of what was said, and their lengths [B] on the host."""
+    family, settings = recogniser.family, recogniser.settings
+    if family.recognition is None:
+        raise InputError(f"models of family={family.name} do not write down what they hear")
+    features = recordings_heard(family, recordings, settings=settings)
+    return family.recognition.emit(recogniser.parameters, features, settings=settings)
+
+
 def batch_seconds_on(device: torch.device) -> float:
     return BATCH_SECONDS.get(device.type, CPU_BATCH_SECONDS)
 
@@ -67,13 +77,12 @@ def recognise(
     device: torch.device | str = "cpu",
     decode: Decoder = greedy,
     batch_seconds: float | None = None,
-    compute: Compute = PLAIN,
     on_progress: Progress | None = None,
 ) -> list[str]:
     """The text of each utterance in `rows` of `store`, words separated by single spaces.
 
     `on_progress` is told how many utterances have been computed. On a GPU batches are padded to few different
-    lengths, so that a compiled `compute` is compiled few times.
+    lengths, so that a compiled family is compiled few times.
     """
     device = torch.device(device)
     recogniser = placed(recogniser, device)
@@ -98,9 +107,7 @@ def recognise(
 
     with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="decode") as thread:
         for batch, speech in ahead(_speech(store, rows, plan.batches, device)):
-            log_probs_BTV, lengths_B = log_probabilities(
-                recogniser.parameters, speech, settings=recogniser.settings, compute=compute
-            )
+            log_probs_BTV, lengths_B = emissions(recogniser, speech)
             waiting.append((batch, thread.submit(spell, recogniser.tokens, decode, log_probs_BTV, lengths_B)))
             if len(waiting) > IN_FLIGHT:
                 collect()
@@ -120,7 +127,7 @@ def spell(tokens: Tokens, decode: Decoder, log_probs_BTV: Tensor, lengths_B: Ten
 
 def _speech(
     store: Store, rows: NDArray[np.int64], batches: tuple[Batch, ...], device: torch.device
-) -> Iterator[tuple[Batch, SpeechBatch]]:
+) -> Iterator[tuple[Batch, Recordings]]:
     for batch in batches:
         samples = [store.samples(row) for row in rows[batch.rows].tolist()]
-        yield batch, make_batch(samples, [()] * len(samples), padded_samples=batch.padded_samples, device=device)
+        yield batch, record_lines(samples, padded_samples=batch.padded_samples, device=device)

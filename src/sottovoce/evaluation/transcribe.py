@@ -18,23 +18,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from sottovoce.audio.features import HOP_SAMPLES
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.corpora.recordings import Unusable
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.evaluation.recognise import batch_seconds_on, placed
+from sottovoce.evaluation.recognise import batch_seconds_on, emissions, placed
 from sottovoce.evaluation.sound import SUFFIXES, Samples, blocks, windows
 from sottovoce.evaluation.stitching import Piece, best_path, path_spans, stitch
 from sottovoce.models import ctc
-from sottovoce.models.ctc_transformer import SECONDS_PER_FRAME, STRIDE
 from sottovoce.models.decoding import WORD_BOUNDARY, greedy
-from sottovoce.models.recogniser import log_probabilities, make_batch
 from sottovoce.models.saved import Recogniser
+from sottovoce.models.utterances import record_lines
 
-# A window begins where a frame of the model does, so that the frames of neighbours are the same moments.
-FRAME_SAMPLES = STRIDE * HOP_SAMPLES
 WINDOW_SECONDS = 30.0
 OVERLAP_SECONDS = 4.0
 
@@ -108,11 +104,12 @@ def transcribe(
     device = torch.device(device)
     recogniser = placed(recogniser, device)
     seconds = batch_seconds_on(device) if batch_seconds is None else batch_seconds
-    heard = _listen(paths, window_seconds=window_seconds)
+    frame = _frame_samples(recogniser)
+    heard = _listen(paths, window_seconds=window_seconds, frame_samples=frame)
     emitted = _emitted(recogniser, ahead(_batched(heard, max_samples=int(seconds * SAMPLE_RATE))), device=device)
     for number, results in groupby(emitted, key=lambda result: result.file):
         try:
-            yield _transcript(paths[number], results, recogniser, decode)
+            yield _transcript(paths[number], results, recogniser, decode, frame_samples=frame)
         except Unusable as reason:
             detail = f" ({reason.detail})" if reason.detail else ""
             yield Failure(paths[number], f"{reason.kind}{detail}")
@@ -129,20 +126,31 @@ class _Window:
     emission: torch.Tensor | None = None
 
 
-def _listen(paths: Sequence[Path], *, window_seconds: float) -> Iterator[_Window]:
-    """All windows of all files. A file that turns out to be damaged ends with a window that says so."""
+def _frame_samples(recogniser: Recogniser) -> int:
+    """How many samples a frame of the model stands for."""
+    if recogniser.family.recognition is None:
+        raise InputError(f"models of family={recogniser.family.name} do not write down what they hear")
+    return recogniser.family.recognition.samples_per_frame(recogniser.settings)
+
+
+def _listen(paths: Sequence[Path], *, window_seconds: float, frame_samples: int) -> Iterator[_Window]:
+    """All windows of all files. A file that turns out to be damaged ends with a window that says so.
+
+    A window begins where a frame of the model does, so that the frames of neighbours are the same moments.
+    """
+    frame_seconds = frame_samples / SAMPLE_RATE
     overlap_seconds = min(OVERLAP_SECONDS, window_seconds / 4)
-    window_frames, overlap_frames = (round(s / SECONDS_PER_FRAME) for s in (window_seconds, overlap_seconds))
+    window_frames, overlap_frames = (round(s / frame_seconds) for s in (window_seconds, overlap_seconds))
     if overlap_frames < 4:
-        raise InputError(f"window={window_seconds:g} s: expected at least {16 * SECONDS_PER_FRAME:g} s")
+        raise InputError(f"window={window_seconds:g} s: expected at least {16 * frame_seconds:g} s")
     sizes = {
-        "window_samples": window_frames * FRAME_SAMPLES,
-        "step_samples": (window_frames - overlap_frames) * FRAME_SAMPLES,
+        "window_samples": window_frames * frame_samples,
+        "step_samples": (window_frames - overlap_frames) * frame_samples,
     }
     for number, path in enumerate(paths):
         try:
             for start, samples in windows(blocks(path), **sizes):
-                yield _Window(number, start // FRAME_SAMPLES, samples)
+                yield _Window(number, start // frame_samples, samples)
         except Unusable as trouble:
             yield _Window(number, 0, np.zeros(0, dtype=np.int16), trouble)
 
@@ -166,23 +174,24 @@ def _emitted(recogniser: Recogniser, batches: Iterable[list[_Window]], *, device
     """The same windows with their log-probabilities, on the host."""
     for batch in batches:
         sound = [window for window in batch if window.trouble is None]
-        emissions: Iterator[torch.Tensor] = iter(())
+        emitted: Iterator[torch.Tensor] = iter(())
         if sound:
-            speech = make_batch([window.samples for window in sound], [()] * len(sound), device=device)
             with torch.no_grad():
-                log_probs_BTV, lengths_B = log_probabilities(
-                    recogniser.parameters, speech, settings=recogniser.settings
+                log_probs_BTV, lengths_B = emissions(
+                    recogniser, record_lines([window.samples for window in sound], device=device)
                 )
             log_probs_BTV = log_probs_BTV.cpu()
-            emissions = (emission[:length] for emission, length in zip(log_probs_BTV, lengths_B.tolist(), strict=True))
+            emitted = (emission[:length] for emission, length in zip(log_probs_BTV, lengths_B.tolist(), strict=True))
         for window in batch:
             if window.trouble is not None:
                 yield window
             else:
-                yield _Window(window.file, window.start, window.samples, emission=next(emissions))
+                yield _Window(window.file, window.start, window.samples, emission=next(emitted))
 
 
-def _transcript(path: Path, results: Iterable[_Window], recogniser: Recogniser, decode: Decoder) -> Transcript:
+def _transcript(
+    path: Path, results: Iterable[_Window], recogniser: Recogniser, decode: Decoder, *, frame_samples: int
+) -> Transcript:
     """The transcript of one file; raises `Unusable` when its windows end with trouble."""
     samples = 0
 
@@ -192,7 +201,7 @@ def _transcript(path: Path, results: Iterable[_Window], recogniser: Recogniser, 
             if window.trouble is not None:
                 raise window.trouble
             assert window.emission is not None
-            samples = window.start * FRAME_SAMPLES + len(window.samples)
+            samples = window.start * frame_samples + len(window.samples)
             yield Piece(window.start, window.emission)
 
     pieces = recogniser.tokens.pieces()
@@ -204,7 +213,9 @@ def _transcript(path: Path, results: Iterable[_Window], recogniser: Recogniser, 
         found = ctc.words(path_spans(path_T), pieces)
     else:
         found = [word for piece in stitched for word in _decoded_words(piece, pieces, decode)]
-    return Transcript(path, samples / SAMPLE_RATE, tuple(map(_timed, found)))
+    return Transcript(
+        path, samples / SAMPLE_RATE, tuple(_timed(word, frame_seconds=frame_samples / SAMPLE_RATE) for word in found)
+    )
 
 
 def _decoded_words(piece: Piece, pieces: Sequence[str], decode: Decoder) -> Iterator[ctc.Word]:
@@ -214,6 +225,6 @@ def _decoded_words(piece: Piece, pieces: Sequence[str], decode: Decoder) -> Iter
         yield ctc.Word(word.text, word.start + piece.start, word.end + piece.start)
 
 
-def _timed(word: ctc.Word) -> TimedWord:
+def _timed(word: ctc.Word, *, frame_seconds: float) -> TimedWord:
     # To the millisecond: 3 · 0.03 is not 0.09 in binary.
-    return TimedWord(word.text, *(round(frame * SECONDS_PER_FRAME, 3) for frame in (word.start, word.end)))
+    return TimedWord(word.text, *(round(frame * frame_seconds, 3) for frame in (word.start, word.end)))

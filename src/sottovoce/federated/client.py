@@ -24,12 +24,11 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
-from sottovoce.models.ctc_transformer import Parameters, Settings, draw_kept
-from sottovoce.models.heard import Heard, Recordings, record
-from sottovoce.models.recogniser import PLAIN, Compute, StepDraws, batch_loss, draw_steps
+from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, step_loss
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
+from sottovoce.models.utterances import Features, Recordings, record
 from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import derive, torch_stream
@@ -125,7 +124,8 @@ class ClientRoom:
 
     population: Population
     tokens: Tokens
-    model: Settings
+    family: Family[Any, Any]
+    model: Any
     local: LocalTraining
     seed: int
     cohort_size: int
@@ -148,7 +148,14 @@ class ClientRoom:
         known = self._known.get(client.index)
         if known is None:
             longest = min(self.longest_seconds, self.local.batch_seconds)
-            known = load_speech(self.store, client.utterances, self.tokens, longest_seconds=longest)
+            known = load_speech(
+                self.store,
+                client.utterances,
+                self.tokens,
+                family=self.family,
+                settings=self.model,
+                longest_seconds=longest,
+            )
             self._known.keep(client.index, known, size=speech_bytes(known))
         return known
 
@@ -165,27 +172,23 @@ class ClientRoom:
 
     def draws(self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int) -> list[StepDraws]:
         """What chance decides in each of the local steps of `client`."""
-        drawn = draw_steps(
+        group = self.draw_group(client, step=step)
+        return draw_steps(
+            self.family,
             [len(batch.rows) for batch in batches],
             samples=[int(speech.lengths[batch.rows].max()) for batch in batches],
             settings=self.model,
             spec_augment=self.local.spec_augment_at(step),
             generator=torch_stream(self.seed, "local steps", step, client.key),
+            shared=None if group is None else torch_stream(self.seed, "layer-drop", step, group),
         )
-        if self.local.layerdrop_group == 1 or not self.model.layer_drop:
-            return drawn
-        shared = self.kept_layers(self.draw_group(client, step=step), step=step, steps=len(batches))
-        return [replace(own, model=replace(own.model, kept=kept)) for own, kept in zip(drawn, shared, strict=True)]
 
-    def draw_group(self, client: Client, *, step: int) -> int:
-        """Which of the round's shared draws of layer-drop `client` follows: a function of its name and the step."""
+    def draw_group(self, client: Client, *, step: int) -> int | None:
+        """Which of the round's shared draws `client` follows, if any: a function of its name and the step."""
+        if self.local.layerdrop_group == 1 or not self.family.shared_chance(self.model):
+            return None
         groups = -(-self.cohort_size // self.local.layerdrop_group)
         return derive(self.seed, "layer-drop group", step, client.key) % groups
-
-    def kept_layers(self, group: int, *, step: int, steps: int) -> list[tuple[int, ...]]:
-        """The blocks that the clients of `group` keep in each of their first local `steps`."""
-        generator = torch_stream(self.seed, "layer-drop", step, group)
-        return draw_kept(self.model, steps=steps, generator=generator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,21 +221,17 @@ class LoadedClient:
 
     client: Client
     speech: Speech
-    sound: Recordings | Heard
+    sound: Recordings | Features
     whole: bool
     lines: list[Tensor]
     draws: list[StepDraws]
+    audio_seconds: float
 
-    @property
-    def audio_seconds(self) -> float:
-        lengths_U = self.sound.lengths_U
-        return sum(float(lengths_U[lines].sum()) for lines in self.lines) / SAMPLE_RATE
-
-    def heard(self, before: HeardBefore, *, dtype: torch.dtype, compute: Compute = PLAIN) -> Heard:
+    def heard(self, before: HeardBefore, room: ClientRoom, *, dtype: torch.dtype) -> Features:
         """Its features, which are kept in `before` where they may be."""
-        if isinstance(self.sound, Heard):
+        if isinstance(self.sound, Features):
             return self.sound
-        heard = compute.hear(self.sound, dtype=dtype)
+        heard = room.family.hear(self.sound, settings=room.model, dtype=dtype)
         if self.whole:
             before.keep(self.client.index, heard)
         return heard
@@ -247,18 +246,17 @@ def load_client(
     used, lines = batch_lines(speech, batches, most_seconds=WHOLE_SPEECH_SECONDS)
     whole = len(used) == len(speech.rows)
     sound = (before.get(client.index) if whole else None) or record(*read_speech(speech, used), device=device)
-    return LoadedClient(client, speech, sound, whole, lines, draws)
+    seconds = sum(float(speech.lengths[batch.rows].sum()) for batch in batches) / SAMPLE_RATE
+    return LoadedClient(client, speech, sound, whole, lines, draws, seconds)
 
 
 def train_locally(
     weights: Weights,
     loaded: LoadedClient,
-    heard: Heard,
+    heard: Features,
     room: ClientRoom,
     *,
     server_P: Tensor,
-    step: int,
-    compute: Compute = PLAIN,
 ) -> Tensor:
     """Local training of one client on what was `heard` of it, from `server_P` to `weights.master`.
 
@@ -268,14 +266,8 @@ def train_locally(
     weights.reset(server_P)
     losses = []
     for lines, draws in zip(loaded.lines, loaded.draws, strict=True):
-        loss = batch_loss(
-            room.frozen.joined(weights.working),
-            heard.batch(lines),
-            settings=room.model,
-            spec_augment=local.spec_augment_at(step),
-            draws=draws,
-            compute=compute,
-        )
+        whole = room.frozen.joined(weights.working)
+        loss = step_loss(room.family, whole, heard.take(lines), settings=room.model, draws=draws)
         weights.set_gradients(gradients_of(loss, list(weights.working.values())))
         if local.proximal is not None:
             weights.add_to_gradients(local.proximal.pull(weights.master, server_P))
@@ -296,6 +288,7 @@ def held_out_wer(parameters: Parameters, client: Client, room: ClientRoom, *, de
     """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10)."""
     if not len(client.held_out):
         raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
-    recogniser = Recogniser(room.model, room.tokens, room.frozen.joined(parameters), room.store.language)
+    whole = room.frozen.joined(parameters)
+    recogniser = Recogniser(room.family, room.model, room.tokens, whole, room.store.language)
     said = [room.store.utterance(row).text or "" for row in client.held_out.tolist()]
     return word_error_rate(said, recognise(recogniser, room.store, client.held_out, device=device))

@@ -6,8 +6,8 @@ from typing import Generic, TypeVar, final
 
 import torch
 
-from sottovoce.models.heard import Heard
 from sottovoce.models.speech import Speech
+from sottovoce.models.utterances import Features
 
 T = TypeVar("T")
 
@@ -47,14 +47,14 @@ class HeardBefore:
     """
 
     def __init__(self, limit: int) -> None:
-        self._heard: Kept[Heard] = Kept(limit)
+        self._heard: Kept[Features] = Kept(limit)
         self._lock = Lock()
 
-    def get(self, client: int) -> Heard | None:
+    def get(self, client: int) -> Features | None:
         with self._lock:
             return self._heard.get(client)
 
-    def keep(self, client: int, heard: Heard) -> None:
+    def keep(self, client: int, heard: Features) -> None:
         with self._lock:
             self._heard.keep(client, heard, size=heard_bytes(heard))
 
@@ -64,9 +64,9 @@ def room_for_hearing(device: torch.device) -> int:
     return int(0.1 * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 2**28
 
 
-def heard_bytes(heard: Heard) -> int:
+def heard_bytes(heard: Features) -> int:
     """What it takes to keep `heard`."""
-    tensors = heard.features_UTF, heard.lengths_U, heard.tokens_UL, heard.token_lengths_U
+    tensors = heard.features_UTF, heard.frames_U, heard.tokens_UL, heard.token_lengths_U
     return sum(tensor.nbytes + TENSOR_BYTES for tensor in tensors)
 
 

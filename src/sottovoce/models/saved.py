@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -19,12 +20,10 @@ from torch import Tensor
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.files import sealed, unsealed, write_json
-from sottovoce.models.ctc_transformer import Settings, init, parameter_shapes
-from sottovoce.models.positions import Cape
+from sottovoce.models.family import Family, Parameters, find_family
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.text.tokens import Tokens, load_tokens, save_tokens
 
-ARCHITECTURE = "ctc_transformer"
 PARAMETERS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokens.json"
 
 
@@ -32,9 +31,10 @@ PARAMETERS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokens.json"
 class Recogniser:
     """Everything that turns speech into text. `about` says how it came to be (recipe, step, …)."""
 
-    settings: Settings
+    family: Family[Any, Any]
+    settings: Any
     tokens: Tokens
-    parameters: Mapping[str, Tensor]
+    parameters: Parameters
     language: str
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -42,10 +42,11 @@ class Recogniser:
         return replace(self, parameters={name: p.to(device, dtype) for name, p in self.parameters.items()})
 
 
-def fresh(settings: Settings, tokens: Tokens, *, language: str, generator: torch.Generator) -> Recogniser:
+def fresh(
+    family: Family[Any, Any], settings: Any, tokens: Tokens, *, language: str, generator: torch.Generator
+) -> Recogniser:
     """An untrained recogniser."""
-    assert settings.tokens == tokens.size + 1, (settings.tokens, tokens.size)
-    return Recogniser(settings, tokens, init(settings, generator=generator), language)
+    return Recogniser(family, settings, tokens, family.init(settings, generator=generator), language)
 
 
 def save(recogniser: Recogniser, folder: Path) -> None:
@@ -56,7 +57,7 @@ def save(recogniser: Recogniser, folder: Path) -> None:
     }
     save_file(parameters, folder / PARAMETERS)
     config = {
-        "architecture": ARCHITECTURE,
+        "architecture": recogniser.family.name,
         "sample_rate": SAMPLE_RATE,
         "language": recogniser.language,
         "settings": asdict(recogniser.settings),
@@ -74,24 +75,31 @@ def load(folder: Path | str) -> Recogniser:
     if not (folder / CONFIG).exists() and (folder / "model" / CONFIG).exists():
         folder = folder / "model"
     config = _read_config(folder)
+    try:
+        family = find_family(config["architecture"])
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from None
     tokens = load_tokens(folder / TOKENS)
     if tokens.digest != config["tokens"]:
         raise InputError(f"{folder}: {TOKENS} is not the token set this model was trained with")
     try:
-        settings = Settings(**{**config["settings"], "cape": Cape(**config["settings"]["cape"])})
+        settings = TypeAdapter(family.Settings).validate_python(config["settings"])
         parameters = load_file(folder / PARAMETERS)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(("settings", *map(str, first["loc"])))
+        raise InputError(f"{folder}: the model cannot be read ({at}: {first['msg']}); it may be cut short") from None
     except (OSError, SafetensorError, TypeError, KeyError) as error:
         raise InputError(f"{folder}: the model cannot be read ({error}); it may be cut short") from None
-    check_parameters(parameters, settings, where=str(folder))
+    check_parameters(parameters, family.shapes(settings), where=str(folder))
     unsealed(config, where=folder / CONFIG)  # last: what is wrong above says more than that something is
     if "parameters" in config and _digest(folder / PARAMETERS) != config["parameters"]:  # older models have none
         raise InputError(f"{folder}: {PARAMETERS} is damaged: it was changed after it was written")
-    return Recogniser(settings, tokens, parameters, config["language"], config["about"])
+    return Recogniser(family, settings, tokens, parameters, config["language"], config["about"])
 
 
-def check_parameters(parameters: Mapping[str, Tensor], settings: Settings, *, where: str) -> None:
-    """Refuse parameters that belong to another architecture."""
-    expected = parameter_shapes(settings)
+def check_parameters(parameters: Parameters, expected: Mapping[str, tuple[int, ...]], *, where: str) -> None:
+    """Refuse parameters that belong to another architecture, whose shapes are not those `expected`."""
     for name, shape in expected.items():
         if name not in parameters:
             raise InputError(f"{where}: parameter {name!r} is missing: a model of another architecture")
@@ -102,13 +110,14 @@ def check_parameters(parameters: Mapping[str, Tensor], settings: Settings, *, wh
         raise InputError(f"{where}: unknown parameter {unknown[0]!r}: a model of another architecture")
 
 
-def adapt(seed: Recogniser, settings: Settings, tokens: Tokens, *, generator: torch.Generator) -> dict[str, Tensor]:
+def adapt(seed: Recogniser, settings: Any, tokens: Tokens, *, generator: torch.Generator) -> dict[str, Tensor]:
     """`seed`'s parameters for a model with `settings` and `tokens`; under another token set the output layer is new."""
-    parameters = init(settings, generator=generator)
-    new = {"output.weight", "output.bias"} if seed.tokens.digest != tokens.digest else set()
+    family = seed.family
+    parameters = family.init(settings, generator=generator)
+    new = family.of_tokens if seed.tokens.digest != tokens.digest else frozenset()
     kept = {name: p for name, p in seed.parameters.items() if name not in new}
     merged = {**parameters, **kept}
-    check_parameters(merged, settings, where="the model to start from does not fit `model`")
+    check_parameters(merged, family.shapes(settings), where="the model to start from does not fit `model`")
     return {name: merged[name].clone() for name in parameters}
 
 
@@ -119,8 +128,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         absent = {"language", "settings", "tokens", "about"} - config.keys()
     except (OSError, Unreadable, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"no model at {folder}: expected a readable {CONFIG} ({error})") from None
-    if architecture != ARCHITECTURE:
-        raise InputError(f"{folder}: architecture={architecture!r}, expected {ARCHITECTURE!r}")
+    if not isinstance(architecture, str):
+        raise InputError(f"{folder}: architecture={architecture!r}, expected the name of a model family")
     if (rate := config.get("sample_rate", SAMPLE_RATE)) != SAMPLE_RATE:
         raise InputError(f"{folder}: a model for sample_rate={rate}, expected {SAMPLE_RATE}, the stores' rate")
     if absent:

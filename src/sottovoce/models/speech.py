@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,12 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.audio.batches import Batch, plan_epoch, share
-from sottovoce.audio.features import frame_count
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.models.ctc import required_frames
-from sottovoce.models.ctc_transformer import STRIDE
-from sottovoce.models.recogniser import SpeechBatch, make_batch
+from sottovoce.models.family import Family
+from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 
@@ -36,9 +35,11 @@ class Speech:
         return float(self.lengths.sum()) / SAMPLE_RATE / 3600
 
 
-def load_speech(store: Store, rows: Rows, tokens: Tokens, *, longest_seconds: float) -> Speech:
+def load_speech(
+    store: Store, rows: Rows, tokens: Tokens, *, family: Family[Any, Any], settings: Any, longest_seconds: float
+) -> Speech:
     """Encode the texts of `rows` and leave out, counted, what no loss can be computed for."""
-    left_out = {"without text": 0, "too long": 0, "text outside the token set": 0, "text too long for its audio": 0}
+    left_out = {"without text": 0, "too long": 0, "text outside the token set": 0}
     kept, encoded = [], []
     lengths = np.asarray(store.audio_offsets[rows + 1] - store.audio_offsets[rows])
     for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
@@ -54,8 +55,8 @@ def load_speech(store: Store, rows: Rows, tokens: Tokens, *, longest_seconds: fl
         except InputError:
             left_out["text outside the token set"] += 1
             continue
-        if required_frames(ids) > frame_count(length) // STRIDE:
-            left_out["text too long for its audio"] += 1
+        if (reason := family.unusable(settings, length, ids)) is not None:
+            left_out[reason] = left_out.get(reason, 0) + 1
             continue
         kept.append((row, length))
         encoded.append(np.array(ids, dtype=np.int32))
@@ -76,7 +77,7 @@ class Place:
 
 def endless_batches(
     speech: Speech, *, start: Place, max_seconds: float, seed: int, device: torch.device, rank: int = 0, world: int = 1
-) -> Iterator[tuple[Place, SpeechBatch]]:
+) -> Iterator[tuple[Place, Recordings]]:
     """Batches epoch after epoch from `start` on, each with the place that follows it; the same for the same seed."""
     epoch, first = start.epoch, start.batch
     while True:
@@ -88,11 +89,11 @@ def endless_batches(
         epoch, first = epoch + 1, 0
 
 
-def load_batch(speech: Speech, batch: Batch, *, device: torch.device) -> SpeechBatch:
+def load_batch(speech: Speech, batch: Batch, *, device: torch.device) -> Recordings:
     """Read one batch's samples from the store and send them to `device`."""
     samples = [speech.store.samples(int(speech.rows[i])) for i in batch.rows]
     texts = [speech.tokens[i].tolist() for i in batch.rows]
-    return make_batch(samples, texts, padded_samples=batch.padded_samples, device=device)
+    return record_lines(samples, texts, padded_samples=batch.padded_samples, device=device)
 
 
 def batch_lines(speech: Speech, batches: Sequence[Batch], *, most_seconds: float) -> tuple[Rows, list[Tensor]]:

@@ -13,7 +13,7 @@ What is trained is written as a list of
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.models.ctc_transformer import BLOCK_NAMES, Parameters, layer_index, low_rank_names
+from sottovoce.models.family import Parameters
+from sottovoce.models.low_rank import low_rank_names
 
 ALLOWED = 'expected "lora(r=16)", "lora(r=8, alpha=16)", "blocks.30-35", "output", "*.norm.*", or several with commas'
 
@@ -29,7 +30,6 @@ _LORA = re.compile(r"lora\(\s*r\s*=\s*([0-9]{1,6})\s*(?:,\s*alpha\s*=\s*([0-9.eE
 _BLOCKS = re.compile(r"blocks\.([0-9]{1,3})(?:-([0-9]{1,3}))?(\..+)?")
 _PATTERN = re.compile(r"[\w.*?\[\]-]+")
 _COMMA = re.compile(r",(?![^(]*\))")  # not within parentheses
-_MATRICES = tuple(name for name in BLOCK_NAMES if ".norm." not in name)
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,10 @@ class Trainable:
         return sum(tensor.numel() for tensor in self.frozen.tensors.values())
 
 
-def split(part: Part | None, parameters: Parameters, *, generator: torch.Generator) -> Trainable:
-    """`parameters` as what is trained and what is not; None trains everything.
+def split(
+    part: Part | None, parameters: Parameters, *, corrected: Callable[[str], bool], generator: torch.Generator
+) -> Trainable:
+    """`parameters` as what is trained and what is not; None trains everything. LoRA is for matrices `corrected` by it.
 
     Low-rank corrections start as nothing: a is drawn like a block's matrices, b is zero.
     """
@@ -156,7 +158,7 @@ def split(part: Part | None, parameters: Parameters, *, generator: torch.Generat
     for name, tensor in parameters.items():
         if name in chosen:
             initial[name] = tensor
-        elif part.lora is not None and layer_index(name) is not None and name.endswith(_MATRICES):
+        elif part.lora is not None and tensor.dim() == 2 and corrected(name):
             initial |= _low_rank(part, name, tensor, generator=generator)
     frozen = {name: tensor for name, tensor in parameters.items() if name not in initial}
     return Trainable(initial, Frozen(frozen, 1.0 if part.lora is None else part.lora.scale))

@@ -11,7 +11,6 @@ from typing import Any
 
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layers, Layout, group_layers, tensor_layers
-from sottovoce.models.ctc_transformer import layer_index, parameter_kind
 from sottovoce.optimisers import build_optimiser
 from sottovoce.optimisers.lamb import LAMB
 from sottovoce.privacy.bounds import Assumption, Bound, LayerMeasurement, RunMeasurement, theorem2, theorem3
@@ -149,7 +148,7 @@ def _largest_norm(run: RunRecord, name: str) -> float:
 
 def _largest_ratio(run: RunRecord, name: str) -> float:
     """The largest trust ratio of a layer's kind; over all layers for what lies outside the blocks."""
-    kind, layer = parameter_kind(name), layer_index(name)
+    kind, layer = run.place(name)
     seen = [record["trust_ratios"][kind] for record in run.metrics if kind in (record.get("trust_ratios") or {})]
     values = [one if not isinstance(one, list) else max(one) if layer is None else one[layer] for one in seen]
     return max(values, default=UNKNOWN)

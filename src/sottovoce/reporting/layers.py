@@ -1,7 +1,7 @@
 """Updates, noise and steps, layer by layer: the flagship paper's Figure 5 for a run, and what noise makes of it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -9,19 +9,12 @@ from statistics import fmean
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sottovoce.models.ctc_transformer import layer_index, parameter_kind
+from sottovoce.models.family import Place
 from sottovoce.reporting.drawings import Drawing, data_id, dress, label_decades, new_axes, pens, plot
 from sottovoce.reporting.records import Record, RunRecord
 
-# Kinds of parameters in the order of the network, under the names the figures give them.
-KINDS = {
-    "conv": "convolution",
-    "layer_norm": "layer norm",
-    "attention": "attention (q, k, v)",
-    "attention_output": "attention output",
-    "mlp": "MLP",
-    "output": "output layer",
-}
+Placing = Callable[[str], Place]
+Kinds = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -42,12 +35,12 @@ class Profile:
         return inside + [(kind, "outside the blocks", value) for kind, value in self.outside.items()]
 
 
-def norm_profiles(diagnostics: Sequence[Record]) -> tuple[Profile, Profile]:
+def norm_profiles(diagnostics: Sequence[Record], *, place: Placing) -> tuple[Profile, Profile]:
     """Mean update norms before and after clipping, over rounds and clients."""
-    return _norm_profile(diagnostics, "norm_before"), _norm_profile(diagnostics, "norm_after")
+    return _norm_profile(diagnostics, "norm_before", place), _norm_profile(diagnostics, "norm_after", place)
 
 
-def noise_profile(diagnostics: Sequence[Record], *, sizes: Mapping[str, int]) -> Profile:
+def noise_profile(diagnostics: Sequence[Record], *, sizes: Mapping[str, int], place: Placing) -> Profile:
     """Noise-to-signal: the expected norm of the noise over that of the summed updates, whose squares are averaged.
 
     Several tensors of one kind in a layer are one vector here: squares add up, weighted by their sizes, because
@@ -60,7 +53,7 @@ def noise_profile(diagnostics: Sequence[Record], *, sizes: Mapping[str, int]) ->
                 ratios.setdefault(name, []).append(ratio)
     signal = {name: fmean(r**2 for r in found) * sizes.get(name, 1) for name, found in ratios.items()}
     noise = {name: float(sizes.get(name, 1)) for name in ratios}
-    over, under = _profile(noise), _profile(signal)
+    over, under = _profile(noise, place), _profile(signal, place)
     return Profile(
         {kind: tuple(map(_over, over.blocks[kind], under.blocks[kind])) for kind in over.blocks},
         {kind: _over(over.outside[kind], under.outside[kind]) for kind in over.outside},
@@ -84,11 +77,11 @@ def trust_profile(metrics: Sequence[Record]) -> Profile:
 
 def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
     """The figures of one run; those it has no numbers for are left out. `prefix` begins their names."""
-    before, after = norm_profiles(run.diagnostics)
+    before, after = norm_profiles(run.diagnostics, place=run.place)
     largest = [max(v for _, _, v in p.rows()) for p in (before, after) if p]
     smallest = [min((v for _, _, v in p.rows() if v > 0), default=1.0) for p in (before, after) if p]
     limits = (min(smallest) / 1.5, max(largest) * 1.5) if largest else None
-    over = "Mean over rounds and clients; conv and output stand before and after the blocks."
+    over = "Mean over rounds and clients; what is outside the blocks stands before and after them."
     wanted = (
         (
             "norms-before",
@@ -107,7 +100,7 @@ def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
         (
             "noise-to-signal",
             "Noise to signal",
-            noise_profile(run.diagnostics, sizes=run.layer_sizes),
+            noise_profile(run.diagnostics, sizes=run.layer_sizes, place=run.place),
             "noise norm / signal norm",
             "Expected norm of the noise over the norm of the clients' summed updates. Above 1, a round's step in that "
             "layer is more noise than learning.",
@@ -126,8 +119,8 @@ def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
             f"{prefix}{name}",
             title,
             caption,
-            _told(title, profile),
-            partial(_figure, profile, y=y, limits=limits if name.startswith("norms") else None),
+            _told(title, profile, run.kinds),
+            partial(_figure, profile, run.kinds, y=y, limits=limits if name.startswith("norms") else None),
         )
         for name, title, profile, y, caption in wanted
         if profile
@@ -136,30 +129,36 @@ def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
 
 def layer_rows(run: RunRecord) -> list[tuple[str, ...]]:
     """The same numbers as cells: kind, layer, norm before, after, noise to signal, trust ratio."""
-    before, after = norm_profiles(run.diagnostics)
-    profiles = (before, after, noise_profile(run.diagnostics, sizes=run.layer_sizes), trust_profile(run.metrics))
+    before, after = norm_profiles(run.diagnostics, place=run.place)
+    profiles = (
+        before,
+        after,
+        noise_profile(run.diagnostics, sizes=run.layer_sizes, place=run.place),
+        trust_profile(run.metrics),
+    )
+    kinds = run.kinds
     values = [{(kind, layer): value for kind, layer, value in profile.rows()} for profile in profiles]
     places = list(dict.fromkeys(place for column in values for place in column))
     return [
-        (KINDS.get(kind, kind), layer, *(f"{v[kind, layer]:.4g}" if (kind, layer) in v else "–" for v in values))
-        for kind, layer in sorted(places, key=lambda place: _order(place[0]))
+        (kinds.get(kind, kind), layer, *(f"{v[kind, layer]:.4g}" if (kind, layer) in v else "–" for v in values))
+        for kind, layer in sorted(places, key=lambda place: _order(place[0], kinds))
     ]
 
 
-def _norm_profile(diagnostics: Sequence[Record], which: str) -> Profile:
+def _norm_profile(diagnostics: Sequence[Record], which: str, place: Placing) -> Profile:
     found: dict[str, list[float]] = {}
     for record in diagnostics:
         for name, norms in (record.get("layers") or {}).items():
             found.setdefault(name, []).append(norms[which])
-    return _profile({name: fmean(values) ** 2 for name, values in found.items()})
+    return _profile({name: fmean(values) ** 2 for name, values in found.items()}, place)
 
 
-def _profile(squares: Mapping[str, float]) -> Profile:
+def _profile(squares: Mapping[str, float], place: Placing) -> Profile:
     """Roots of sums of squares of the tensors of one kind in one layer."""
     blocks: dict[str, dict[int, float]] = {}
     outside: dict[str, float] = {}
     for name, square in squares.items():
-        kind, layer = parameter_kind(name), layer_index(name)
+        kind, layer = place(name)
         if layer is None:
             outside[kind] = outside.get(kind, 0.0) + square
         else:
@@ -176,27 +175,28 @@ def _over(noise: float, signal: float) -> float:
     return noise / signal if signal else 0.0
 
 
-def _order(kind: str) -> int:
-    return list(KINDS).index(kind) if kind in KINDS else len(KINDS)
+def _order(kind: str, kinds: Kinds) -> int:
+    return list(kinds).index(kind) if kind in kinds else len(kinds)
 
 
-def _told(title: str, profile: Profile) -> str:
-    parts = [f"{KINDS.get(k, k)} {min(v):.3g} to {max(v):.3g}" for k, v in profile.blocks.items()]
-    parts += [f"{KINDS.get(k, k)} outside the blocks {v:.3g}" for k, v in profile.outside.items()]
+def _told(title: str, profile: Profile, kinds: Kinds) -> str:
+    parts = [f"{kinds.get(k, k)} {min(v):.3g} to {max(v):.3g}" for k, v in profile.blocks.items()]
+    parts += [f"{kinds.get(k, k)} outside the blocks {v:.3g}" for k, v in profile.outside.items()]
     return f"{title} by kind of parameter over the layers: {'; '.join(parts)}."
 
 
-def _figure(profile: Profile, *, y: str, limits: tuple[float, float] | None) -> Figure:
+def _figure(profile: Profile, named: Kinds, *, y: str, limits: tuple[float, float] | None) -> Figure:
     """A line over the blocks for each kind; what lies outside of them stands before or after."""
     figure, axes = new_axes(height=3.5)
     depth = max((len(values) for values in profile.blocks.values()), default=0)
-    kinds = sorted({*profile.blocks, *profile.outside}, key=_order)
-    for kind, pen in zip(kinds, pens([KINDS.get(kind, kind) for kind in kinds]), strict=True):
+    kinds = sorted(dict.fromkeys([*profile.blocks, *profile.outside]), key=lambda kind: _order(kind, named))
+    first_block = min((kinds.index(kind) for kind in profile.blocks), default=0)
+    for kind, pen in zip(kinds, pens([named.get(kind, kind) for kind in kinds]), strict=True):
         if values := [(layer, value) for layer, value in enumerate(profile.blocks.get(kind, ())) if value > 0]:
             plot(axes, pen, values)
         alone = profile.outside.get(kind, 0.0)
         if alone > 0:
-            place = -1 if kind == "conv" else depth
+            place = -1 if kinds.index(kind) < first_block else depth
             label = None if values else pen.label
             axes.plot(
                 [place],

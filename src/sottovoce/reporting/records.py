@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import InputError
+from sottovoce.models.family import DEFAULT, Family, Place, find_family
 from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.ledger import LedgerReport
@@ -111,6 +112,20 @@ class RunRecord:
         begun = self.is_release and (self.metrics or self.results)
         missing = f"{self.folder / LEDGER} is missing: what the release has spent is not known"
         return as_typed(missing) if begun else ""
+
+    @property
+    def place(self) -> Callable[[str], Place]:
+        """Where each tensor of its model belongs."""
+        return self._family.place
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """What the kinds of its model's tensors are called, in the order of the network."""
+        return self._family.kinds
+
+    @cached_property
+    def _family(self) -> Family[Any, Any]:
+        return find_family((self.config.get("model") or {}).get("family", DEFAULT))
 
     @cached_property
     def layer_sizes(self) -> Mapping[str, int]:

@@ -19,10 +19,10 @@ from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.flat.layout import Layout
 from sottovoce.interrupts import interruptible
-from sottovoce.models.ctc_transformer import Settings
-from sottovoce.models.recogniser import Compute, SpeechBatch, batch_loss, draw_step
+from sottovoce.models.family import Family, draw_steps, find_family, recordings_heard, sped_up, step_loss
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
 from sottovoce.models.speech import Place, Speech, endless_batches
+from sottovoce.models.utterances import Recordings
 from sottovoce.optimisers import Schedule
 from sottovoce.optimisers.weights import Weights
 from sottovoce.processes import ALONE, Processes
@@ -32,7 +32,7 @@ from sottovoce.text.tokens import Tokens
 from sottovoce.training import checkpoint
 from sottovoce.training.agreement import Sealed, agreeing, sealed_tensors
 from sottovoce.training.checkpoint import Checkpoint
-from sottovoce.training.computing import one_model, precision
+from sottovoce.training.precision import precision
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.step_log import Recorder, StepLog, recorder
 
@@ -82,14 +82,15 @@ def train(
         dtype=precision(central.precision, device),
     )
     weights.load(start.parameters)
-    compute = one_model(
+    family = sped_up(
+        start.family,
         weights.working,
         settings=start.settings,
         steps=central.steps,
         batch_seconds=central.batch_seconds,
         device=device,
     )
-    log = StepLog(weights.norm_names)
+    log = StepLog(weights.norm_names, place=start.family.place)
     standing = _resumed(run, weights, log, start=start, processes=processes, say=say)
     batches = ahead(
         endless_batches(
@@ -115,9 +116,9 @@ def train(
                 batch,
                 recipe,
                 step=standing.step,
+                family=family,
                 settings=start.settings,
                 schedule=schedule,
-                compute=compute,
                 processes=processes,
             )
             log.add(loss, norm, norms, audio_seconds=batch.audio_seconds * processes.world)
@@ -132,10 +133,10 @@ def train(
                 record = log.summary(lr=schedule(standing.step - 1), epoch=place.epoch)
             if records is None:
                 continue
-            model = replace(start, parameters=weights.masters)
+            model = replace(start, family=family, parameters=weights.masters)
             with log.paused():
                 if due.evaluate:
-                    result = evaluate(model, dev[0], split=dev[1], device=device, compute=compute)
+                    result = evaluate(model, dev[0], split=dev[1], device=device)
                     record |= {"dev_wer": result.wer, "dev_cer": result.cer, "gradient_norms": log.norms_by_layer()}
                 if record:
                     records.write({"step": standing.step, **record})
@@ -166,23 +167,29 @@ def _due(central: Central, *, step: int, stops: bool) -> _Due:
 
 def _step(
     weights: Weights,
-    batch: SpeechBatch,
+    batch: Recordings,
     recipe: Recipe,
     *,
     step: int,
-    settings: Settings,
+    family: Family[Any, Any],
+    settings: Any,
     schedule: Schedule,
-    compute: Compute,
     processes: Processes,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of `weights` on `batch`: the loss, the gradients' norm before clipping, and the norms by tensor."""
     central, spec_augment = recipe.training, recipe.training.augment.spec_augment
     generator = torch_stream(recipe.seed, "step", step, processes.rank)
     batch = _augmented(batch, central.augment, generator)
-    draws = draw_step(batch, settings=settings, spec_augment=spec_augment, generator=generator)
-    loss = batch_loss(
-        weights.working, batch, settings=settings, spec_augment=spec_augment, draws=draws, compute=compute
+    (draws,) = draw_steps(
+        family,
+        [len(batch)],
+        samples=[batch.lines_UN.shape[1]],
+        settings=settings,
+        spec_augment=spec_augment,
+        generator=generator,
     )
+    features = recordings_heard(family, batch, settings=settings)
+    loss = step_loss(family, weights.working, features, settings=settings, draws=draws)
     weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
     processes.average([weights.gradient])
     norm, norms = weights.step(lr=schedule(step), max_norm=central.clip_gradients)
@@ -230,7 +237,7 @@ def _sealed(found: Checkpoint) -> Sealed:
 def _check_same_model(found: Checkpoint, start: Recogniser, *, where: str) -> None:
     if found.recogniser.tokens.digest != start.tokens.digest:
         raise InputError(f"{where}: a checkpoint of another token set")
-    check_parameters(found.recogniser.parameters, start.settings, where=where)
+    check_parameters(found.recogniser.parameters, start.family.shapes(start.settings), where=where)
 
 
 def _saved(
@@ -263,22 +270,24 @@ def _report(step: int, steps: int, record: Mapping[str, Any]) -> Report:
 
 def starting_point(recipe: Recipe, tokens: Tokens, seed: Recogniser | None, *, language: str) -> Recogniser:
     """Fresh parameters, or those of the model `seed`; under another token set the output layer is new."""
-    settings = recipe.model.settings(tokens=tokens.size + 1)
+    family, settings = find_family(recipe.model.family), recipe.model.settings(tokens=tokens.size + 1)
     generator = torch_stream(recipe.seed, "init")
     if seed is None:
-        return fresh(settings, tokens, language=language, generator=generator)
-    return Recogniser(settings, tokens, adapt(seed, settings, tokens, generator=generator), language)
+        return fresh(family, settings, tokens, language=language, generator=generator)
+    if seed.family.name != family.name:
+        raise InputError(f"the model to start from is of family={seed.family.name}, expected {family.name}")
+    return Recogniser(family, settings, tokens, adapt(seed, settings, tokens, generator=generator), language)
 
 
-def _augmented(batch: SpeechBatch, augment: Augmentation, generator: torch.Generator) -> SpeechBatch:
+def _augmented(batch: Recordings, augment: Augmentation, generator: torch.Generator) -> Recordings:
     """Speed and noise, where the recipe asks for them."""
-    waveforms_BN, device = batch.waveforms_BN, batch.waveforms_BN.device
+    device = batch.samples_N.device
     if augment.speeds:
-        lengths_B = batch.lengths_B.to(device)
-        waveforms_BN, lengths_B = perturb_speed(waveforms_BN, lengths_B, generator=generator, speeds=augment.speeds)
-        batch = replace(batch, waveforms_BN=waveforms_BN, lengths_B=lengths_B.cpu())
+        lengths_U = batch.lengths_U.to(device)
+        lines_UN, lengths_U = perturb_speed(batch.lines_UN, lengths_U, generator=generator, speeds=augment.speeds)
+        batch = batch.with_lines(lines_UN, lengths_U.cpu())
     if augment.noise is not None:
-        lengths_B = batch.lengths_B.to(device)
-        noisy_BN = add_noise(batch.waveforms_BN, lengths_B, settings=augment.noise, generator=generator)
-        batch = replace(batch, waveforms_BN=noisy_BN)
+        lengths_U = batch.lengths_U.to(device)
+        noisy_UN = add_noise(batch.lines_UN, lengths_U, settings=augment.noise, generator=generator)
+        batch = batch.with_lines(noisy_UN, batch.lengths_U)
     return batch

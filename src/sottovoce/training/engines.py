@@ -18,13 +18,14 @@ from sottovoce.federated.engines import (
 )
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.files import read_json, write_json
+from sottovoce.models.family import Family, Parameters, sped_up
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import derive, stream
-from sottovoce.training.computing import many_models, one_model, precision
 from sottovoce.training.parts import trained_part
+from sottovoce.training.precision import precision
 from sottovoce.training.run_folder import ENGINE, RunFolder
 from sottovoce.users.population import Population
 
@@ -93,6 +94,7 @@ def build_engine(
     room = ClientRoom(
         population,
         start.tokens,
+        start.family,
         start.settings,
         settings.local,
         seed=derive(recipe.seed, "clients"),
@@ -116,17 +118,22 @@ def build_engine(
     if name == "stacked":
         # The recipe's check refuses this, and a run folder's `engine.json` never says it.
         promise(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
-        compute = many_models(steps=steps, batch_seconds=settings.local.batch_seconds, device=device)
-        return StackedEngine(room, plan.layout, compute=compute, size=stack_size or settings.stack_size, **common)
-    engine = SequentialEngine(room, plan.layout, **common)
-    engine.compute = one_model(
-        engine.weights.working if settings.trainable is None else None,
-        settings=start.settings,
-        steps=steps,
-        batch_seconds=settings.local.batch_seconds,
-        device=device,
-    )
-    return engine
+        stacked = start.family.stacked
+        if stacked is not None and stacked.faster is not None:
+            stacked = stacked.faster(stacked, steps=steps, batch_seconds=settings.local.batch_seconds, device=device)
+        return StackedEngine(room, plan.layout, stacked=stacked, size=stack_size or settings.stack_size, **common)
+
+    def faster(working: Parameters) -> Family[Any, Any]:
+        return sped_up(
+            start.family,
+            working if settings.trainable is None else None,
+            settings=start.settings,
+            steps=steps,
+            batch_seconds=settings.local.batch_seconds,
+            device=device,
+        )
+
+    return SequentialEngine(room, plan.layout, faster=faster, **common)
 
 
 def _for_cpu(settings: Federation) -> tuple[Any, dict[str, Any]]:
@@ -147,6 +154,8 @@ def _fastest(
     clients = sorted(order[:TRIED_CLIENTS].tolist())
     rates: dict[str, float] = {}
     for name in ("sequential", "stacked"):
+        if name == "stacked" and start.family.stacked is None:
+            continue
         engine = build_engine(name, recipe, population, start, plan, device=device)
         # The first pass compiles.
         for repeat in range(2):

@@ -220,17 +220,18 @@ class Federating:
 
     def _metrics(self, done: Round, step: int) -> dict[str, Any]:
         """All of it came after the noise, or was known before the run."""
-        names, server = self._layout.names, done.server
+        names, server, place = self._layout.names, done.server, self._start.family.place
         record: dict[str, Any] = {
             "step": step + 1,
             "lr": server.lr,
             "epsilon": done.epsilon,
             "noise_std": done.noise_std,
             "clip_bound": None if math.isinf(self._plan.clip_bound) else self._plan.clip_bound,
-            "server_norms": by_kind(names, server.norms_H.tolist(), join=math.hypot),
+            "server_norms": by_kind(names, server.norms_H.tolist(), place=place, join=math.hypot),
         }
         if server.trust_ratios_H is not None:
-            record["trust_ratios"] = by_kind(names, server.trust_ratios_H.tolist(), join=lambda a, b: (a + b) / 2)
+            ratios = server.trust_ratios_H.tolist()
+            record["trust_ratios"] = by_kind(names, ratios, place=place, join=lambda a, b: (a + b) / 2)
         return record
 
     def _diagnostics(self, done: Round, step: int) -> dict[str, Any]:

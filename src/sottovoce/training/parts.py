@@ -14,7 +14,9 @@ def trained_part(recipe: Recipe, start: Recogniser) -> Trainable:
     """What of `start` the clients train; the same whenever it is asked for."""
     text = recipe.federated.trainable
     part = None if text is None else parse_part(text)
-    return split(part, start.parameters, generator=torch_stream(recipe.seed, "low rank"))
+    return split(
+        part, start.parameters, corrected=start.family.corrected, generator=torch_stream(recipe.seed, "low rank")
+    )
 
 
 def communication(part: Trainable) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from sottovoce.evaluation.evaluate import check_language
 from sottovoce.federated.engines import DistributedEngine, Engine
 from sottovoce.files import read_json, write_json
 from sottovoce.flat.layout import Layout
-from sottovoce.models.rescaling import rescaled_norms
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
@@ -182,14 +181,20 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
         places = _Places.of(recipe, around.stores)
         facts |= places.facts()
         tokens = choose_tokens(recipe, places.store)
-        longest = min(recipe.data.longest_seconds, recipe.training.batch_seconds)
-        speech = load_speech(places.store, training_rows(recipe, places.store), tokens, longest_seconds=longest)
-        counts = [f"{count:,} {reason}" for reason, count in speech.left_out.items() if count]
-        left_out = f" (left out: {', '.join(counts)})" if counts else ""
-        around.say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
         start = central.starting_point(
             recipe, tokens, None if seed is None else seed.load(), language=places.store.language
         )
+        speech = load_speech(
+            places.store,
+            training_rows(recipe, places.store),
+            tokens,
+            family=start.family,
+            settings=start.settings,
+            longest_seconds=min(recipe.data.longest_seconds, recipe.training.batch_seconds),
+        )
+        counts = [f"{count:,} {reason}" for reason, count in speech.left_out.items() if count]
+        left_out = f" (left out: {', '.join(counts)})" if counts else ""
+        around.say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
         check_scored(places.evaluated.values(), start)
         facts |= {
             "tokens": Sealed(tokens.digest),
@@ -323,7 +328,9 @@ def starting_model(recipe: Recipe, seed: Seed | None, store: Store) -> Recognise
     factor = recipe.federated.rescale_norms
     if factor is None:
         return start
-    return replace(start, parameters=rescaled_norms(start.parameters, factor=factor, settings=start.settings))
+    if start.family.rescaled is None:
+        raise InputError(f"federation.rescale_norms={factor}: models of family={start.family.name} cannot be rescaled")
+    return replace(start, parameters=start.family.rescaled(start.parameters, factor=factor, settings=start.settings))
 
 
 def private_plan(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.files import naming
-from sottovoce.models.ctc_transformer import layer_index, parameter_kind
+from sottovoce.models.family import Place
 from sottovoce.training.run_folder import RunFolder
 
 TENSORBOARD = "tensorboard"
@@ -21,11 +21,11 @@ NO_EVENTS = "a release writes no TensorBoard events: their times would tell how 
 class StepLog:
     """Loss and gradient norm of every step since the last record; tensors stay on the device until they are asked for.
 
-    `norm_names` are the names that the norms given to `add` go by.
+    `norm_names` are the names that the norms given to `add` go by, and `place` says where each belongs.
     """
 
-    def __init__(self, norm_names: list[str]) -> None:
-        self._names = norm_names
+    def __init__(self, norm_names: list[str], *, place: Callable[[str], Place]) -> None:
+        self._names, self._place = norm_names, place
         self._norms: Tensor | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._reset()
@@ -88,21 +88,29 @@ class StepLog:
     def norms_by_layer(self) -> dict[str, Any]:
         """The last step's gradient norms: per kind of parameter, a list over the layers where it has one."""
         assert self._norms is not None
-        return by_kind(self._names, self._norms.tolist(), join=math.hypot)
+        return by_kind(self._names, self._norms.tolist(), place=self._place, join=math.hypot)
 
 
-def by_kind(names: Sequence[str], values: Sequence[float], *, join: Callable[[float, float], float]) -> dict[str, Any]:
+def by_kind(
+    names: Sequence[str],
+    values: Sequence[float],
+    *,
+    place: Callable[[str], Place],
+    join: Callable[[float, float], float],
+) -> dict[str, Any]:
     """Values of single tensors per kind of parameter: a list over the layers where it has one, else one number.
 
     A kind may have several tensors in a layer (a norm's weight and bias): `join` makes one number of theirs. A layer
     that is not trained has not moved: 0 keeps its place.
 
-    >>> by_kind(["blocks.02.mlp.hidden.weight", "output.bias"], [3.0, 4.0], join=max)
+    >>> place = {"a": Place("mlp", 2), "b": Place("output")}.__getitem__
+    >>> by_kind(["a", "b"], [3.0, 4.0], place=place, join=max)
     {'mlp': [0.0, 0.0, 3.0], 'output': 4.0}
     """
     grouped: dict[str, dict[int | None, float]] = {}
     for name, value in zip(names, values, strict=True):
-        of_kind, layer = grouped.setdefault(parameter_kind(name), {}), layer_index(name)
+        kind, layer = place(name)
+        of_kind = grouped.setdefault(kind, {})
         of_kind[layer] = join(of_kind[layer], value) if layer in of_kind else value
     return {kind: _by_layer(found) or found[None] for kind, found in grouped.items()}
 

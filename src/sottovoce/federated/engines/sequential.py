@@ -1,7 +1,9 @@
 """The reference engine: one client after another, on one copy of the model, while the next ones' data are read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +14,13 @@ from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excused
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.models.recogniser import PLAIN, Compute
+from sottovoce.models.family import Family, Parameters
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting
 
 
 class SequentialEngine(Engine):
-    """Memory: one working model, whatever the cohort. `compute` may be set anew between rounds."""
+    """Memory: one working model, whatever the cohort. `faster` may give a faster family for training that one."""
 
     def __init__(
         self,
@@ -27,18 +29,19 @@ class SequentialEngine(Engine):
         *,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
-        compute: Compute = PLAIN,
+        faster: Callable[[Parameters], Family[Any, Any]] | None = None,
         weighting: Weighting = Weighting.UNIFORM,
     ) -> None:
         self._room, self._device, self._weighting = room.on(device, dtype), device, weighting
-        self.compute = compute
         self._before = HeardBefore(room_for_hearing(device))
         self.weights = Weights(layout, room.local.built_optimiser(), device=device, dtype=dtype)
+        if faster is not None:
+            self._room = replace(self._room, family=faster(self.weights.working))
 
     def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
         with closing(ahead(self._load(cohort, step))) as loading:
             for loaded in self.awaited(loading):
-                yield loaded if isinstance(loaded, Dropped) else self._train_one(server_P, loaded, step)
+                yield loaded if isinstance(loaded, Dropped) else self._train_one(server_P, loaded)
 
     def _load(self, cohort: Sequence[int], step: int) -> Iterator[LoadedClient | Dropped]:
         for client in cohort:
@@ -48,17 +51,15 @@ class SequentialEngine(Engine):
             except Exception as error:
                 yield excused(client, error, forgiving=self._room.forgiving)
 
-    def _train_one(self, server_P: Tensor, loaded: LoadedClient, step: int) -> Trained | Dropped:
+    def _train_one(self, server_P: Tensor, loaded: LoadedClient) -> Trained | Dropped:
         try:
-            return self._trained(server_P, loaded, step)
+            return self._trained(server_P, loaded)
         except Exception as error:
             return excused(loaded.client.index, error, forgiving=self._room.forgiving)
 
-    def _trained(self, server_P: Tensor, loaded: LoadedClient, step: int) -> Trained:
-        heard = loaded.heard(self._before, dtype=self.weights.dtype, compute=self.compute)
-        loss = train_locally(
-            self.weights, loaded, heard, self._room, server_P=server_P, step=step, compute=self.compute
-        )
+    def _trained(self, server_P: Tensor, loaded: LoadedClient) -> Trained:
+        heard = loaded.heard(self._before, self._room, dtype=self.weights.dtype)
+        loss = train_locally(self.weights, loaded, heard, self._room, server_P=server_P)
         figures = self._figures(loaded, loss)
         # The working model is done with: it becomes the update.
         with torch.no_grad():

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.models.keyed_attention import keyed_attention
-from sottovoce.models.relu_dropout import keyed_dropout, keyed_relu_dropout
+from sottovoce.models.transformer.keyed_attention import keyed_attention
+from sottovoce.models.transformer.relu_dropout import keyed_dropout, keyed_relu_dropout
 from sottovoce.seeds import torch_stream
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

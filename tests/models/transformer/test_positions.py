@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sottovoce.errors import InputError
-from sottovoce.models.positions import Cape, cape_positions, draw_positions, plain_positions, sinusoids
+from sottovoce.models.transformer.positions import Cape, cape_positions, draw_positions, plain_positions, sinusoids
 
 CPU = torch.device("cpu")
 

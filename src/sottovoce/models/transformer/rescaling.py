@@ -14,7 +14,8 @@ import math
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.models.ctc_transformer import Parameters, Settings, parameter_shapes
+from sottovoce.models.family import Parameters
+from sottovoce.models.transformer.network import Settings, parameter_shapes
 
 _READERS_IN_BLOCK = {"attention.norm": "attention.qkv.weight", "mlp.norm": "mlp.hidden.weight"}
 

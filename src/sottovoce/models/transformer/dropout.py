@@ -1,4 +1,4 @@
-"""Dropout: of one model from its device's generator, of stacked clients from each client's own seed.
+"""Dropout of stacked clients, from each client's own seed.
 
 What is dropped of a client in a stack never hangs on who else is in it, nor on where among them it stands: one user's
 presence moves nobody's update but their own.
@@ -15,32 +15,16 @@ a head.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.models.keyed_attention import keyed_attention
-from sottovoce.models.packing import Packing
-from sottovoce.models.relu_dropout import has_triton, keyed_dropout, keyed_relu_dropout
-
-
-@contextmanager
-def seeded_dropout(seed: int, *, device: torch.device) -> Iterator[None]:
-    """Within this scope the device's own dropout kernels draw from `seed`; afterwards its generator is as before.
-
-    torch's fused dropout takes no generator, and masks drawn by hand would cost a pass over memory each.
-    """
-    own = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
-    before = own.get_state()
-    own.manual_seed(seed)
-    try:
-        yield
-    finally:
-        own.set_state(before)
+from sottovoce.models.transformer.keyed_attention import keyed_attention
+from sottovoce.models.transformer.relu_dropout import has_triton, keyed_dropout, keyed_relu_dropout
+from sottovoce.models.transformer.rows import Packing
 
 
 class ClientDropout(ABC):
@@ -124,7 +108,7 @@ class DrawnDropout(ClientDropout):
         return self.drop(F.relu(x_NLD))
 
     def attend(self, qkv: Tensor, *, ends: Tensor, longest: int) -> Tensor:
-        """Utterance by utterance, like `ctc_transformer.attention` of a padded batch; `ends` say nothing new."""
+        """Utterance by utterance, like `network.attention` of a padded batch; `ends` say nothing new."""
         heads, channels = qkv.shape[2:]
         batch_UT = self.packing.unpack(qkv.view(*self.packing.from_batch_NL.shape, -1))
         q, k, v = batch_UT.view(*batch_UT.shape[:2], 3, heads, channels).permute(2, 0, 3, 1, 4)

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.models import heard
-from sottovoce.models.heard import hear, joined, record
-from sottovoce.models.recogniser import inputs, make_batch
+from sottovoce.models import log_mel
+from sottovoce.models.log_mel import hear
+from sottovoce.models.utterances import end_to_end, record, record_lines
 from sottovoce.seeds import stream
 
 
@@ -22,10 +22,9 @@ def noise(*lengths: int) -> list[np.ndarray]:
 def test_features_are_those_of_each_utterance_alone(lengths: list[int]) -> None:
     """Shorter than a window, on and off whole hops: no utterance hears its neighbours, and padding is zero."""
     samples = noise(*lengths)
-    features_UTF = hear(record(samples, [[]] * len(samples)), dtype=torch.float32).features_UTF
+    features_UTF = hear(record(samples), dtype=torch.float32).features_UTF
     for own, features_TF in zip(samples, features_UTF, strict=True):
-        alone = make_batch([own], [()])
-        expected_TF = inputs(alone.waveforms_BN, alone.lengths_B, None, None)[0]
+        expected_TF = hear(record_lines([own])).features_UTF[0]
         torch.testing.assert_close(features_TF[: len(expected_TF)], expected_TF, rtol=1e-4, atol=1e-4)
         assert not features_TF[len(expected_TF) :].any()
 
@@ -33,7 +32,7 @@ def test_features_are_those_of_each_utterance_alone(lengths: list[int]) -> None:
 def test_many_utterances_are_heard_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     recordings = record(noise(5000, 900, 3000, 16_000, 400), [[1]] * 5)
     at_once = hear(recordings, dtype=torch.float32).features_UTF
-    monkeypatch.setattr(heard, "PIECE_FRAMES", 200)
+    monkeypatch.setattr(log_mel, "PIECE_FRAMES", 200)
     in_pieces = hear(recordings, dtype=torch.float32).features_UTF
     torch.testing.assert_close(in_pieces, at_once, rtol=1e-5, atol=1e-5)
 
@@ -41,19 +40,19 @@ def test_many_utterances_are_heard_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_batch_is_lines_of_the_recordings_as_long_as_the_longest_of_them() -> None:
     recordings = record(noise(5000, 900, 3000), [[1, 2, 3, 4], [5], [6, 7]])
     heard_all = hear(recordings, dtype=torch.float32)
-    batch = heard_all.batch(torch.tensor([2, 1, 2]))
-    assert batch.lengths_B.tolist() == [3000, 900, 3000]
-    assert batch.tokens_BU.tolist() == [[6, 7], [5, 0], [6, 7]]
-    assert batch.token_lengths_B.tolist() == [2, 1, 2]
-    assert torch.equal(batch.features_BTF, heard_all.features_UTF[[2, 1, 2], :17])
+    batch = heard_all.take(torch.tensor([2, 1, 2]))
+    assert batch.frames_U.tolist() == [17, 4, 17]
+    assert batch.tokens_UL.tolist() == [[6, 7], [5, 0], [6, 7]]
+    assert batch.token_lengths_U.tolist() == [2, 1, 2]
+    assert torch.equal(batch.features_UTF, heard_all.features_UTF[[2, 1, 2], :17])
 
 
 def test_what_is_joined_is_what_it_was() -> None:
     parts = [
         hear(record(noise(*lengths), [[7]] * len(lengths)), dtype=torch.float32) for lengths in ((900,), (5000, 1))
     ]
-    whole = joined(parts)
+    whole = end_to_end(parts)
     for line, part, own in ((0, parts[0], 0), (1, parts[1], 0), (2, parts[1], 1)):
-        one, same = whole.batch(torch.tensor([line])), part.batch(torch.tensor([own]))
-        assert torch.equal(one.features_BTF, same.features_BTF)
-        assert torch.equal(one.tokens_BU, same.tokens_BU)
+        one, same = whole.take(torch.tensor([line])), part.take(torch.tensor([own]))
+        assert torch.equal(one.features_UTF, same.features_UTF)
+        assert torch.equal(one.tokens_UL, same.tokens_UL)

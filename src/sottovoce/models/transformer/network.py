@@ -28,13 +28,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.models.dropout import ClientDropout, DropoutDraws, client_dropout, seeded_dropout
-from sottovoce.models.linear import LowRank, Matrix, attend_segments, layer_norm, linear
-from sottovoce.models.packing import ROW_MULTIPLE, Packing, plan_packing
-from sottovoce.models.positions import Cape, PositionDraws, cape_positions, draw_positions, plain_positions, sinusoids
-from sottovoce.models.relu_dropout import relu_dropout
-
-Parameters = Mapping[str, Tensor]
+from sottovoce.models.family import Parameters
+from sottovoce.models.low_rank import low_rank_names
+from sottovoce.models.transformer.dropout import ClientDropout, DropoutDraws, client_dropout
+from sottovoce.models.transformer.linear import LowRank, Matrix, attend_segments, layer_norm, linear
+from sottovoce.models.transformer.positions import (
+    Cape,
+    PositionDraws,
+    cape_positions,
+    draw_positions,
+    plain_positions,
+    sinusoids,
+)
+from sottovoce.models.transformer.relu_dropout import relu_dropout
+from sottovoce.models.transformer.rows import ROW_MULTIPLE, Packing, plan_packing
+from sottovoce.seeds import seeded_kernels
 
 KERNEL, STRIDE = 7, 3
 CONTEXT = (KERNEL - STRIDE) // 2  # output frame i is centred on the input frames 3i, 3i+1, 3i+2 that it replaces
@@ -157,16 +165,6 @@ def init(settings: Settings, *, generator: torch.Generator) -> dict[str, Tensor]
         limit = math.sqrt(3 * variance_times_fan_in / fan_in)
         parameters[name] = torch.empty(shape).uniform_(-limit, limit, generator=generator)
     return parameters
-
-
-def low_rank_names(matrix: str) -> tuple[str, str]:
-    """What the low-rank pair of a block matrix goes by.
-
-    >>> low_rank_names("blocks.07.mlp.hidden.weight")
-    ('blocks.07.mlp.hidden.lora_a', 'blocks.07.mlp.hidden.lora_b')
-    """
-    stem = matrix.removesuffix("weight")
-    return f"{stem}lora_a", f"{stem}lora_b"
 
 
 def block_weights(parameters: Parameters, layer: int) -> BlockWeights:
@@ -419,7 +417,7 @@ def forward(
         longest = None
 
     seed = None if draws is None else draws.dropout_seed
-    with nullcontext() if seed is None else seeded_dropout(seed, device=device):
+    with nullcontext() if seed is None else seeded_kernels(seed, device=device):
         x = front(parameters, inputs)
         x = dropped(x, dropout) if own is None else own[0].drop(x)
         x = x + sinusoids(positions_BT, width=settings.width).to(x.dtype)

@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.models import ctc, ctc_transformer
-from sottovoce.models.ctc_transformer import Settings, draw, forward, init, named_settings, parameter_shapes, run_blocks
+from sottovoce.models import ctc
+from sottovoce.models.transformer import network
+from sottovoce.models.transformer.network import (
+    Settings,
+    draw,
+    forward,
+    init,
+    named_settings,
+    parameter_shapes,
+    run_blocks,
+)
 
 SMALL = Settings(layers=3, width=16, tokens=7, heads=2, features=8, dropout=0.2, layer_drop=0.5)
 NORMS: tuple[Literal["pre", "post"], ...] = ("pre", "post")
@@ -105,8 +114,8 @@ def test_shorter_than_one_output_frame_is_finite_and_empty() -> None:
 def test_front_is_the_strided_convolution() -> None:
     parameters = parameters_of(SMALL)
     features_BTF, _ = batch()
-    windows_BTW = ctc_transformer.windows(features_BTF, torch.tensor([50, 50, 50]))
-    ours = ctc_transformer.front(parameters, windows_BTW)
+    windows_BTW = network.windows(features_BTF, torch.tensor([50, 50, 50]))
+    ours = network.front(parameters, windows_BTW)
     conv_BDT = torch.nn.functional.conv1d(
         features_BTF.mT, parameters["conv.weight"], parameters["conv.bias"], stride=3, padding=2
     )
@@ -120,7 +129,7 @@ def test_layer_drop_skips_the_computation_of_the_block() -> None:
 
     def counting(x_BTD: Tensor, *arguments: Any, **options: Any) -> Tensor:
         calls.append(1)
-        return ctc_transformer.block(x_BTD, *arguments, **options)
+        return network.block(x_BTD, *arguments, **options)
 
     parameters = parameters_of(settings)
     draws = draw(settings, batch_size=3, frames=50, generator=generator())
@@ -196,7 +205,7 @@ def test_compiles_without_graph_breaks_for_all_blocks_and_batch_shapes() -> None
         compilations.append(1)
         return graph.forward
 
-    compiled = torch.compile(ctc_transformer.block, fullgraph=True, backend=backend)
+    compiled = torch.compile(network.block, fullgraph=True, backend=backend)
     settings = replace(SMALL, layers=6)
     parameters = parameters_of(settings)
     random = generator()
@@ -236,10 +245,10 @@ def test_overfits_one_batch_to_nothing(norm: Literal["pre", "post"]) -> None:
 
 def test_kinds_and_layers_cover_every_parameter() -> None:
     names = parameter_shapes(replace(SMALL, layers=12))
-    blocks = [name for name in names if ctc_transformer.layer_index(name) is not None]
-    assert {ctc_transformer.layer_index(name) for name in blocks} == {*range(12)}
+    blocks = [name for name in names if network.layer_index(name) is not None]
+    assert {network.layer_index(name) for name in blocks} == {*range(12)}
     assert len(blocks) == 12 * 8
-    kinds = {name: ctc_transformer.parameter_kind(name) for name in names}
+    kinds = {name: network.parameter_kind(name) for name in names}
     assert {*kinds.values()} == {"conv", "layer_norm", "attention", "attention_output", "mlp", "output"}
     assert kinds["final.norm.bias"] == kinds["blocks.11.attention.norm.weight"] == "layer_norm"
     assert kinds["output.bias"] == "output"

@@ -52,7 +52,7 @@ def has_triton() -> bool:
 
 @torch.library.custom_op("sottovoce::relu_dropout", mutates_args=())
 def _relu_dropout_op(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
-    from sottovoce.models import relu_dropout_triton
+    from sottovoce.models.transformer import relu_dropout_triton
 
     return relu_dropout_triton.forward(x, keys, dropout, relu=True)
 
@@ -64,7 +64,7 @@ def _(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
 
 @torch.library.custom_op("sottovoce::relu_dropout_backward", mutates_args=())
 def _backward_op(gradient: Tensor, y: Tensor, dropout: float) -> Tensor:
-    from sottovoce.models import relu_dropout_triton
+    from sottovoce.models.transformer import relu_dropout_triton
 
     return relu_dropout_triton.backward(gradient, y, dropout)
 
@@ -89,7 +89,7 @@ _relu_dropout_op.register_autograd(_gradient, setup_context=_remember)
 
 @torch.library.custom_op("sottovoce::dropout", mutates_args=())
 def _dropout_op(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
-    from sottovoce.models import relu_dropout_triton
+    from sottovoce.models.transformer import relu_dropout_triton
 
     return relu_dropout_triton.forward(x, keys, dropout, relu=False)
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.models.ctc_transformer import Stacking, forward, init, named_settings
-from sottovoce.models.packing import plan_packing
+from sottovoce.models.transformer.network import Stacking, forward, init, named_settings
+from sottovoce.models.transformer.rows import plan_packing
 from sottovoce.seeds import torch_stream
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from sottovoce.flat.layout import Layout
-from sottovoce.models.ctc_transformer import BLOCK_NAMES, BlockWeights, Draws, Settings, draw, forward, init
-from sottovoce.models.graphed import GraphedBlocks, Recorder, Replay, graphed_blocks
+from sottovoce.models.transformer.graphs import GraphedBlocks, Recorder, Replay, graphed_blocks
+from sottovoce.models.transformer.network import BLOCK_NAMES, BlockWeights, Draws, Settings, draw, forward, init
 from sottovoce.seeds import torch_stream
 
 CUDA = torch.cuda.is_available()

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sottovoce.models.ctc_transformer import BlockWeights, Parameters, Settings, block, block_weights, run_blocks
+from sottovoce.models.family import Parameters
+from sottovoce.models.transformer.network import BlockWeights, Settings, block, block_weights, run_blocks
 
 Blocks = Callable[..., Tensor]
 Replay = Callable[[], object]
@@ -47,7 +48,7 @@ def graphed_blocks(
     parameters than these, autocast, a device other than CUDA, and a new shape whose activations would leave less than
     `keep_free_bytes` of the device's memory free.
 
-    Dropout follows `seeded_dropout`: the same seed gives the same masks as in a plain run.
+    Dropout follows `seeded_kernels`: the same seed gives the same masks as in a plain run.
     """
     stack = [block_weights(parameters, layer) for layer in range(settings.layers)]
     device = parameters["output.weight"].device

@@ -24,7 +24,7 @@ def keyed_attention(qkv_F3Hd: Tensor, keys_N: Tensor, *, ends: Tensor, longest: 
 
 @torch.library.custom_op("sottovoce::keyed_attention", mutates_args=())
 def _attend(qkv: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float) -> tuple[Tensor, Tensor]:
-    from sottovoce.models import keyed_attention_triton
+    from sottovoce.models.transformer import keyed_attention_triton
 
     return keyed_attention_triton.forward(qkv, keys, ends, longest, dropout)
 
@@ -46,7 +46,7 @@ def _attend_backward(
     longest: int,
     dropout: float,
 ) -> Tensor:
-    from sottovoce.models import keyed_attention_triton
+    from sottovoce.models.transformer import keyed_attention_triton
 
     return keyed_attention_triton.backward(gradient, qkv, mixed, levels, keys, ends, longest, dropout)
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from sottovoce.models.relu_dropout_triton import scale, threshold
+from sottovoce.models.transformer.relu_dropout_triton import scale, threshold
 
 try:
     import triton

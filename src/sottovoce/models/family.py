@@ -1,0 +1,210 @@
+"""A model family: all that engines, loops, evaluation and reports know of a model, as a record of functions.
+
+    recipe ─► Options ─► settings ─► init ─► parameters, a flat dictionary of named tensors
+    recordings ─► hear ─► features ─┬─► loss         with what `draw` has decided for the step
+                                    └─► recognition  without
+
+A family knows nothing of clients, privacy or loops. What chance decides in a training step is drawn before it, from
+generators that are handed in: they come from a client's own name and the step, never from who else was sampled, and a
+user's presence must move nobody's update but their own. Buffers that training changes do not exist here: whatever a
+client's data may change is a parameter, and so clipped, noised and averaged.
+
+Families register by name in `REGISTERED`, or are found as `module:FAMILY`.
+"""
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from sottovoce.audio.augment import SpecAugmentSettings, apply_masks, draw_masks
+from sottovoce.errors import InputError
+from sottovoce.models import log_mel
+from sottovoce.models.utterances import Features, Recordings
+
+Parameters = Mapping[str, Tensor]
+S = TypeVar("S")  # a family's settings: its architecture
+D = TypeVar("D")  # what chance decides in one training step
+
+DEFAULT = "ctc_transformer"
+# Imported when they are asked for, so that nothing above this room, and no family, needs to know another.
+REGISTERED: Mapping[str, str] = {DEFAULT: "sottovoce.models.transformer:FAMILY"}
+
+
+class Place(NamedTuple):
+    """Where a tensor belongs: the group in which norms are summed and drawn, and its layer, where it is in one."""
+
+    kind: str
+    layer: int | None = None
+
+
+class Options(Protocol):
+    """The `model` section of a recipe: a frozen dataclass with a field `family` and what may be chosen besides.
+
+    What is None is not written down.
+    """
+
+    @property
+    def family(self) -> str: ...
+
+    def settings(self, *, tokens: int) -> Any:
+        """The architecture for `tokens` outputs, a blank or the like counted."""
+
+
+def never(_settings: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognition(Generic[S]):
+    """How a family writes down what was said: by CTC, whose decoding all families share (`models.decoding`).
+
+    `emit(parameters, features, settings=…)` gives log-probabilities [U, T, V], the blank first, and their lengths [U]
+    on the host; each of these frames stands for `samples_per_frame` samples.
+    """
+
+    emit: Callable[..., tuple[Tensor, Tensor]]
+    samples_per_frame: Callable[[S], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacked(Generic[S, D]):
+    """Many clients at once, their parameters in one tensor with a leading client axis.
+
+    `join` makes one step's draws of those of several clients (None where a client has no batch any more), which
+    `losses(parameters, features, rows_U=…, clients=…, settings=…, draws=…)` takes and gives a loss for each client.
+    `bytes(settings, seconds=…, steps=…)` is what one client takes on the device besides its weights. `full`: every
+    stack is as high as the engine's size, with idle rows, so that few shapes occur.
+    """
+
+    join: Callable[[Sequence[D | None]], Any]
+    losses: Callable[..., Tensor]
+    bytes: Callable[..., float]
+    full: bool = False
+    faster: Callable[..., "Stacked[S, D]"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(Generic[S, D]):
+    """What each of these does is said where it is used; the transformer's are the ones to learn from.
+
+    `tiny` are options that make any recipe small enough for `--smoke`. `kinds` are what figures call the kinds of
+    tensors, in the order of the network. `corrected` says which tensors LoRA corrects, `of_tokens` which are new
+    under another token set, `unusable` why no loss can be computed for an utterance.
+    `shared_chance(settings)`: whether `draw` uses the second generator, which a group of clients shares. `mask` is
+    SpecAugment, None where features are not time by frequency. `faster(family, working, …)` is the family again with
+    compiled or recorded functions for training `working`, or a part of a model where that is None.
+    """
+
+    name: str
+    Options: type[Any]
+    Settings: type[S]
+    tiny: Mapping[str, Any]
+    shapes: Callable[[S], Mapping[str, tuple[int, ...]]]
+    init: Callable[..., dict[str, Tensor]]
+    place: Callable[[str], Place]
+    corrected: Callable[[str], bool]
+    of_tokens: frozenset[str]
+    unusable: Callable[[S, int, Sequence[int]], str | None]
+    draw: Callable[..., list[D]]
+    loss: Callable[..., Tensor]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    hear: Callable[..., Features] = log_mel.hear
+    mask: Callable[..., Tensor] | None = apply_masks
+    shared_chance: Callable[[S], bool] = never
+    recognition: Recognition[S] | None = None
+    stacked: Stacked[S, D] | None = None
+    faster: Callable[..., "Family[S, D]"] | None = None
+    rescaled: Callable[..., dict[str, Tensor]] | None = None
+
+
+def find_family(name: str) -> Family[Any, Any]:
+    """The family called `name`, or written as `module:FAMILY`.
+
+    >>> find_family("ctc_transformer").name
+    'ctc_transformer'
+    """
+    module, colon, attribute = REGISTERED.get(name, name).partition(":")
+    if not colon:
+        near = difflib.get_close_matches(name, REGISTERED, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(REGISTERED)}"
+        raise InputError(f"model: family={name!r}, {hint} (or module:FAMILY for one of your own)")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"model: family={name!r} cannot be imported ({error})") from None
+    if not isinstance(found, Family):
+        raise InputError(f"model: family={name!r} is {type(found).__name__}, expected a sottovoce.models.family.Family")
+    if found.name != name:  # it is written into saved models, and found again by it
+        raise InputError(f"model: family={name!r} calls itself {found.name!r}, expected the name that it is found by")
+    return found
+
+
+def sped_up(family: Family[S, D], working: Parameters | None, **training: Any) -> Family[S, D]:
+    """`family` as fast as it can be where `training` says how much of it there is; see `Family.faster`."""
+    return family if family.faster is None else family.faster(family, working, **training)
+
+
+# A training step, whatever the family.
+
+
+@dataclass(frozen=True, slots=True)
+class StepDraws:
+    """All that chance decides in one training step: SpecAugment's masks, with its settings, and the model's own."""
+
+    model: Any
+    masks: Tensor | None = None
+    spec_augment: SpecAugmentSettings | None = field(default=None, repr=False)
+
+
+def draw_steps(
+    family: Family[S, D],
+    utterances: Sequence[int],
+    *,
+    samples: Sequence[int],
+    settings: S,
+    spec_augment: SpecAugmentSettings | None,
+    generator: torch.Generator,
+    shared: torch.Generator | None = None,
+) -> list[StepDraws]:
+    """Draw several steps at once: of so many `utterances` each, padded to so many `samples`, on the host.
+
+    Own chance comes from `generator`; where `shared` is given, what a group of clients has in common comes from there.
+    """
+    masks: Sequence[Tensor | None] = [None] * len(utterances)
+    if spec_augment is not None and family.mask is not None:
+        masks = torch.split(draw_masks(sum(utterances), settings=spec_augment, generator=generator), list(utterances))
+    models = family.draw(settings, utterances, samples=samples, generator=generator, shared=shared)
+    return [StepDraws(model, own, spec_augment) for model, own in zip(models, masks, strict=True)]
+
+
+def masked(family: Family[Any, Any], features: Features, draws: StepDraws) -> Features:
+    """`features` with SpecAugment's bands taken out."""
+    if draws.masks is None or family.mask is None:
+        return features
+    device = features.features_UTF.device
+    with torch.no_grad():
+        features_UTF = family.mask(
+            features.features_UTF,
+            features.frames_U.to(device, non_blocking=True),
+            draws=draws.masks.to(device, non_blocking=True),
+            settings=draws.spec_augment,
+        )
+    return Features(features_UTF, features.frames_U, features.tokens_UL, features.token_lengths_U)
+
+
+def step_loss(
+    family: Family[S, Any], parameters: Parameters, features: Features, *, settings: S, draws: StepDraws
+) -> Tensor:
+    """The mean loss of a training step."""
+    return family.loss(parameters, masked(family, features, draws), settings=settings, draws=draws.model)
+
+
+def recordings_heard(family: Family[S, Any], recordings: Recordings, *, settings: S) -> Features:
+    """Features in float32, for what is heard once."""
+    with torch.no_grad():
+        return family.hear(recordings, settings=settings, dtype=torch.float32)

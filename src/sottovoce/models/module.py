@@ -1,0 +1,180 @@
+"""Any `torch.nn.Module` as a family, through `torch.func.functional_call`, LoRA included.
+
+    build(settings) ─► module     forward(features_UTF, frames_U) ─► (scores_UTV, lengths_U)
+
+Its parameters become the flat dictionary that everything else works on. Its buffers stay what `build` made them: a
+buffer that training changes (batch-norm's statistics) would leave a client unclipped and without noise, so a module
+that has one is refused, unless the layers in question are named as `fixed`: they then run as in evaluation, always.
+
+A module takes no generator for its dropout, and none for its first values: both are seeded from outside, and torch's
+own generator is afterwards as it was before.
+
+Shapes: U utterances, T frames, F features, V tokens with the blank.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, frame_count
+from sottovoce.errors import InputError
+from sottovoce.models import ctc
+from sottovoce.models.family import Family, Parameters, Place, Recognition
+from sottovoce.models.low_rank import low_rank_names
+from sottovoce.models.utterances import Features
+from sottovoce.seeds import seeded_kernels
+
+Build = Callable[[Any], nn.Module]
+
+TRIED_FRAMES = 64
+
+
+def ctc_family(
+    name: str,
+    *,
+    Options: type[Any],
+    Settings: type[Any],
+    build: Build,
+    stride: int,
+    of_tokens: frozenset[str],
+    tiny: Mapping[str, Any],
+    fixed: tuple[str, ...] = (),
+) -> Family[Any, int]:
+    """A family whose models are what `build` makes of its settings, trained and read by CTC.
+
+    A frame of its output stands for `stride` frames of 10 ms. `of_tokens` are the parameters of the output layer.
+    `fixed` names layers (as in `module.get_submodule`) whose buffers stay as they are.
+    """
+    made = _Made(build, stride, fixed)
+    return Family(
+        name=name,
+        Options=Options,
+        Settings=Settings,
+        tiny=tiny,
+        shapes=made.shapes,
+        init=made.init,
+        place=place,
+        corrected=corrected,
+        of_tokens=of_tokens,
+        unusable=made.unusable,
+        draw=draw,
+        loss=made.loss,
+        recognition=Recognition(emit=made.emit, samples_per_frame=made.samples_per_frame),
+    )
+
+
+def place(name: str) -> Place:
+    """By the name's words, its first number being the layer.
+
+    >>> place("encoder.layers.3.linear1.weight"), place("gru.weight_ih_l0"), place("output.bias")
+    (Place(kind='encoder.layers.linear1', layer=3), Place(kind='gru', layer=0), Place(kind='output', layer=None))
+    """
+    stem, _, last = name.rpartition(".")
+    numbers = re.findall(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])|(?<=_l)\d+", name)
+    words = [word for word in (stem or last).split(".") if not word.isdecimal()]
+    return Place(".".join(words), int(numbers[0]) if numbers else None)
+
+
+def corrected(name: str) -> bool:
+    """LoRA corrects what is called a weight, where that is a matrix."""
+    return name.endswith(".weight")
+
+
+def draw(
+    _settings: Any, utterances: Sequence[int], *, generator: torch.Generator, samples: Any = None, shared: Any = None
+) -> list[int]:
+    """A seed for the dropout of each step."""
+    seeds: list[int] = torch.randint(2**62, (len(utterances),), generator=generator).tolist()
+    return seeds
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What `build` makes, as functions of settings and parameters."""
+
+    build: Build
+    stride: int
+    fixed: tuple[str, ...]
+
+    def shapes(self, settings: Any) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(p.shape) for name, p in skeleton(self, settings, training=False).named_parameters()}
+
+    def init(self, settings: Any, *, generator: torch.Generator) -> dict[str, Tensor]:
+        skeleton(self, settings, training=True)  # what cannot be trained is refused before anything else is done
+        with seeded_kernels(int(torch.randint(2**62, (1,), generator=generator)), device=torch.device("cpu")):
+            module = self.build(settings)
+        return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+    def unusable(self, _settings: Any, samples: int, tokens: Sequence[int]) -> str | None:
+        short = ctc.required_frames(tokens) > frame_count(samples) // self.stride
+        return "text too long for its audio" if short else None
+
+    def samples_per_frame(self, _settings: Any) -> int:
+        return self.stride * HOP_SAMPLES
+
+    def emit(self, parameters: Parameters, features: Features, *, settings: Any) -> tuple[Tensor, Tensor]:
+        return self._called(parameters, features, settings, training=False)
+
+    def loss(self, parameters: Parameters, features: Features, *, settings: Any, draws: int) -> Tensor:
+        with seeded_kernels(draws, device=features.features_UTF.device):
+            log_probs_UTV, lengths_U = self._called(parameters, features, settings, training=True)
+        return ctc.loss(log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U)
+
+    def _called(
+        self, parameters: Parameters, features: Features, settings: Any, *, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        module, whole = skeleton(self, settings, training=training), with_corrections(parameters)
+        device, dtype = features.features_UTF.device, next(iter(whole.values())).dtype
+        buffers = {name: _as(buffer, device, dtype) for name, buffer in module.named_buffers()}
+        scores_UTV, lengths_U = functional_call(
+            module, {**buffers, **whole}, (features.features_UTF.to(dtype), features.frames_U)
+        )
+        precision = torch.promote_types(scores_UTV.dtype, torch.float32)
+        return scores_UTV.log_softmax(dim=-1, dtype=precision), lengths_U.cpu()
+
+
+def with_corrections(parameters: Parameters) -> dict[str, Tensor]:
+    """Plain parameters, with low-rank corrections added to their matrices."""
+    whole = {name: p for name, p in parameters.items() if not name.endswith((".lora_a", ".lora_b"))}
+    for name in whole:
+        a, b = low_rank_names(name)
+        if a in parameters:
+            whole[name] = whole[name] + parameters[b] @ parameters[a]
+    return whole
+
+
+@cache
+def skeleton(made: _Made, settings: Any, *, training: bool) -> nn.Module:
+    """A module to be called with parameters from outside, in training or not; refused where it keeps count of data."""
+    with seeded_kernels(0, device=torch.device("cpu")):
+        module = made.build(settings)
+        module.train(training)
+        for name in made.fixed:
+            module.get_submodule(name).eval()
+        if training:
+            _check_buffers(module)
+    return module
+
+
+def _check_buffers(module: nn.Module) -> None:
+    """Refuse a module whose buffers change when it is trained."""
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.no_grad():
+        module(torch.randn(2, TRIED_FRAMES, MEL_COUNT), torch.tensor([TRIED_FRAMES, TRIED_FRAMES - 8]))
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            layer = name.rpartition(".")[0]
+            raise InputError(
+                f"model: training changes the buffer {name!r}, which would leave clients unclipped and without noise; "
+                f"expected a layer without statistics (LayerNorm, GroupNorm), or fixed=({layer!r},)"
+            )
+
+
+def _as(buffer: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return buffer.to(device, dtype) if buffer.is_floating_point() else buffer.to(device)

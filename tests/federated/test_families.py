@@ -1,0 +1,172 @@
+"""What every model family must keep, in one process or several: the registered ones, and the guide's, from outside.
+
+No test knows a family: each says what it needs of one, and asks the record whether it has it.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.federated import test_distributed, test_round
+from tests.federated.small import CPU, EXACT, TOKENS, Small, furthest, small, small_settings, start_stream
+from tests.federated.test_stacked import relative, updates_of
+from tests.guides import DOCS, blocks
+from tests.reference_round import SGD
+from tests.several import in_processes
+
+from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.errors import InputError
+from sottovoce.federated.engines import SequentialEngine, StackedEngine
+from sottovoce.federated.engines.workers import WorkersEngine
+from sottovoce.flat.layout import Layout
+from sottovoce.models import saved
+from sottovoce.models.family import REGISTERED, Family, find_family
+from sottovoce.models.trainable import parse_part, split
+from sottovoce.models.utterances import record_lines
+from sottovoce.processes import joined
+from sottovoce.seeds import stream, torch_stream
+
+FROM_THE_GUIDE = "gru_ctc:FAMILY"
+RANDOM: dict[str, Any] = {  # everything that chance decides, and clients of unequal size
+    "local": {"local_epochs": 2, "spec_augment": SpecAugmentSettings(), "layerdrop_group": 2},
+    "people": {"max_seconds": 3.0},
+    "privacy": {"noise_multiplier": 0.7, "share": "dim"},
+    "cohort_size": 9,
+}
+
+
+@pytest.fixture(scope="module", params=[*REGISTERED, FROM_THE_GUIDE])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its name; the guide's module is put where Python finds it, also in other processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("outside")
+        for block in blocks(DOCS / "guides" / "your-own-model.md", "python"):
+            (folder / block.file).write_text(block.content, encoding="utf-8")
+        patch.syspath_prepend(str(folder))
+        yield request.param
+        sys.modules.pop(FROM_THE_GUIDE.partition(":")[0], None)
+
+
+@pytest.fixture
+def ours(family: str, tones: Path, tmp_path: Path) -> Small:
+    return small(tones, tmp_path / "ledger.jsonl", family=family, **RANDOM)
+
+
+def test_rounds_are_those_of_the_twin(family: str, tones: Path, tmp_path: Path) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", family=family, dtype=torch.float64, **RANDOM)
+    for step in range(2):
+        start, twin = ours.model(), test_round.twin_of(ours, step, opt=SGD(), lr=1.0)
+        ours.round(step)
+        assert furthest(ours.model(), twin, start) < 1
+
+
+@pytest.mark.usefixtures("one_thread")  # as in a worker
+def test_worker_processes_have_the_sequential_engines_bits(ours: Small) -> None:
+    expected = updates_of(ours.engine, ours)
+    with closing(WorkersEngine(ours.room, ours.layout, workers=2)) as engine:
+        found = updates_of(engine, ours)
+    assert found.keys() == expected.keys() == set(range(9))
+    assert all(torch.equal(found[client], expected[client]) for client in expected)
+
+
+def rounds_of(family: str, store: Path, folder: Path) -> dict[str, Any]:
+    with joined(CPU) as processes:
+        ours = small(store, folder / f"{processes.world}-{processes.rank}.jsonl", family=family, **RANDOM)
+        return test_distributed.rounds(ours, processes, stacked=False, steps=2)
+
+
+def test_ranks_come_to_the_same(family: str, tones: Path, tmp_path: Path) -> None:
+    one, two = (in_processes(world, rounds_of, family, tones, tmp_path)[0] for world in (1, 2))
+    for end, expected in zip(two["ends"], one["ends"], strict=True):
+        assert furthest(end, expected, one["start"]) < 1
+        assert any(np.any(end[layer] != one["start"][layer]) for layer in end)
+
+
+def test_stacked_clients_move_as_they_do_one_by_one_or_are_refused(family: str, tones: Path, tmp_path: Path) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", family=family, dtype=torch.float64, **RANDOM)
+    options: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "size": 4}
+    if ours.room.family.stacked is None:
+        with pytest.raises(InputError, match=f"engine=stacked: models of family={family} cannot be stacked"):
+            StackedEngine(ours.room, ours.layout, **options)
+    else:
+        found = updates_of(StackedEngine(ours.room, ours.layout, **options), ours)
+        assert max(relative(found, updates_of(ours.engine, ours)).values()) < EXACT
+
+
+def test_an_update_is_the_clients_own_whoever_else_is_in_the_cohort(ours: Small) -> None:
+    """Bit for bit: sensitivity is counted for one user's update alone."""
+    found = [updates_of(ours.engine, ours, clients=cohort, step=1)[5] for cohort in ([5], [0, 5, 7], [8, 7, 6, 5, 4])]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_training_leaves_torchs_own_generator_as_it_was(ours: Small) -> None:
+    before = torch.get_rng_state()
+    updates_of(ours.engine, ours)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.fixture
+def untrained(family: str) -> tuple[Family[Any, Any], Any, dict[str, torch.Tensor]]:
+    found = find_family(family)
+    settings = small_settings(found)
+    return found, settings, found.init(settings, generator=start_stream())
+
+
+def test_a_model_has_the_shapes_that_its_family_says(untrained: Any) -> None:
+    found, settings, parameters = untrained
+    assert {name: tuple(p.shape) for name, p in parameters.items()} == dict(found.shapes(settings))
+    assert found.of_tokens <= parameters.keys()
+    assert all(found.place(name).kind for name in parameters)
+    again = found.init(settings, generator=start_stream())
+    assert all(torch.equal(again[name], parameters[name]) for name in parameters)
+
+
+def test_its_smallest_recipe_is_small(family: str) -> None:
+    """`--smoke` takes seconds anywhere."""
+    found = find_family(family)
+    shapes = found.shapes(found.Options(**found.tiny).settings(tokens=30))
+    assert sum(int(np.prod(shape)) for shape in shapes.values()) < 3e6
+
+
+def test_padding_changes_nothing(untrained: Any) -> None:
+    """An utterance is emitted alone as it is beside a longer one, up to the rounding of one operation in a hundred."""
+    found, settings, parameters = untrained
+    if found.recognition is None:
+        return
+    parameters = {name: p.double() for name, p in parameters.items()}
+    noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
+    short, long = noise[:5_000], noise
+    emitted = []
+    for utterances in ([short], [short, long]):
+        heard = found.hear(record_lines(utterances), settings=settings, dtype=torch.float64)
+        log_probs_UTV, lengths_U = found.recognition.emit(parameters, heard, settings=settings)
+        emitted.append(log_probs_UTV[0, : lengths_U[0]])
+    torch.testing.assert_close(emitted[0], emitted[1], rtol=1e-9, atol=1e-9)
+
+
+def test_low_rank_corrections_begin_at_nothing_and_are_trained(family: str, tones: Path, tmp_path: Path) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", family=family, **RANDOM)
+    parameters, room = ours.layout.views(ours.server.parameters_P), ours.room
+    options: dict[str, Any] = {"corrected": room.family.corrected, "generator": torch_stream(3, "low rank")}
+    part = split(parse_part("lora(r=2)"), dict(parameters), **options)
+    merged = part.frozen.merged(part.initial)
+    assert all(torch.equal(merged[name], tensor) for name, tensor in parameters.items())
+    layout = Layout.of(part.initial)
+    engine = SequentialEngine(replace(room, frozen=part.frozen), layout, device=CPU)
+    (trained,) = engine.train(layout.flatten(part.initial), [4], step=0)
+    assert trained.update.any()  # type: ignore[union-attr]
+
+
+def test_a_saved_model_is_the_same_model(untrained: Any, tmp_path: Path) -> None:
+    found, settings, parameters = untrained
+    saved.save(saved.Recogniser(found, settings, TOKENS, parameters, "en"), tmp_path)
+    loaded = saved.load(tmp_path)
+    assert (loaded.family, loaded.settings) == (found, settings)
+    assert all(torch.equal(loaded.parameters[name], tensor) for name, tensor in parameters.items())
