@@ -15,28 +15,25 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from sottovoce.models.recogniser import (
-    PLAIN,
-    Compute,
-    SpeechBatch,
-    batch_loss,
-    draw_step,
-    inputs,
-    log_probabilities,
-    make_batch,
-)
-from sottovoce.training.computing import one_model
+from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.audio.augment import SpecAugmentSettings, apply_masks
 from sottovoce.audio.batches import plan_epoch
+from sottovoce.audio.features import frame_lengths
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
+from sottovoce.models import log_mel
 from sottovoce.models.decoding import greedy
-from sottovoce.models.transformer.network import Settings, init, named_settings
+from sottovoce.models.family import Family, StepDraws, draw_steps, recordings_heard, sped_up, step_loss
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import Settings, named_settings
+from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.optimisers import LARS
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import stream, torch_stream
@@ -68,8 +65,8 @@ class Row:
     name: str
     settings: Settings
     seconds: float
-    compute: Compute
-    batches: list[SpeechBatch]
+    family: Family[Settings, Any]
+    batches: list[Recordings]
 
     @property
     def asked(self) -> str:
@@ -91,7 +88,8 @@ def main() -> None:
         for row in rows:
             print_profile(weights, row)
         return
-    features_compiled = Compute(inputs=torch.compile(inputs))
+    line_features, mask = torch.compile(log_mel.line_features), torch.compile(apply_masks)
+    features_compiled = replace(FAMILY, hear=partial(log_mel.hear, line_features=line_features), mask=mask)
     hardware = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     table = Table("what", "ms per step", "spread", "audio s/s", "asked for", title=f"benchmarks/central.py: {hardware}")
     for row, ms in zip(rows, measured(weights, rows, steps=arguments.steps, rounds=arguments.rounds), strict=True):
@@ -99,9 +97,9 @@ def main() -> None:
         spread = f"{min(ms):.1f}–{max(ms):.1f}"
         table.add_row(row.name, f"{statistics.median(ms):.1f}", spread, f"{rate:,.0f}", row.asked)
     for seconds in arguments.seconds:
-        table.add_row(*front_end_row(seconds, features_compiled, device, steps=arguments.steps))
-    for name, compute in (("plain", PLAIN), ("features compiled", features_compiled)):
-        table.add_row(*evaluation_row(10.0, name, compute, device))
+        table.add_row(*front_end_row(seconds, line_features, mask, device, steps=arguments.steps))
+    for name, family in (("plain", FAMILY), ("features compiled", features_compiled)):
+        table.add_row(*evaluation_row(10.0, name, family, device))
     Console(width=140).print(table)
 
 
@@ -111,27 +109,30 @@ def main() -> None:
 def training_rows(size: str, seconds: list[float], device: torch.device) -> tuple[Weights, list[Row]]:
     """Both drops and all batch sizes, plainly and as a long run computes, on one set of weights."""
     whole = named_settings(size, tokens=30, dropout=0.0, layer_drop=0.0)
-    parameters = init(whole, generator=torch_stream(SEED, "init"))
+    parameters = FAMILY.init(whole, generator=torch_stream(SEED, "init"))
     weights = Weights(Layout.of(parameters), LARS(), device=device, dtype=torch.bfloat16)
     weights.load(parameters)
-    fast = {s: one_model(weights.working, settings=whole, steps=10**6, batch_seconds=s, device=device) for s in seconds}
+    fast = {
+        s: sped_up(FAMILY, weights.working, settings=whole, steps=10**6, batch_seconds=s, device=device)
+        for s in seconds
+    }
     ready = {s: batches(s, total_seconds=8 * s + 200) for s in seconds}
     rows = [
         Row(
             name=f"{size}, {s:.0f} s a step, dropout = layer-drop = {drop}, {name}",
             settings=replace(whole, dropout=drop, layer_drop=drop),
             seconds=s,
-            compute=compute,
+            family=family,
             batches=ready[s],
         )
         for s in seconds
         for drop in (0.0, 0.3)
-        for name, compute in (("plain", PLAIN), ("as in long runs", fast[s]))
+        for name, family in (("plain", FAMILY), ("as in long runs", fast[s]))
     ]
     return weights, rows
 
 
-def batches(max_seconds: float, *, total_seconds: float) -> list[SpeechBatch]:
+def batches(max_seconds: float, *, total_seconds: float) -> list[Recordings]:
     """Dynamic batches of noise, waveforms on the host, pinned."""
     rng = stream(SEED, "lengths")
     lengths = rng.integers(3 * SAMPLE_RATE, 10 * SAMPLE_RATE, size=int(total_seconds / 6.5))
@@ -143,19 +144,35 @@ def batches(max_seconds: float, *, total_seconds: float) -> list[SpeechBatch]:
         texts = [
             rng.integers(1, 30, size=int(lengths[r] / SAMPLE_RATE * CHARACTERS_PER_SECOND)).tolist() for r in batch.rows
         ]
-        ready = make_batch([noise[: lengths[r]] for r in batch.rows], texts, padded_samples=batch.padded_samples)
-        made.append(replace(ready, waveforms_BN=ready.waveforms_BN.pin_memory()))
+        ready = record_lines([noise[: lengths[r]] for r in batch.rows], texts, padded_samples=batch.padded_samples)
+        made.append(replace(ready, samples_N=ready.samples_N.pin_memory()))
     return made
+
+
+def sent(batch: Recordings, device: torch.device) -> Recordings:
+    """`batch` on its way from pinned memory to the device."""
+    return replace(batch, samples_N=batch.samples_N.to(device, non_blocking=True))
+
+
+def drawn(batch: Recordings, settings: Settings, number: int) -> StepDraws:
+    """What chance decides in step `number`."""
+    (draws,) = draw_steps(
+        FAMILY,
+        [len(batch)],
+        samples=[batch.lines_UN.shape[1]],
+        settings=settings,
+        spec_augment=AUGMENT,
+        generator=torch_stream(SEED, "step", number),
+    )
+    return draws
 
 
 def step(weights: Weights, row: Row, number: int) -> float:
     """One whole step; returns the seconds of audio in it."""
-    batch = row.batches[number % len(row.batches)]
-    batch = replace(batch, waveforms_BN=batch.waveforms_BN.to(weights.master.device, non_blocking=True))
-    draws = draw_step(batch, settings=row.settings, spec_augment=AUGMENT, generator=torch_stream(SEED, "step", number))
-    loss = batch_loss(
-        weights.working, batch, settings=row.settings, spec_augment=AUGMENT, draws=draws, compute=row.compute
-    )
+    batch = sent(row.batches[number % len(row.batches)], weights.master.device)
+    draws = drawn(batch, row.settings, number)
+    features = recordings_heard(row.family, batch, settings=row.settings)
+    loss = step_loss(row.family, weights.working, features, settings=row.settings, draws=draws)
     weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
     weights.step(lr=0.0, max_norm=1.0)
     return batch.audio_seconds
@@ -220,30 +237,38 @@ def timed(work: Callable[[], object], *, steps: int) -> float:
     return statistics.median(times)
 
 
-def front_end_row(seconds: float, compute: Compute, device: torch.device, *, steps: int) -> tuple[str, ...]:
-    settings = named_settings("tiny", tokens=30)
+def front_end_row(
+    seconds: float,
+    line_features: Callable[..., Tensor],
+    mask: Callable[..., Tensor],
+    device: torch.device,
+    *,
+    steps: int,
+) -> tuple[str, ...]:
     batch = batches(seconds, total_seconds=2 * seconds + 200)[0]
-    draws = draw_step(batch, settings=settings, spec_augment=AUGMENT, generator=torch_stream(SEED, "step", 0))
+    draws = drawn(batch, named_settings("tiny", tokens=30), 0)
     assert draws.masks is not None
-    on_device = batch.waveforms_BN.to(device), batch.lengths_B.to(device), draws.masks.to(device)
-    ms = timed(lambda: compute.inputs(*on_device, AUGMENT), steps=steps)
+    lines_UN, lengths_U, masks = batch.lines_UN.to(device), batch.lengths_U.to(device), draws.masks.to(device)
+    frames_U = frame_lengths(lengths_U)
+    ms = timed(lambda: mask(line_features(lines_UN, lengths_U), frames_U, draws=masks, settings=AUGMENT), steps=steps)
     label = f"features and SpecAugment, {seconds:.0f} s"
     return (label, f"{ms:.2f}", "", f"{seconds / ms * 1e3:,.0f}", "≤ 3 % of a step")
 
 
 @torch.no_grad()
-def evaluation_row(hours: float, name: str, compute: Compute, device: torch.device) -> tuple[str, ...]:
+def evaluation_row(hours: float, name: str, family: Family[Settings, Any], device: torch.device) -> tuple[str, ...]:
     """Waveforms on the host to token lists on the host, `small`, one pass."""
     settings = named_settings("small", tokens=30)
-    parameters = {
-        n: p.to(device, torch.bfloat16) for n, p in init(settings, generator=torch_stream(SEED, "init")).items()
-    }
+    start = family.init(settings, generator=torch_stream(SEED, "init"))
+    parameters = {n: p.to(device, torch.bfloat16) for n, p in start.items()}
+    assert family.recognition is not None
+    emit = family.recognition.emit
     ready = batches(1600, total_seconds=8000)
     passes = int(hours * 3600 / sum(batch.audio_seconds for batch in ready)) + 1
 
-    def recognise(batch: SpeechBatch) -> None:
-        batch = replace(batch, waveforms_BN=batch.waveforms_BN.to(device, non_blocking=True))
-        greedy(*log_probabilities(parameters, batch, settings=settings, compute=compute))
+    def recognise(batch: Recordings) -> None:
+        features = recordings_heard(family, sent(batch, device), settings=settings)
+        greedy(*emit(parameters, features, settings=settings))
 
     for batch in ready:
         recognise(batch)

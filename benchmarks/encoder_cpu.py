@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sottovoce.models import ctc, ctc_transformer
+from sottovoce.models import ctc
+from sottovoce.models.transformer import network
 from sottovoce.models.transformer.network import Settings
 from sottovoce.models.transformer.positions import cape_positions, sinusoids
 
@@ -66,18 +67,12 @@ def steps(settings: Settings, data: tuple[Tensor, Tensor, Tensor, Tensor]) -> tu
     """One training step (forward, loss, backward) of each model on the same batch."""
     features_BTF, lengths_B, tokens_BU, token_lengths_B = data
     generator = torch.Generator().manual_seed(2)
-    parameters = {
-        name: tensor.requires_grad_() for name, tensor in ctc_transformer.init(settings, generator=generator).items()
-    }
+    parameters = {name: tensor.requires_grad_() for name, tensor in network.init(settings, generator=generator).items()}
     library = LibraryModel(settings)
 
     def ours() -> float:
-        draws = ctc_transformer.draw(
-            settings, batch_size=len(features_BTF), frames=features_BTF.shape[1], generator=generator
-        )
-        log_probs_BTV, out_B = ctc_transformer.forward(
-            parameters, features_BTF, lengths_B, settings=settings, draws=draws
-        )
+        draws = network.draw(settings, batch_size=len(features_BTF), frames=features_BTF.shape[1], generator=generator)
+        log_probs_BTV, out_B = network.forward(parameters, features_BTF, lengths_B, settings=settings, draws=draws)
         loss = ctc.loss(log_probs_BTV, out_B, tokens_BU, token_lengths_B)
         torch.autograd.grad(loss, list(parameters.values()))
         return loss.item()
@@ -103,7 +98,7 @@ def main() -> None:
     arguments.add_argument("--pairs", type=int, default=25)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
-    settings = ctc_transformer.named_settings("tiny", tokens=30, layer_drop=0.0)
+    settings = network.named_settings("tiny", tokens=30, layer_drop=0.0)
     print(f"tiny, training step, torch {torch.__version__}, {options.threads} threads, {options.pairs} pairs")
     print(f"{'batch':>14} {'ours ms':>9} {'library ms':>11} {'library ÷ ours: median [quartiles]':>37}")
     for utterances, length in ((16, 2.5), (8, 5.0)):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sottovoce.models.ctc_transformer import Settings, init
 from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
@@ -24,6 +23,8 @@ from sottovoce.federated.client import ClientRoom, LocalTraining
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
 from sottovoce.federated.round import sum_cohort
 from sottovoce.flat.layout import Layout
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import Settings
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import stream, torch_stream
@@ -49,6 +50,7 @@ def make_room(folder: Path, *, users: int, cohort: int, seconds: float) -> Clien
     return ClientRoom(
         build_population(Store(folder), PopulationSettings(split="train"), seed=SEED),
         LETTERS,
+        FAMILY,
         Settings(tokens=LETTERS.size + 1, layers=1, width=8, heads=2, dropout=0.0, layer_drop=0.0),
         LocalTraining(batch_seconds=8.0, lr=0.01, local_steps=1, spec_augment=None),
         seed=SEED,
@@ -88,7 +90,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         room = make_room(Path(name) / "store", users=options.users, cohort=options.cohort, seconds=options.seconds)
-        parameters = init(room.model, generator=torch_stream(SEED, "init"))
+        parameters = room.family.init(room.model, generator=torch_stream(SEED, "init"))
         layout = Layout.of(parameters)
         settings = PrivacySettings(
             population_size=len(room.population),

@@ -28,7 +28,8 @@ from sottovoce.federated.engines import DistributedEngine, RoundOrder, Sequentia
 from sottovoce.federated.round import run_round, take_part
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.transformer.network import init, named_settings
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import named_settings
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
@@ -71,11 +72,11 @@ def member(arguments: argparse.Namespace) -> None:
     store = Store(arguments.store)
     tokens = CharacterTokens.seen_in(alphabet("en") or LETTERS)
     model = named_settings(arguments.size, tokens=tokens.size + 1, dropout=0.0, layer_drop=0.0)
-    parameters = init(model, generator=torch_stream(SEED, "init"))
+    parameters = FAMILY.init(model, generator=torch_stream(SEED, "init"))
     layout = Layout.of(parameters)
     local = LocalTraining(batch_seconds=arguments.seconds / 2, lr=1e-6, local_steps=arguments.local_steps)
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
-    room = ClientRoom(population, tokens, model, local, seed=SEED, cohort_size=arguments.cohort)
+    room = ClientRoom(population, tokens, FAMILY, model, local, seed=SEED, cohort_size=arguments.cohort)
     settings = PrivacySettings(
         population_size=len(population),
         privacy_unit="speaker",

@@ -17,15 +17,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from sottovoce.models.recogniser import batch_loss
-from sottovoce.training.computing import many_models, one_model, precision
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
@@ -35,7 +34,10 @@ from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.transformer.network import init, named_settings
+from sottovoce.models.family import Family, Parameters, sped_up, step_loss
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import named_settings
+from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
@@ -45,6 +47,7 @@ from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens
+from sottovoce.training.precision import precision
 from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1
@@ -91,27 +94,23 @@ class Setting:
     def dtype(self) -> torch.dtype:
         return precision("auto", self.device)
 
+    @property
+    def long_run(self) -> dict[str, Any]:
+        """A run of so many steps is worth compiling for."""
+        return {"steps": 10**6, "batch_seconds": self.room.local.batch_seconds, "device": self.device}
+
+    def faster(self, working: Parameters) -> Family[Any, Any]:
+        return sped_up(self.room.family, working, settings=self.room.model, **self.long_run)
+
     def engine(self, name: str) -> Engine:
-        local = self.room.local
+        common: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if name == "stacked":
-            compute = many_models(steps=10**6, batch_seconds=local.batch_seconds, device=self.device)
-            return StackedEngine(
-                self.room,
-                self.layout,
-                device=self.device,
-                dtype=self.dtype,
-                compute=compute,
-                size=self.arguments.stack,
-            )
-        engine = SequentialEngine(self.room, self.layout, device=self.device, dtype=self.dtype)
-        engine.compute = one_model(
-            engine.weights.working,
-            settings=self.room.model,
-            steps=10**6,
-            batch_seconds=local.batch_seconds,
-            device=self.device,
-        )
-        return engine
+            stacked = self.room.family.stacked
+            assert stacked is not None
+            assert stacked.faster is not None
+            fast = stacked.faster(stacked, **self.long_run)
+            return StackedEngine(self.room, self.layout, stacked=fast, size=self.arguments.stack, **common)
+        return SequentialEngine(self.room, self.layout, faster=self.faster, **common)
 
     def plan(self, *, private: bool, cohort: int) -> Plan:
         population = len(self.room.population)
@@ -159,29 +158,22 @@ class Rounds:
 
 def floor(setting: Setting, cohort: int) -> Callable[[], float]:
     """The local steps of `cohort` clients with no federation around them: batches are loaded beforehand."""
-    engine = setting.engine("sequential")
-    assert isinstance(engine, SequentialEngine)
-    weights, room = engine.weights, setting.room
+    room, device = setting.room, setting.device
+    weights = Weights(setting.layout, room.local.built_optimiser(), device=device, dtype=setting.dtype)
+    room = replace(room, family=setting.faster(weights.working))
     weights.reset(setting.start_P)
     before = HeardBefore(2**33)
     planned = [plan_client(room, index, step=0) for index in range(min(cohort, 8))]
-    loaded = [load_client(room, client, step=0, device=setting.device, before=before) for client in planned]
+    loaded = [load_client(room, client, step=0, device=device, before=before) for client in planned]
 
     def work() -> float:
         audio = 0.0
         for number in range(cohort):
             client = loaded[number % len(loaded)]
-            heard = client.heard(before, dtype=weights.dtype, compute=engine.compute)
+            heard = client.heard(before, room, dtype=weights.dtype)
             for lines, draws in zip(client.lines, client.draws, strict=True):
-                batch = heard.batch(lines)
-                loss = batch_loss(
-                    weights.working,
-                    batch,
-                    settings=room.model,
-                    spec_augment=room.local.spec_augment,
-                    draws=draws,
-                    compute=engine.compute,
-                )
+                batch = heard.take(lines)
+                loss = step_loss(room.family, weights.working, batch, settings=room.model, draws=draws)
                 weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
                 weights.step(lr=room.local.lr, max_norm=1.0)
             audio += client.audio_seconds
@@ -213,7 +205,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
     store = noise_store(folder, users=arguments.users, seconds=arguments.batch_seconds * 5)
     tokens = CharacterTokens.seen_in(alphabet("en") or LETTERS)
     model = named_settings(arguments.size, tokens=tokens.size + 1, dropout=arguments.drop, layer_drop=arguments.drop)
-    parameters = init(model, generator=torch_stream(SEED, "init"))
+    parameters = FAMILY.init(model, generator=torch_stream(SEED, "init"))
     layout = Layout.of(parameters)
     local = LocalTraining(
         batch_seconds=arguments.batch_seconds,
@@ -222,7 +214,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
         layerdrop_group=arguments.layerdrop_group,
     )
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
-    room = ClientRoom(population, tokens, model, local, seed=SEED, cohort_size=arguments.cohort)
+    room = ClientRoom(population, tokens, FAMILY, model, local, seed=SEED, cohort_size=arguments.cohort)
     setting = Setting(arguments, room, layout, layout.flatten(parameters).to(device), device, folder)
     rows: dict[str, Callable[[], float]] = {}
     if "sequential" in arguments.engines:

@@ -29,7 +29,8 @@ from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine,
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.transformer.network import init, named_settings
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import named_settings
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
@@ -67,6 +68,7 @@ def make_room(folder: Path) -> ClientRoom:
     return ClientRoom(
         build_population(Store(folder), PopulationSettings(split=("train",)), seed=SEED),
         LETTERS,
+        FAMILY,
         named_settings("tiny", tokens=LETTERS.size + 1),
         LocalTraining(batch_seconds=3.0, lr=0.01, local_steps=2, layerdrop_group=3),
         seed=SEED,
@@ -102,7 +104,7 @@ def _resident(process: int | str) -> float:
 
 def soak(name: str, room: ClientRoom, *, rounds: int, folder: Path, device: torch.device) -> list[dict[str, float]]:
     """Memory after each round."""
-    parameters = init(room.model, generator=torch_stream(SEED, "init"))
+    parameters = room.family.init(room.model, generator=torch_stream(SEED, "init"))
     layout = Layout.of(parameters)
     settings = PrivacySettings(
         population_size=len(room.population),

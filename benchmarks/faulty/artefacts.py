@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sottovoce.models.ctc_transformer import Settings
 
 from faulty import damage
 from faulty.children import Case
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.models import saved
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import Settings
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Header, Ledger
 from sottovoce.seeds import stream, torch_stream
@@ -45,7 +46,7 @@ def stores(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
 
 
 def checkpoints(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
-    model = saved.fresh(MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
+    model = saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
     state = {"dev_wer": 0.25, "ledger": {"length": 3, "head": "0" * 64}, "since_best": 2}
     whole = checkpoint.Checkpoint(7, model, {"momentum": torch.arange(6.0)}, checkpoint.name(5), state)
     place = checkpoint.save(folder / "checkpoints", whole)
@@ -57,7 +58,7 @@ def models(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     model, pieces = folder / "model", folder / "pieces"
     for place in (model, pieces):
         place.mkdir()
-    saved.save(saved.fresh(MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model")), model)
+    saved.save(saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model")), model)
     save_tokens(train_sentence_pieces(["a b c ab abc ba cab", "cc bb aa"], size=6), pieces / saved.TOKENS)
     half = count // 2
     yield from _cases(MODELS, model, _read_model, count=half, seed=seed)
@@ -74,7 +75,7 @@ def ledgers(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         for step in range(1, 7):
             ledger.intend(event, step=step, clip_bound=1.0, parameters="0" * 64, cohort="0" * 64)
             mark = ledger.commit(step=step, result="0" * 64)
-    model = saved.fresh(MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
+    model = saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
     known = checkpoint.Checkpoint(6, model, {}, checkpoint.name(6), {"ledger": asdict(mark)})
     checkpoint.save(run / "checkpoints", known)
     return _cases(LEDGERS, run, _read_ledger, count=count, seed=seed, only="*.jsonl", kinds=(*damage.TEXT, *EDITS))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sottovoce.models.ctc_transformer import parameter_shapes
 
 from faulty import damage
 from faulty.children import Case
@@ -14,6 +13,7 @@ from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recip
 from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
+from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import repeated
@@ -128,7 +128,7 @@ def _settled(recipe: Recipe, folder: Path) -> object:
     with open_run(folder, config=text, inputs={}, resume=True):
         folder_of("x/y.yaml", folder)
     smoke(recipe)
-    parameter_shapes(recipe.model.settings(tokens=29))
+    find_family(recipe.model.family).shapes(recipe.model.settings(tokens=29))
     for place in (recipe.data.store, recipe.data.dev.rpartition(":")[0] or "x"):
         try:
             open_place(place, folder)
@@ -164,6 +164,8 @@ def _spent(recipe: Recipe) -> float:
 
 @cache
 def _start() -> Recogniser:
-    model = load_recipe("demo/global").model.settings(tokens=29)
+    model = load_recipe("demo/global").model
     tokens = CharacterTokens.seen_in(["abcdefghijklmnopqrstuvwxyz' "])
-    return fresh(model, tokens, language="en", generator=torch_stream(1, "start"))
+    return fresh(
+        find_family(model.family), model.settings(tokens=29), tokens, language="en", generator=torch_stream(1, "start")
+    )

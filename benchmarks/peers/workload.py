@@ -1,28 +1,33 @@
 """One federated workload, the same for every contestant: model, users' data, cohorts, local steps, clipping, noise.
 
 Every side of the benchmark takes its users, batches and random draws from here and computes every loss by
-`step_loss`, which keeps a tally of what was really computed. What a side adds around these steps is what is compared.
+`loss_of`, which keeps a tally of what was really computed. What a side adds around these steps is what is compared.
+Batches and draws are those that Sottovoce's clients make for themselves, from the same seeds (`federated.client`): its
+own side trains plain clients, and only its tally is taken from what they plan.
 
 Users are synthetic (noise for speech, random texts): arithmetic does not depend on what is said. Waveforms go in, and
 features are computed within the step, as in training. Lengths and amounts of speech differ between users.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sottovoce.models.recogniser import SpeechBatch, StepDraws, batch_loss, draw_step, make_batch
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.audio.batches import client_batches
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.models.transformer.network import Parameters, Settings, init, named_settings
-from sottovoce.seeds import derive, stream, torch_stream
+from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, recordings_heard, step_loss
+from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.network import Draws, Settings, named_settings
+from sottovoce.models.utterances import Recordings, record_lines
+from sottovoce.seeds import derive, name_key, stream, torch_stream
 
 SEED = 1
 TOKENS = 30
@@ -35,9 +40,17 @@ NOISE_MULTIPLIER = 0.01
 SERVER_LR = 1.0  # plain federated averaging: the one server optimiser that all contestants have
 
 
+def nothing_drawn(settings: Settings, utterances: Sequence[int], **_: Any) -> list[Draws]:
+    """Steps that leave nothing to chance: every block, and positions as they are in evaluation."""
+    return [Draws(tuple(range(settings.layers)), positions=None, dropout_seed=0)] * len(utterances)
+
+
+WITHOUT_CHANCE = replace(FAMILY, draw=nothing_drawn)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`drop` is dropout and layer-drop; SpecAugment comes with it."""
+    """`drop` is dropout and layer-drop; SpecAugment and moved positions come with it."""
 
     size: str
     users: int
@@ -50,6 +63,10 @@ class Workload:
     @property
     def settings(self) -> Settings:
         return named_settings(self.size, tokens=TOKENS, dropout=self.drop, layer_drop=self.drop)
+
+    @property
+    def family(self) -> Family[Settings, Draws]:
+        return FAMILY if self.drop else WITHOUT_CHANCE
 
     @property
     def spec_augment(self) -> SpecAugmentSettings | None:
@@ -124,39 +141,44 @@ class Step:
     """One local step's batch and draws, and what it is called in the tally."""
 
     name: str
-    batch: SpeechBatch
-    draws: StepDraws | None
+    batch: Recordings
+    draws: StepDraws
+
+
+def step_name(number: int | str, *, round_number: int, local_step: int) -> str:
+    return f"{round_number}/{number}/{local_step}"
 
 
 def client_steps(
     workload: Workload, number: int, *, round_number: int, device: torch.device | str = "cpu"
 ) -> Iterator[Step]:
-    """The local steps of user `number` in a round, batch after batch, made when they are asked for."""
-    own, settings = user(workload, number), workload.settings
-    batches = client_batches(
-        own.lengths,
-        max_seconds=workload.batch_seconds,
-        seed=derive(SEED, "client", round_number, number),
-        local_steps=workload.local_steps,
-        fixed_shapes=True,
-    )
-    for index, rows in enumerate(batches):
-        batch = make_batch(
-            [own.samples[row] for row in rows.rows],
-            [own.tokens[row] for row in rows.rows],
-            padded_samples=rows.padded_samples,
-            device=device,
+    """The local steps of user `number` in a round, batch after batch, which are made when they are asked for.
+
+    Each is padded to its longest utterance, as Sottovoce's own are.
+    """
+    own, key = user(workload, number), name_key(str(number))
+    lengths = own.lengths
+    planned = list(
+        client_batches(
+            lengths,
+            max_seconds=workload.batch_seconds,
+            seed=derive(SEED, "local batches", round_number, key),
+            local_steps=workload.local_steps,
+            fixed_shapes=True,
         )
-        draws = None
-        if workload.drop:
-            generator = torch_stream(SEED, "draws", round_number, number, index)
-            draws = draw_step(batch, settings=settings, spec_augment=workload.spec_augment, generator=generator)
-        yield Step(f"{round_number}/{number}/{index}", batch, draws)
-
-
-def batch_checksum(name: str, shape: tuple[int, ...]) -> int:
-    """Of a local step called `name`; `shape` is its batch's, then its lengths, then the sums of its tokens."""
-    return zlib.crc32(f"{name}: {shape}".encode())
+    )
+    draws = draw_steps(
+        workload.family,
+        [len(batch.rows) for batch in planned],
+        samples=[int(lengths[batch.rows].max()) for batch in planned],
+        settings=workload.settings,
+        spec_augment=workload.spec_augment,
+        generator=torch_stream(SEED, "local steps", round_number, key),
+    )
+    for local_step, (batch, drawn) in enumerate(zip(planned, draws, strict=True)):
+        samples, tokens = [own.samples[row] for row in batch.rows], [own.tokens[row] for row in batch.rows]
+        name = step_name(number, round_number=round_number, local_step=local_step)
+        yield Step(name, record_lines(samples, tokens, device=device), drawn)
 
 
 @dataclass
@@ -167,12 +189,11 @@ class Tally:
     audio_seconds: float = 0.0
     checksum: int = 0
 
-    def add(self, step: Step) -> None:
-        batch = step.batch
-        shape = (*batch.waveforms_BN.shape, *batch.lengths_B.tolist(), *batch.tokens_BU.sum(dim=1).tolist())
+    def add(self, name: str, *, lengths: Sequence[int], token_sums: Sequence[int]) -> None:
+        """A local step called `name`: its utterances' lengths in samples, and the sums of their tokens, in order."""
         self.steps += 1
-        self.audio_seconds += batch.audio_seconds
-        self.checksum += batch_checksum(step.name, shape)
+        self.audio_seconds += sum(lengths) / SAMPLE_RATE
+        self.checksum += zlib.crc32(f"{name}: {[*lengths, *token_sums]}".encode())
 
     def merge(self, other: "Tally") -> None:
         self.steps += other.steps
@@ -180,17 +201,17 @@ class Tally:
         self.checksum += other.checksum
 
 
-def step_loss(workload: Workload, parameters: Parameters, step: Step, tally: Tally) -> Tensor:
+def loss_of(workload: Workload, parameters: Parameters, step: Step, tally: Tally) -> Tensor:
     """The loss of one local step."""
-    tally.add(step)
-    return batch_loss(
-        parameters, step.batch, settings=workload.settings, spec_augment=workload.spec_augment, draws=step.draws
-    )
+    batch, family, settings = step.batch, workload.family, workload.settings
+    tally.add(step.name, lengths=batch.lengths_U.tolist(), token_sums=batch.tokens_UL.sum(dim=1).tolist())
+    features = recordings_heard(family, batch, settings=settings)
+    return step_loss(family, parameters, features, settings=settings, draws=step.draws)
 
 
 def start_parameters(workload: Workload) -> dict[str, Tensor]:
     """The server's model before the first round."""
-    return init(workload.settings, generator=torch_stream(SEED, "init"))
+    return workload.family.init(workload.settings, generator=torch_stream(SEED, "init"))
 
 
 class RecogniserModule(torch.nn.Module):
@@ -209,7 +230,7 @@ class RecogniserModule(torch.nn.Module):
         return {name: self.weights[key] for name, key in self.names.items()}
 
     def loss(self, step: Step) -> Tensor:
-        return step_loss(self.workload, self.by_name, step, self.tally)
+        return loss_of(self.workload, self.by_name, step, self.tally)
 
 
 @dataclass(frozen=True, kw_only=True)
