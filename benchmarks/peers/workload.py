@@ -42,7 +42,7 @@ SERVER_LR = 1.0  # plain federated averaging: the one server optimiser that all 
 
 def nothing_drawn(settings: Settings, utterances: Sequence[int], **_: Any) -> list[Draws]:
     """Steps that leave nothing to chance: every block, and positions as they are in evaluation."""
-    return [Draws(tuple(range(settings.layers)), positions=None, dropout_seed=0)] * len(utterances)
+    return [Draws(tuple(range(settings.layers)), positions=None, dropout_seed=None)] * len(utterances)
 
 
 WITHOUT_CHANCE = replace(FAMILY, draw=nothing_drawn)
