@@ -20,8 +20,8 @@ from torch import Tensor
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.federated.client import ClientRoom, LocalTraining
+from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
-from sottovoce.federated.round import sum_cohort
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
@@ -106,7 +106,7 @@ def main() -> None:
         engine.every = max(1, options.rounds * options.cohort // 10)
         server_P = layout.flatten(parameters)
         for step in range(options.rounds):
-            sum_cohort(plan.sample(step), server_P, plan=plan, engine=engine, step=step)
+            ClientsHere(engine).sum(server_P, plan.sample(step), plan=plan, step=step)
 
 
 if __name__ == "__main__":

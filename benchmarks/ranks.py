@@ -24,8 +24,10 @@ from rich.table import Table
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.federated.client import ClientRoom, LocalTraining
-from sottovoce.federated.engines import DistributedEngine, RoundOrder, SequentialEngine
-from sottovoce.federated.round import run_round, take_part
+from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.engines import SequentialEngine
+from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
+from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
@@ -90,19 +92,20 @@ def member(arguments: argparse.Namespace) -> None:
     plan = Plan(settings, layout)
     server_settings = ServerSettings(optimiser={"name": "lamb"}, schedule={"name": "constant", "lr": 1e-9})
     server = Server(server_settings, layout, layout.flatten(parameters))
-    inner = SequentialEngine(room, layout, device=CPU)
+    engine = SequentialEngine(room, layout, device=CPU)
     with joined(CPU) as processes:
-        engine = DistributedEngine(inner, processes, seconds=population.seconds)
+        over_ranks = ClientsOverRanks(engine, processes, seconds=population.seconds)
         if not processes.first:
             while (order := cast(RoundOrder | None, cast(Any, processes.share(None)))) is not None:
-                take_part(order, server.parameters_P, plan=plan, engine=engine)
+                over_ranks.take_part(order, server.parameters_P, plan=plan)
             return
         ledger = Ledger(Path(arguments.ledger), header=plan.ledger_header(run="ranks"))
         for step, _ in enumerate(sys.stdin):
             begun = time.perf_counter()
             digest = fingerprint(server.parameters_P)
-            used = engine if processes.several else inner
-            done = run_round(server, plan=plan, engine=used, ledger=ledger, step=step, digest=digest)
+            clients = over_ranks if processes.several else ClientsHere(engine)
+            done = run_round(server, plan=plan, clients=clients, ledger=ledger, step=step, digest=digest)
+            assert done.private is not None
             assert not done.private.dropped
             print(time.perf_counter() - begun, done.private.audio_seconds, flush=True)
         processes.share(None)

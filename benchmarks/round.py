@@ -29,6 +29,7 @@ from rich.table import Table
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.federated.client import ClientRoom, LocalTraining, load_client, plan_client
+from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.round import run_round
@@ -145,14 +146,15 @@ class Rounds:
         done = run_round(
             self._server,
             plan=self._plan,
-            engine=self._engine,
+            clients=ClientsHere(self._engine),
             ledger=self._ledger,
             step=self._step,
             digest=fingerprint(self._server.parameters_P),
         )
+        assert done.private is not None
         assert not done.private.dropped, done.private.dropped
         self._step += 1
-        self.waited = self._engine.waited
+        self.waited = done.private.waited_seconds
         return done.private.audio_seconds
 
 

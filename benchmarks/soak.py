@@ -25,6 +25,7 @@ from rich.table import Table
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.federated.client import ClientRoom, LocalTraining
+from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
@@ -123,7 +124,7 @@ def soak(name: str, room: ClientRoom, *, rounds: int, folder: Path, device: torc
     with engine_of(name, room, layout, device) as engine:
         for step in range(rounds):
             digest = fingerprint(server.parameters_P)
-            run_round(server, plan=plan, engine=engine, ledger=ledger, step=step, digest=digest)
+            run_round(server, plan=plan, clients=ClientsHere(engine), ledger=ledger, step=step, digest=digest)
             ledger.commit(step=step, result=fingerprint(server.parameters_P))
             samples.append(memory_mib(device))
     ledger.close()

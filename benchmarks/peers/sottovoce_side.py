@@ -35,6 +35,7 @@ from workload import (
 )
 
 from sottovoce.federated.client import ClientRoom
+from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.round import run_round
@@ -155,7 +156,7 @@ def rounds(task: Task, name: str, engine_name: str) -> Round:
     )
     settings = ServerSettings(optimiser={"name": "sgd"}, schedule={"name": "constant", "lr": SERVER_LR})
     server = Server(settings, layout, layout.flatten(parameters).to(task.device))
-    engine = _engine(engine_name, room, layout, task)
+    clients = ClientsHere(_engine(engine_name, room, layout, task))
     # Not in the timed rounds, and in a room of its own: what the engine's room knows of its clients saves it work.
     checked = workload_room(name)
     planned = [
@@ -166,7 +167,8 @@ def rounds(task: Task, name: str, engine_name: str) -> Round:
 
     def one_round(round_number: int, tally: Tally) -> Parameters:
         digest = fingerprint(server.parameters_P)
-        done = run_round(server, plan=plan, engine=engine, ledger=ledger, step=round_number, digest=digest).private
+        done = run_round(server, plan=plan, clients=clients, ledger=ledger, step=round_number, digest=digest).private
+        assert done is not None
         assert not done.dropped, done.dropped
         assert math.isclose(done.audio_seconds, planned[round_number].audio_seconds), done.audio_seconds
         tally.merge(planned[round_number])

@@ -10,9 +10,11 @@ from tests.reference_round import Gradient, Model, train_client
 
 from sottovoce.audio.features import MEL_COUNT
 from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
-from sottovoce.federated.engines import SequentialEngine
+from sottovoce.federated.cohort import Clients, ClientsHere
+from sottovoce.federated.engines import Engine, SequentialEngine
 from sottovoce.federated.heard_before import HeardBefore
-from sottovoce.federated.round import Round, run_round
+from sottovoce.federated.private import Private
+from sottovoce.federated.round import Round, ServerPass, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, Family, StepDraws, find_family, step_loss
@@ -72,17 +74,30 @@ class Small:
     room: ClientRoom
     plan: Plan
     server: Server
-    engine: SequentialEngine
+    engine: Engine
     ledger: Ledger
 
     @property
     def layout(self) -> Layout:
         return self.plan.layout
 
-    def round(self, step: int) -> Round:
-        """Make round `step`."""
-        digest = fingerprint(self.server.parameters_P)
-        return run_round(self.server, plan=self.plan, engine=self.engine, ledger=self.ledger, step=step, digest=digest)
+    def round(self, step: int, *, clients: Clients | None = None, server_pass: ServerPass | None = None) -> Round:
+        """Make round `step`; with the engine here, unless other `clients` are given."""
+        return run_round(
+            self.server,
+            plan=self.plan,
+            clients=clients or ClientsHere(self.engine),
+            ledger=self.ledger,
+            step=step,
+            digest=fingerprint(self.server.parameters_P),
+            server_pass=server_pass,
+        )
+
+    def figures(self, step: int, *, clients: Clients | None = None) -> Private:
+        """Make round `step`; what a simulation sees of it."""
+        private = self.round(step, clients=clients).private
+        assert private is not None
+        return private
 
     def model(self) -> Model:
         return as_model(self.layout, self.server.parameters_P)

@@ -104,7 +104,7 @@ def test_a_client_that_fails_counts_as_zero_and_changes_nobody_else(
     expected = as_model(ours.layout, ours.server.parameters_P - torch.stack(updates).sum(0) / counted)
 
     accident(ours, monkeypatch)
-    figures = ours.round(0).private.as_json(ours.plan)
+    figures = ours.figures(0).as_json(ours.plan)
 
     assert furthest(ours.model(), expected, start) < 1
     assert figures["cohort"] == 9

@@ -20,9 +20,10 @@ from tests.several import in_processes
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.federated.engines import DistributedEngine, Dropped, Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.cohort import Clients, ClientsHere
+from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
-from sottovoce.federated.round import sum_cohort
+from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.processes import joined
 
 COHORT, NEWCOMER = (0, 1, 3, 4, 6, 8), 5
@@ -48,10 +49,10 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def sums(ours: Small, engine: Engine) -> list[Tensor]:
+def sums(ours: Small, clients: Clients) -> list[Tensor]:
     """Of every cohort, before the noise."""
     return [
-        sum_cohort(np.array(sorted(cohort)), ours.server.parameters_P, plan=ours.plan, engine=engine, step=1).total
+        clients.sum(ours.server.parameters_P, np.array(sorted(cohort)), plan=ours.plan, step=1).total
         for cohort in COHORTS
     ]
 
@@ -59,8 +60,8 @@ def sums(ours: Small, engine: Engine) -> list[Tensor]:
 def sums_by(name: str, ours: Small, store: Path, folder: Path, privacy: dict[str, Any]) -> list[Tensor]:
     if name.startswith("ranks"):
         return [torch.from_numpy(total) for total in in_processes(2, sums_of_ranks, name, store, folder, privacy)[0]]
-    with closing(engine_of(name, ours)) as engine:
-        return sums(ours, engine)
+    with closing(ClientsHere(engine_of(name, ours))) as clients:
+        return sums(ours, clients)
 
 
 def engine_of(name: str, ours: Small) -> Engine:
@@ -76,8 +77,14 @@ def sums_of_ranks(name: str, store: Path, folder: Path, privacy: dict[str, Any])
     torch.set_num_threads(1)
     with joined(CPU) as processes:
         ours = small(store, folder / f"{processes.rank}.jsonl", privacy=privacy, **CHANCE)
-        engine = DistributedEngine(engine_of(name, ours), processes, seconds=ours.room.population.seconds)
-        return [total.numpy() for total in sums(ours, engine)]
+        clients = ClientsOverRanks(engine_of(name, ours), processes, seconds=ours.room.population.seconds)
+        if processes.first:
+            return [total.numpy() for total in sums(ours, clients)]
+        for _ in COHORTS:
+            order: Any = processes.share(None)
+            assert isinstance(order, RoundOrder)
+            clients.take_part(order, ours.server.parameters_P, plan=ours.plan)
+        return []
 
 
 def updates_alone(ours: Small) -> dict[int, tuple[Tensor, float]]:

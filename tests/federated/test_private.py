@@ -12,9 +12,9 @@ import torch
 from tests.federated.small import Small, small
 from torch import Tensor
 
-from sottovoce.federated.engines import DistributedEngine, Dropped, Engine, Trained
+from sottovoce.federated.engines import Dropped, Engine, Trained
 from sottovoce.federated.private import Private, merged
-from sottovoce.federated.round import sum_cohort
+from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import torch_stream
@@ -59,14 +59,14 @@ def test_what_a_process_hands_over_does_not_grow_with_its_clients(ours: Small, m
         return [value]
 
     monkeypatch.setattr(Processes, "gather", gather)
-    engine = DistributedEngine(GivenUpdates(ours), ALONE, seconds=np.ones(MANY))
+    over_ranks = ClientsOverRanks(GivenUpdates(ours), ALONE, seconds=np.ones(MANY))
     for clients in (FEW, MANY):
-        sum_cohort(np.arange(clients), ours.server.parameters_P, plan=ours.plan, engine=engine, step=0)
+        over_ranks.sum(ours.server.parameters_P, np.arange(clients), plan=ours.plan, step=0)
     assert handed_over[1] - handed_over[0] <= SCALARS * (MANY - FEW)
 
 
 def figures_of(ours: Small, clients: Sequence[int]) -> Private:
-    private, total = Private(cohort=MANY), ours.plan.new_total()
+    private, total = Private(cohort=len(clients)), ours.plan.new_total()
     for trained in trained_clients(ours, clients):
         private.add(ours.plan.accumulate(total, trained.update), trained)
     return private.on_host()
@@ -83,7 +83,7 @@ def test_figures_are_means_over_the_finite_clients_however_they_are_divided(ours
     for private in (figures_of(ours, range(MANY)), merged(parts)):
         private.signal_H = torch.zeros(len(names))
         found: Any = private.as_json(ours.plan)
-        assert found["updates"] == MANY
+        assert found["updates"] == found["cohort"] == MANY
         assert found["non_finite"] == private.diverged == MANY - len(finite)
         assert found["utterances_left_out"] == {"too long": MANY // 2}
         assert private.audio_seconds == 0.5 * MANY

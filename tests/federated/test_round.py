@@ -237,11 +237,11 @@ def test_the_sum_is_divided_by_the_public_cohort_size_whoever_came(tones: Path, 
     assert furthest(ours.model(), expected, start) < 1
 
     alone = small(tones, tmp_path / "nobody.jsonl")
-    done = alone.round(nobody)
+    figures = alone.figures(nobody)
     assert torch.equal(
         alone.server.parameters_P, ours.layout.flatten(ours.room.family.init(ours.room.model, generator=start_stream()))
     )
-    assert done.private.as_json(alone.plan)["cohort"] == 0
+    assert figures.as_json(alone.plan)["cohort"] == 0
 
 
 def test_the_bound_follows_the_median_in_adaptive_clipping(tones: Path, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_the_average_and_the_schedule_follow_their_formulas(optimiser: dict[str,
     for step in range(4):
         lr = 0.5 if step < 2 else 0.25
         assert ours.step(drawn("gradient", step), step=step).lr == lr
+        ours.average()
         theta = twin.step(theta, as_model(LAYOUT, drawn("gradient", step)), lr=lr)
         average = {name: 0.8 * average[name] + 0.2 * theta[name] for name in theta}
     for found, expected in ((ours.parameters_P, theta), (ours.result_P, average)):
@@ -58,12 +59,15 @@ def test_a_restored_server_goes_on_with_the_same_bits(optimiser: str, ema: float
     whole, first, second = (server(optimiser={"name": optimiser}, ema=ema) for _ in range(3))
     for step in range(4):
         whole.step(drawn("gradient", step), step=step)
+        whole.average()
     for step in range(2):
         first.step(drawn("gradient", step), step=step)
+        first.average()
     kept = {name: tensor.clone() for name, tensor in first.tensors().items()}
     second.restore(first.parameters_P.clone(), kept)
     for step in range(2, 4):
         second.step(drawn("gradient", step), step=step)
+        second.average()
     assert torch.equal(second.parameters_P, whole.parameters_P)
     assert torch.equal(second.result_P, whole.result_P)
 

@@ -44,7 +44,7 @@ def test_an_empty_silo_sends_a_zero_update(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", people=PEOPLE | {"silos": 40}, cohort_size=40)
     empty = ours.room.population.left_out.clients_without_speech
     assert ours.plan.settings.population_size == 40
-    done = ours.round(0).private
+    done = ours.figures(0)
     assert done.cohort == 40  # everybody: S = K
     assert sum(done.dropped.values()) == empty > 0
     assert all("no utterance to train on (none there)" in reason for reason in done.dropped)

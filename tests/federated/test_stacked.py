@@ -196,7 +196,7 @@ def test_a_client_that_is_not_finite_spoils_its_own_row_only(tones: Path, tmp_pa
         assert torch.equal(spoilt[client], whole[client])
 
     ours.engine = stacked_of(ours, size=9, room=spoiling)  # type: ignore[assignment]
-    figures = ours.round(0).private.as_json(ours.plan)
+    figures = ours.figures(0).as_json(ours.plan)
     assert (figures["cohort"], figures["non_finite"], figures["dropped"]) == (9, 1, {})
     assert ours.server.parameters_P.isfinite().all()
 

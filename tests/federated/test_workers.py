@@ -94,7 +94,7 @@ def test_rounds_have_the_bits_of_one_process(three: WorkersEngine, tones: Path, 
         alone = MostWorkFirst(ours.room, ours.layout, device=CPU, weighting=ours.plan.settings.weighting)
         ours.engine = alone if name == "one process" else three  # type: ignore[assignment]
         for step in range(3):
-            assert ours.round(step).private.cohort == 9
+            assert ours.figures(step).cohort == 9
         models.append(ours.server.parameters_P)
     assert torch.equal(models[0], models[1])
 

@@ -22,7 +22,7 @@ from sottovoce.training import checkpoint
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
 STEPS = 12
-TAKES_PART = Point("sottovoce.federated.round:take_part", at="call")
+TAKES_PART = Point("sottovoce.federated.ranks:ClientsOverRanks.take_part", at="call")
 IN_ROUNDS = ((0, CHARGED), (1, replace(TAKES_PART, nth=2)))
 BY_THE_CLOCK = {"seconds", "audio_seconds_per_second", "waited_for_data_seconds", "memory_mib", "device_memory_mib"}
 
@@ -154,13 +154,13 @@ def test_a_release_may_go_on_with_another_number_of_processes(
 
 def interrupted_run(*arguments: Any) -> Outcome:
     """Asks itself to stop before the first round is summed."""
-    from sottovoce.training import team
+    from sottovoce.federated.ranks import ClientsOverRanks
 
-    whole = team.take_part
+    whole = ClientsOverRanks.take_part
 
     def take_part(*order: Any, **named: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         whole(*order, **named)
 
-    team.take_part = take_part
+    ClientsOverRanks.take_part = take_part  # type: ignore[method-assign]
     return run_here(*arguments)

@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sottovoce.federated.engines.engine import Trained
 from sottovoce.privacy.clipping import ClipStats, ClipSums, clip_sums, summarise
 from sottovoce.privacy.plan import Plan
-
-if TYPE_CHECKING:
-    from sottovoce.federated.engines.engine import Trained
 
 MOST_WAITING = 256  # clients, or one stack more: summed together, because for each alone it would take a dozen kernels
 
@@ -33,12 +30,13 @@ class Private:
     clipping: ClipSums | None = None
     loss: Tensor | None = None  # [2]: Σ over the clients whose loss was finite, and how many those are
     audio_seconds: float = 0.0
+    waited_seconds: float = 0.0  # for data
     dropped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     signal_H: Tensor | None = None
     _waiting: list[tuple[ClipStats, Tensor]] = field(default_factory=list, repr=False)
 
-    def add(self, stats: ClipStats, trained: "Trained") -> None:
+    def add(self, stats: ClipStats, trained: Trained) -> None:
         """Count `trained` in, without waiting for the device."""
         self._waiting.append((stats, trained.losses))
         self.audio_seconds += trained.audio_seconds
@@ -95,14 +93,16 @@ class Private:
 
 
 def merged(parts: Sequence[Private]) -> Private:
-    """The figures of several processes, each of which had a part of one cohort and knew its size."""
+    """The figures of several processes, each of which had a part of one cohort."""
     clipping = [part.clipping for part in parts if part.clipping is not None]
     losses = [part.loss for part in parts if part.loss is not None]
     return replace(
         parts[0],
+        cohort=sum(part.cohort for part in parts),
         clipping=reduce(add, clipping) if clipping else None,
         loss=reduce(add, losses) if losses else None,
         audio_seconds=math.fsum(part.audio_seconds for part in parts),
+        waited_seconds=max(part.waited_seconds for part in parts),
         dropped=sum((part.dropped for part in parts), Counter[str]()),
         left_out=sum((part.left_out for part in parts), Counter[str]()),
     )

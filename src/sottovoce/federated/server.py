@@ -76,10 +76,14 @@ class Server:
         gradients, lr = [*self.layout.views(pseudo_gradient_P).values()], self._schedule(step)
         norms_H = tensor_norms(gradients)
         trust_ratios_H = self._optimiser.step(self._views, gradients, self._state, lr=lr)
+        return ServerStep(lr, norms_H, trust_ratios_H)
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Count the model that a round ends with into the average, where there is one."""
         if self._average_P is not None:
             assert self._ema is not None
             self._average_P.lerp_(self.parameters_P, 1 - self._ema)
-        return ServerStep(lr, norms_H, trust_ratios_H)
 
     @property
     def result_P(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which engine trains the clients of a run: the recipe's, or the fastest one here."""
+"""Who trains the clients of a run, with which engine: the recipe's, or the fastest one here."""
 
 import time
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 from sottovoce.config import Federation, Recipe
 from sottovoce.errors import InputError, promise
 from sottovoce.federated.client import ClientRoom
+from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import (
-    DistributedEngine,
     Dropped,
     Engine,
     SequentialEngine,
@@ -17,6 +17,7 @@ from sottovoce.federated.engines import (
     WorkersEngine,
 )
 from sottovoce.federated.engines.workers import usable_cores
+from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import read_json, write_json
 from sottovoce.models.family import Family, Parameters, sped_up
 from sottovoce.models.saved import Recogniser
@@ -33,7 +34,7 @@ TRIED_CLIENTS = 32
 WORTH_WORKERS = 500  # clients trained in a run: worker processes take some seconds to start
 
 
-def choose_engine(
+def choose_clients(
     recipe: Recipe,
     population: Population,
     start: Recogniser,
@@ -42,8 +43,8 @@ def choose_engine(
     run: RunFolder,
     device: torch.device,
     processes: Processes = ALONE,
-) -> Engine:
-    """The run's engine; among several processes the first one chooses for all."""
+) -> ClientsHere | ClientsOverRanks:
+    """The run's clients, here or over ranks; among several processes the first one chooses the engine for all."""
     chosen = _chosen(recipe, population, start, plan, run=run, device=device) if processes.first else {}
     chosen = processes.share(chosen)
     engine = build_engine(
@@ -51,7 +52,9 @@ def choose_engine(
     )
     if isinstance(engine, StackedEngine) and processes.first and "stack_size" not in chosen:
         write_json(run.path / ENGINE, {**chosen, "stack_size": engine.size})  # what fits may be another number tomorrow
-    return DistributedEngine(engine, processes, seconds=population.seconds) if processes.several else engine
+    if processes.several:
+        return ClientsOverRanks(engine, processes, seconds=population.seconds)
+    return ClientsHere(engine)
 
 
 def _chosen(

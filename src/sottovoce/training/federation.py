@@ -20,7 +20,8 @@ import torch
 
 from sottovoce.config import Federation, Recipe
 from sottovoce.errors import InputError
-from sottovoce.federated.engines import Engine
+from sottovoce.federated.cohort import Clients
+from sottovoce.federated.private import Private
 from sottovoce.federated.round import Round, run_round
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
@@ -82,7 +83,7 @@ class Federating:
         *,
         start: Recogniser,
         plan: Plan,
-        engine: Engine,
+        clients: Clients,
         team: Team,
         dev: tuple[Store, str],
         inputs: str,
@@ -90,8 +91,8 @@ class Federating:
         on_report: Callable[[RoundReport], None] = lambda _: None,
         say: Say = lambda _: None,
     ) -> None:
-        self._recipe, self._folder, self._start, self._engine, self._dev = recipe, folder, start, engine, dev
-        self._plan, self._team = plan, team
+        self._recipe, self._folder, self._start, self._dev = recipe, folder, start, dev
+        self._plan, self._clients, self._team = plan, clients, team
         self._on_report, self._say = on_report, say
         self._layout: Layout = plan.layout
         self._standing = _Standing()
@@ -129,9 +130,9 @@ class Federating:
                 recorder(self._folder, after_step=known, events=not self._secure) as records,
             ):
                 self._folder.diagnostics.cut(after_step=known)
-                return self._rounds(records, self._engine.watch(interrupted))
+                return self._rounds(records, interrupted)
         finally:
-            self._engine.close()
+            self._clients.close()
             self._ledger.close()
 
     def _rounds(self, records: Recorder, interrupted: Callable[[], bool]) -> Ended:
@@ -146,7 +147,7 @@ class Federating:
                 return Ended(step, "patience", f"no better model on the dev speakers in {patience} evaluations")
             try:
                 done = run_round(
-                    self._server, plan=self._plan, engine=self._engine, ledger=self._ledger, step=step, digest=digest
+                    self._server, plan=self._plan, clients=self._clients, ledger=self._ledger, step=step, digest=digest
                 )
             except BudgetSpent as spent:
                 if step == 0:
@@ -156,13 +157,13 @@ class Federating:
                     self._save(records, pending, digest=digest, evaluates=True)
                 return Ended(step, "budget", f"the privacy budget is spent: {spent}")
             digest = fingerprint(self._server.parameters_P)
-            pending.add(self._metrics(done, step), None if self._secure else self._diagnostics(done, step))
+            pending.add(self._metrics(done, step), self._diagnostics(done, step))
             self._check_clients(done, step)
             if not self._secure:
-                pending.time(time.perf_counter() - begun, audio=done.private.audio_seconds, waited=self._engine.waited)
+                pending.time(time.perf_counter() - begun, done.private)
             self._plan = done.plan
             self._standing = replace(self._standing, step=step + 1)
-            stops = interrupted()
+            stops = interrupted() or done.interrupted
             due = _due(self._settings, step=step + 1, stops=stops)
             wer = None
             if due.save:
@@ -234,7 +235,9 @@ class Federating:
             record["trust_ratios"] = by_kind(names, ratios, place=place, join=lambda a, b: (a + b) / 2)
         return record
 
-    def _diagnostics(self, done: Round, step: int) -> dict[str, Any]:
+    def _diagnostics(self, done: Round, step: int) -> dict[str, Any] | None:
+        if self._secure or done.private is None:
+            return None
         return {"step": step + 1, "accounted": False, **done.private.as_json(self._plan)}
 
     def _check_clients(self, done: Round, step: int) -> None:
@@ -242,9 +245,9 @@ class Federating:
 
         Not in a release: whether it stops would tell something of who was in the cohort. There the dev WER shows it.
         """
-        if self._secure:
-            return
         private = done.private
+        if self._secure or private is None:
+            return
         diverged = private.diverged
         if private.cohort and private.dropped.total() + diverged == private.cohort:
             reasons = private.dropped + Counter({"its update was not finite": diverged})
@@ -308,15 +311,16 @@ class _Pending:
         if diagnostics is not None:
             self._diagnostics.append(diagnostics)
 
-    def time(self, seconds: float, *, audio: float, waited: float) -> None:
+    def time(self, seconds: float, private: Private | None) -> None:
         """How long the last round took. How long depends on who was in it: a simulation's only."""
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        self.metrics[-1] |= {
-            "seconds": round(seconds, 4),
-            "audio_seconds_per_second": round(audio / max(seconds, 1e-9), 1),
-            "waited_for_data_seconds": round(waited, 4),
-            "memory_mib": round(memory, 1),
-        }
+        self.metrics[-1]["seconds"] = round(seconds, 4)
+        if private is not None:
+            self.metrics[-1] |= {
+                "audio_seconds_per_second": round(private.audio_seconds / max(seconds, 1e-9), 1),
+                "waited_for_data_seconds": round(private.waited_seconds, 4),
+            }
+        self.metrics[-1]["memory_mib"] = round(memory, 1)
         if torch.cuda.is_available():
             self.metrics[-1]["device_memory_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
 

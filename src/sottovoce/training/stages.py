@@ -14,7 +14,8 @@ import torch
 from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language
-from sottovoce.federated.engines import DistributedEngine, Engine
+from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import read_json, write_json
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
@@ -28,7 +29,7 @@ from sottovoce.store import Progress, Store
 from sottovoce.training import central
 from sottovoce.training.agreement import Facts, Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.central import Report
-from sottovoce.training.engines import choose_engine
+from sottovoce.training.engines import choose_clients
 from sottovoce.training.federation import Ended, Federating, RoundReport, describe_end
 from sottovoce.training.marks import check_resumable
 from sottovoce.training.parts import communication, describe_part, trained_part
@@ -274,17 +275,17 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
         }
     team = places.team(processes, start, around.device)
 
-    def engine(run: RunFolder) -> Engine:
-        return choose_engine(recipe, population, start, plan, run=run, device=around.device, processes=processes)
+    def clients(run: RunFolder) -> ClientsHere | ClientsOverRanks:
+        return choose_clients(recipe, population, start, plan, run=run, device=around.device, processes=processes)
 
     is_release = plan.settings.mode is Mode.SECURE
     with _opened(out, recipe, inputs=inputs, resume=resume, processes=processes, is_release=is_release) as run:
         if (known := _known(run, processes)) is not None:
             return known
         if not processes.first:
-            follower = engine(run)
-            assert isinstance(follower, DistributedEngine)
-            team.follow(follower, plan)
+            followers = clients(run)
+            assert isinstance(followers, ClientsOverRanks)
+            team.follow(followers, plan)
             return Outcome(out)
         with team:
             if settings.trainable is not None:
@@ -297,7 +298,7 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
                 run,
                 start=start,
                 plan=plan,
-                engine=engine(run),
+                clients=clients(run),
                 team=team,
                 dev=places.dev,
                 inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import Evaluation, score, select
 from sottovoce.evaluation.together import recognise_together
-from sottovoce.federated.engines import DistributedEngine, RoundOrder
-from sottovoce.federated.round import take_part
+from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.flat.layout import Layout
 from sottovoce.interrupts import interruptible
 from sottovoce.models.saved import Recogniser
@@ -61,14 +60,13 @@ class Team(AbstractContextManager["Team"]):
         chosen = select(store, split=split)
         return score(store, chosen, self.recognise(model, store, chosen.rows))
 
-    def follow(self, engine: DistributedEngine, plan: Plan) -> None:
+    def follow(self, clients: ClientsOverRanks, plan: Plan) -> None:
         """In the others: do what is asked for, until nothing more is."""
         server_P = plan.layout.zeros(device=self.device)
         with interruptible() as interrupted:
-            engine.watch(interrupted)
             while (order := self._hear()) is not None:
                 if isinstance(order, RoundOrder):
-                    take_part(order, server_P, plan=plan, engine=engine)
+                    clients.take_part(order, server_P, plan=plan, interrupted=interrupted)
                 else:
                     self._help(order)
 

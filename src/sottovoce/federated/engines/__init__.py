@@ -1,16 +1,13 @@
 """Engines: how the clients of a cohort are trained. They differ in speed, never in what they compute."""
 
-from sottovoce.federated.engines.distributed import DistributedEngine, RoundOrder
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained
 from sottovoce.federated.engines.sequential import SequentialEngine
 from sottovoce.federated.engines.stacked import StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 
 __all__ = [
-    "DistributedEngine",
     "Dropped",
     "Engine",
-    "RoundOrder",
     "SequentialEngine",
     "StackedEngine",
     "Trained",

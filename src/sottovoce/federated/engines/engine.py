@@ -1,22 +1,16 @@
-"""What a round asks of an engine."""
+"""What whoever sums a cohort asks of an engine."""
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.federated.weighting import ClientFigures
-from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.sampling import Indices
-
-if TYPE_CHECKING:
-    from sottovoce.federated.round import CohortSum
-
 
 T = TypeVar("T")
 
@@ -83,16 +77,3 @@ class Engine(ABC):
     @abstractmethod
     def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
         """Local training of every client in `cohort`, starting from the server's model [P]."""
-
-    # The seams of a round that is spread over processes; one process alone has nobody to talk to.
-
-    def begin(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> None:  # noqa: B027
-        """Tell the other processes of the round, before any training."""
-
-    def combine(self, summed: "CohortSum") -> "CohortSum":
-        """The sum over all processes, in the first one."""
-        return summed
-
-    def watch(self, interrupted: Callable[[], bool]) -> Callable[[], bool]:
-        """Whether any process had been asked to stop when the last round was summed, for the first one to act on."""
-        return interrupted

@@ -1,6 +1,7 @@
 """However many processes share a cohort, the round comes to the same."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from tests.reference_round import Model
 from tests.several import in_processes
 
 from sottovoce.errors import InputError
-from sottovoce.federated.engines import DistributedEngine, RoundOrder, StackedEngine
-from sottovoce.federated.round import sum_cohort, take_part
+from sottovoce.federated.cohort import ClientsHere, CohortSum
+from sottovoce.federated.engines import StackedEngine
+from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.processes import Processes, joined
 from sottovoce.store import Store
@@ -59,20 +61,21 @@ def rounds(ours: Small, processes: Processes, *, stacked: bool, steps: int) -> d
     # In float64: who shares a stack depends on the dealing, and with it the order of sums.
     options: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "size": 2}
     inner: Any = StackedEngine(ours.room, ours.layout, **options) if stacked else ours.engine
-    engine = DistributedEngine(inner, processes, seconds=ours.room.population.seconds)
-    ours.engine = engine if processes.several else inner
+    over_ranks = ClientsOverRanks(inner, processes, seconds=ours.room.population.seconds)
+    clients = over_ranks if processes.several else ClientsHere(inner)
     start, first_P = ours.model(), ours.server.parameters_P.clone()
     ends, figures = [], []
     for step in range(steps):
         ours.server.parameters_P.copy_(first_P)  # no round begins with what another made of its rounding
         if processes.first:
-            done = ours.round(step)
+            done = ours.round(step, clients=clients)
+            assert done.private is not None
             figures.append(done.private.as_json(ours.plan) | {"audio_seconds": done.private.audio_seconds})
             ours.plan = done.plan
         else:
             order: Any = processes.share(None)
             assert isinstance(order, RoundOrder)
-            take_part(order, ours.server.parameters_P, plan=ours.plan, engine=engine)
+            over_ranks.take_part(order, ours.server.parameters_P, plan=ours.plan)
         ends.append(ours.model())
     return {"start": start, "ends": ends, "figures": figures, "clip_bound": ours.plan.clip_bound}
 
@@ -90,16 +93,35 @@ def spoil(ours: Small) -> None:
     Store.samples = samples  # type: ignore[method-assign]
 
 
-def exact_sum(store: Path, folder: Path, processes: Processes) -> np.ndarray:
-    """The sum of a release over six given clients, before the noise."""
+def sum_together(
+    ours: Small,
+    cohort: list[int],
+    processes: Processes,
+    *,
+    step: int = 0,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> CohortSum | None:
+    """The sum over given clients, before the noise, in the first process; None in the others, who took part."""
+    clients = ClientsOverRanks(ours.engine, processes, seconds=ours.room.population.seconds)
+    if processes.first:
+        return clients.sum(ours.server.parameters_P, np.array(cohort), plan=ours.plan, step=step)
+    order: Any = processes.share(None)
+    clients.take_part(order, ours.server.parameters_P, plan=ours.plan, interrupted=interrupted)
+    return None
+
+
+def exact_sum(store: Path, folder: Path, processes: Processes) -> np.ndarray | None:
+    """The sum of a release over six given clients."""
     ours = small(
         store,
         folder / f"{processes.world}-{processes.rank}-exact.jsonl",
         privacy={"mode": "secure", "noise_multiplier": 1.0, "root_seed": None},
     )
-    engine = DistributedEngine(ours.engine, processes, seconds=ours.room.population.seconds)
-    summed = sum_cohort(np.array([0, 1, 3, 4, 6, 8]), ours.server.parameters_P, plan=ours.plan, engine=engine, step=0)
+    summed = sum_together(ours, [0, 1, 3, 4, 6, 8], processes)
+    if summed is None:
+        return None
     assert summed.total.dtype == torch.float64
+    assert summed.diagnostics is None, "a release keeps none"
     return summed.total.numpy()
 
 
@@ -107,12 +129,10 @@ def votes(store: Path, folder: Path) -> list[bool]:
     """What the first of two processes hears in two rounds, before the second of which the other was asked to stop."""
     with joined(CPU) as processes:
         ours = small(store, folder / f"votes-{processes.rank}.jsonl")
-        engine = DistributedEngine(ours.engine, processes, seconds=ours.room.population.seconds)
-        heard, step = [], 0
-        stops = engine.watch(lambda: step == 1 and processes.rank == 1)
+        heard = []
         for step in range(2):
-            sum_cohort(np.arange(3), ours.server.parameters_P, plan=ours.plan, engine=engine, step=step)
-            heard.append(stops())
+            summed = sum_together(ours, [0, 1, 2], processes, step=step, interrupted=lambda step=step: step == 1)
+            heard.append(summed is not None and summed.interrupted)
     return heard
 
 

@@ -1,0 +1,102 @@
+"""Who trains a cohort and hands back its clipped sum: the seam between the server and wherever its clients are.
+
+    ClientsHere          in this process: a loop over an engine
+    ClientsOverRanks     over the processes of one run (`federated.ranks`)
+
+One client's update goes no further than this. The server above takes a sum, so clients whose sum alone it may ever
+see, behind secure aggregation say, are one more class with `sum` and `close`.
+
+Shapes: P flat length.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sottovoce.federated.engines.engine import Dropped, Engine
+from sottovoce.federated.private import Private
+from sottovoce.federated.weighting import WeightedSum
+from sottovoce.privacy.adaptive import centred_count
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.sampling import Indices
+from sottovoce.privacy.settings import Mode
+
+
+@dataclass(frozen=True, eq=False)
+class CohortSum:
+    """Σ ω·clip(update) over a cohort, not yet noised: private, all of it.
+
+    `denominator` is what turns the sum into a mean: public, but where weights are shares of the cohort. `within` is
+    adaptive clipping's centred count, a sum too. `interrupted`: somebody who trained has been asked to stop.
+    `diagnostics` are there in simulations only, and only from clients that can be looked at.
+    """
+
+    total: Tensor
+    denominator: float
+    within: float = 0.0
+    interrupted: bool = False
+    diagnostics: Private | None = None
+
+
+class Clients(Protocol):
+    """A population, wherever it is."""
+
+    def sum(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
+        """Have every client of `cohort` train from the server's model, and clip and sum what comes of it."""
+        ...
+
+    def close(self) -> None:
+        """Give back what they hold besides memory."""
+        ...
+
+
+class ClientsHere:
+    """All clients in this process, trained by `engine`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def sum(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
+        part = sum_part(self._engine, server_P, cohort, plan=plan, step=step)
+        return CohortSum(part.total, part.weighted.denominator, part.within, diagnostics=part.diagnostics)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+@dataclass(frozen=True, eq=False)
+class PartialSum:
+    """The sum of some clients of a cohort, in units that the rest of it may yet change (`WeightedSum`)."""
+
+    total: Tensor
+    weighted: WeightedSum
+    within: float
+    diagnostics: Private | None
+
+
+def sum_part(engine: Engine, server_P: Tensor, clients: Indices, *, plan: Plan, step: int) -> PartialSum:
+    """Train, clip and sum `clients`, as `engine` gives them back. A release keeps no diagnostics, not even here."""
+    diagnostics = None if plan.settings.mode is Mode.SECURE else Private(cohort=len(clients))
+    within, total = 0.0, plan.new_total(device=server_P.device)
+    weighted = WeightedSum(plan, total)
+    for trained in engine.train(server_P, clients.tolist(), step=step):
+        if isinstance(trained, Dropped):
+            if diagnostics is not None:
+                diagnostics.dropped[trained.reason] += 1
+            continue
+        weight = weighted.weigh(trained.figures)
+        stats = plan.accumulate(total, trained.update, weight=_as_accumulated(weight, trained.update))
+        within += float(centred_count(stats)) if plan.settings.adaptive is not None else 0.0
+        if diagnostics is not None:
+            diagnostics.add(stats, trained)
+    if diagnostics is not None:
+        diagnostics.waited_seconds = engine.waited
+    return PartialSum(total, weighted, within, diagnostics)
+
+
+def _as_accumulated(weights: list[float], update: Tensor) -> Tensor | float:
+    if update.dim() == 1 or all(weight == 1 for weight in weights):
+        return weights[0]
+    return torch.tensor(weights, dtype=torch.float64).to(update.device, non_blocking=True)

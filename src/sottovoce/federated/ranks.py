@@ -1,0 +1,109 @@
+"""One cohort over many processes: each trains a part of it with an engine of its own and sums what it has clipped.
+
+    first     draws the cohort ──► order, model ─► own part ─┐
+    others                     └─► order, model ─► own part ─┴► figures, then one sum ─► first: noise, ledger, server
+
+Users are dealt out by seconds of audio, so that all are done at about the same time. Only sums leave a process; noise
+is added once, where the ledger is. On the grid of a secure run sums are exact, whoever adds them up in whatever order.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
+from sottovoce.federated.engines.engine import Engine
+from sottovoce.federated.private import Private, merged
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.sampling import Indices
+from sottovoce.processes import Processes, deal
+
+
+@dataclass(frozen=True, eq=False)
+class RoundOrder:
+    """What the first process tells the others before a round; the server's model follows it."""
+
+    step: int
+    cohort: Indices
+    clip_bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What one process reports of its clients beside their sum."""
+
+    heaviest: float
+    weight: float
+    within: float
+    interrupted: bool
+    diagnostics: Private | None
+
+
+class ClientsOverRanks:
+    """Made in every process, with an `engine` of its own. `seconds` is what each user of the population holds.
+
+    The first one asks for sums; each of the others takes part in every one of them.
+    """
+
+    def __init__(self, engine: Engine, processes: Processes, *, seconds: NDArray[np.float64]) -> None:
+        self._engine, self._processes, self._seconds = engine, processes, seconds
+
+    def sum(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
+        self._processes.share(RoundOrder(step, cohort, plan.clip_bound))
+        self._processes.spread(server_P)
+        part = self._own_part(server_P, cohort, plan=plan, step=step)
+        parts = self._hand_over(part, interrupted=False)  # of itself the first one knows without
+        heaviest = part.weighted.heaviest
+        part.weighted.weight = math.fsum(each.weight * _scale(each.heaviest, heaviest) for each in parts)
+        diagnostics = [each.diagnostics for each in parts if each.diagnostics is not None]
+        return CohortSum(
+            part.total,
+            part.weighted.denominator,
+            math.fsum(each.within for each in parts),  # half counts: exact
+            interrupted=any(each.interrupted for each in parts),
+            diagnostics=merged(diagnostics) if diagnostics else None,
+        )
+
+    def take_part(
+        self, order: RoundOrder, server_P: Tensor, *, plan: Plan, interrupted: Callable[[], bool] = lambda: False
+    ) -> None:
+        """A round in a process that is not the first: it hands over its sum, and nothing is released here.
+
+        The model is taken over, in place, and the clip bound. `interrupted` is asked when the clients are trained.
+        """
+        self._processes.spread(server_P)
+        if plan.settings.adaptive is not None:
+            plan = plan.with_clip_bound(order.clip_bound)
+        part = self._own_part(server_P, order.cohort, plan=plan, step=order.step)
+        self._hand_over(part, interrupted=interrupted())
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _own_part(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> PartialSum:
+        own = deal(self._seconds[cohort], self._processes.world)[self._processes.rank]
+        return sum_part(self._engine, server_P, cohort[own], plan=plan, step=step)
+
+    def _hand_over(self, part: PartialSum, *, interrupted: bool) -> list[_Part]:
+        """Add the sums of all up into the first process's; there, what each reports besides."""
+        weighted = part.weighted
+        own = _Part(
+            weighted.heaviest,
+            weighted.weight,
+            part.within,
+            interrupted,
+            None if part.diagnostics is None else part.diagnostics.on_host(),
+        )
+        parts = self._processes.gather(own)
+        # Where weights are shares of the cohort, each sum is in units of its own heaviest client so far.
+        weighted.rescale(self._processes.largest(weighted.heaviest))
+        self._processes.add_up(part.total)
+        return parts
+
+
+def _scale(own: float, heaviest: float) -> float:
+    return math.exp(own - heaviest) if own < heaviest else 1.0
