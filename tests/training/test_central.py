@@ -21,7 +21,7 @@ from sottovoce.models.saved import load
 from sottovoce.training import checkpoint
 
 # Behind the first checkpoint, in the middle of the next one's files, and some steps behind that.
-KILLS = (SAVED, replace(SAVED, at="call", later=20), Point("sottovoce.training.central:_step", nth=5))
+KILLS = (SAVED, replace(SAVED, at="call", later=20), Point("sottovoce.training.central:train_step", nth=5))
 
 
 def run(recipe: Path, stores: Path, out: Path, *more: str, kill_at: Point | None = None) -> forked.Ended:

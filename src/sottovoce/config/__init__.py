@@ -1,6 +1,6 @@
 """Recipes: YAML in, one validated object out. Everything a run can be told is named here."""
 
-from sottovoce.config.federation import Clients, Extrapolation, Federation, Privacy
+from sottovoce.config.federation import Clients, Extrapolation, Federation, PassSettings, Privacy
 from sottovoce.config.loading import as_yaml, load_experiment, load_recipe, recipe_names, validate
 from sottovoce.config.recipe import Experiment, Paper, Recipe, Suite, SuiteRun
 from sottovoce.config.sections import (
@@ -22,6 +22,7 @@ __all__ = [
     "Federation",
     "ManifestCorpus",
     "Paper",
+    "PassSettings",
     "Privacy",
     "Recipe",
     "Suite",

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sottovoce.config.sections import Data, PathText, Section
+from sottovoce.config.sections import Augmentation, Data, PathText, Section
 from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
 from sottovoce.models.trainable import parse_part
+from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.calibration import Accountant, noise_of_run
 from sottovoce.privacy.clipping import Normalise, Share
@@ -126,6 +127,33 @@ class Privacy(Section):
         )
 
 
+class PassSettings(Section):
+    """Training on the server's own, public speech after every round (Gao et al. 2022), so many `steps` or `epochs`.
+
+    `data` is a place whose people are no clients: `STORE:split`, or `split` of `data.store`. The optimiser starts anew
+    every time.
+    """
+
+    data: PathText
+    batch_seconds: float = Field(gt=0, allow_inf_nan=False)
+    lr: float = Field(gt=0, allow_inf_nan=False)
+    steps: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    optimiser: Mapping[str, Any] = Field(default_factory=lambda: {"name": "sgd"})
+    clip_gradients: float = Field(default=1.0, gt=0)
+    augment: Augmentation = Augmentation()
+
+    @model_validator(mode="after")
+    def _check(self) -> "PassSettings":
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"steps={self.steps}, epochs={self.epochs}: expected exactly one")
+        self.built_optimiser()
+        return self
+
+    def built_optimiser(self) -> Optimiser:
+        return build_optimiser(**self.optimiser)
+
+
 class Federation(Section):
     """Federated training: `steps` rounds (T), each with `cohort_size` clients (S) in expectation.
 
@@ -133,10 +161,11 @@ class Federation(Section):
     from nothing. `patience` stops after so many evaluations without a better one. `engine: auto` measures which one
     is the fastest here, and says so in the run folder's `engine.json`. `trainable` names the part of the model that
     is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides the seed's LayerNorms by this
-    and multiplies the matrices behind them (see `models.rescaling`): the same function, other updates.
+    and multiplies the matrices behind them (see `models.rescaling`): the same function, other updates. `server_pass`
+    trains on public speech after every round.
     """
 
-    unwritten = frozenset({"rescale_norms"})
+    unwritten = frozenset({"rescale_norms", "server_pass"})
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
@@ -146,6 +175,7 @@ class Federation(Section):
     clients: Clients = Clients()
     local: LocalTraining
     server: ServerSettings
+    server_pass: PassSettings | None = None
     privacy: Privacy = Privacy()
     engine: Literal["auto", "sequential", "stacked", "workers"] = "auto"
     stack_size: int | None = Field(default=None, ge=1)  # clients at once; None: what fits into the device's memory

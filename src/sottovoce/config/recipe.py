@@ -33,7 +33,17 @@ class Recipe(Section):
     def _check(self) -> "Recipe":
         if (self.central is None) == (self.federation is None):
             raise ValueError("expected exactly one of the sections central and federation")
+        if self.federation is not None and self.federation.server_pass is not None:
+            self._check_pass(self.federation.server_pass.data)
         return self
+
+    def _check_pass(self, data: str) -> None:
+        """The server's own speech is neither the clients' nor what models are chosen by or tested on."""
+        used = {"data.train": self.data.train, "data.dev": (self.data.dev,), "data.test": self.data.test}
+        for what, places in used.items():
+            if self.data.place(data) in map(self.data.place, places):
+                whose = "the clients' speech" if what == "data.train" else "what the model is judged by"
+                raise ValueError(f"federation.server_pass.data={data} is in {what}, {whose}: expected other people's")
 
     @property
     def people_seed(self) -> int:

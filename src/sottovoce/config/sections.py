@@ -103,6 +103,11 @@ class Data(Section):
             raise ValueError(f"part={self.part!r} and seed_part belong together: give both or neither")
         return self
 
+    def place(self, text: str) -> tuple[str, str]:
+        """The store and the split that `text` names."""
+        store, _, split = text.rpartition(":")
+        return store or self.store, split
+
 
 class TokenSettings(Section):
     kind: Literal["characters", "sentence_pieces"] = "characters"

@@ -17,13 +17,14 @@ from sottovoce.config import Augmentation, Central, Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.prefetch import ahead
+from sottovoce.federated.client import gradients_of
 from sottovoce.flat.layout import Layout
 from sottovoce.interrupts import interruptible
 from sottovoce.models.family import Family, draw_steps, find_family, recordings_heard, sped_up, step_loss
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
 from sottovoce.models.speech import Place, Speech, endless_batches
+from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.models.utterances import Recordings
-from sottovoce.optimisers import Schedule
 from sottovoce.optimisers.weights import Weights
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import torch_stream
@@ -111,14 +112,15 @@ def train(
         stops = False
         while standing.step < central.steps and not stops:
             place, batch = next(batches)
-            loss, norm, norms = _step(
+            loss, norm, norms = train_step(
                 weights,
                 batch,
-                recipe,
-                step=standing.step,
+                augment=central.augment,
+                lr=schedule(standing.step),
+                max_norm=central.clip_gradients,
                 family=family,
                 settings=start.settings,
-                schedule=schedule,
+                generator=torch_stream(recipe.seed, "step", standing.step, processes.rank),
                 processes=processes,
             )
             log.add(loss, norm, norms, audio_seconds=batch.audio_seconds * processes.world)
@@ -165,34 +167,34 @@ def _due(central: Central, *, step: int, stops: bool) -> _Due:
     )
 
 
-def _step(
+def train_step(
     weights: Weights,
     batch: Recordings,
-    recipe: Recipe,
     *,
-    step: int,
+    augment: Augmentation,
+    lr: float,
+    max_norm: float,
     family: Family[Any, Any],
     settings: Any,
-    schedule: Schedule,
-    processes: Processes,
+    generator: torch.Generator,
+    frozen: Frozen = NOTHING_FROZEN,
+    processes: Processes = ALONE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of `weights` on `batch`: the loss, the gradients' norm before clipping, and the norms by tensor."""
-    central, spec_augment = recipe.training, recipe.training.augment.spec_augment
-    generator = torch_stream(recipe.seed, "step", step, processes.rank)
-    batch = _augmented(batch, central.augment, generator)
+    batch = _augmented(batch, augment, generator)
     (draws,) = draw_steps(
         family,
         [len(batch)],
         samples=[batch.lines_UN.shape[1]],
         settings=settings,
-        spec_augment=spec_augment,
+        spec_augment=augment.spec_augment,
         generator=generator,
     )
     features = recordings_heard(family, batch, settings=settings)
-    loss = step_loss(family, weights.working, features, settings=settings, draws=draws)
-    weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
+    loss = step_loss(family, frozen.joined(weights.working), features, settings=settings, draws=draws)
+    weights.set_gradients(gradients_of(loss, list(weights.working.values())))
     processes.average([weights.gradient])
-    norm, norms = weights.step(lr=schedule(step), max_norm=central.clip_gradients)
+    norm, norms = weights.step(lr=lr, max_norm=max_norm)
     return loss, norm, norms
 
 

@@ -22,7 +22,7 @@ from sottovoce.config import Federation, Recipe
 from sottovoce.errors import InputError
 from sottovoce.federated.cohort import Clients
 from sottovoce.federated.private import Private
-from sottovoce.federated.round import Round, run_round
+from sottovoce.federated.round import Round, ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
 from sottovoce.interrupts import interruptible
@@ -88,12 +88,13 @@ class Federating:
         dev: tuple[Store, str],
         inputs: str,
         device: torch.device,
+        server_pass: ServerPass | None = None,
         on_report: Callable[[RoundReport], None] = lambda _: None,
         say: Say = lambda _: None,
     ) -> None:
         self._recipe, self._folder, self._start, self._dev = recipe, folder, start, dev
         self._plan, self._clients, self._team = plan, clients, team
-        self._on_report, self._say = on_report, say
+        self._server_pass, self._on_report, self._say = server_pass, on_report, say
         self._layout: Layout = plan.layout
         self._standing = _Standing()
         part = trained_part(recipe, start)
@@ -147,7 +148,13 @@ class Federating:
                 return Ended(step, "patience", f"no better model on the dev speakers in {patience} evaluations")
             try:
                 done = run_round(
-                    self._server, plan=self._plan, clients=self._clients, ledger=self._ledger, step=step, digest=digest
+                    self._server,
+                    plan=self._plan,
+                    clients=self._clients,
+                    ledger=self._ledger,
+                    step=step,
+                    digest=digest,
+                    server_pass=self._server_pass,
                 )
             except BudgetSpent as spent:
                 if step == 0:
@@ -233,6 +240,8 @@ class Federating:
         if server.trust_ratios_H is not None:
             ratios = server.trust_ratios_H.tolist()
             record["trust_ratios"] = by_kind(names, ratios, place=place, join=lambda a, b: (a + b) / 2)
+        if done.server_pass_loss is not None:
+            record["server_pass_loss"] = done.server_pass_loss
         return record
 
     def _diagnostics(self, done: Round, step: int) -> dict[str, Any] | None:

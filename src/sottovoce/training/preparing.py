@@ -63,8 +63,8 @@ def open_place(name: str, stores: Path) -> Store:
 
 def find_place(place: str, recipe: Recipe, stores: Path) -> tuple[Store, str]:
     """`split` of the recipe's store, or `STORE:split`."""
-    name, _, split = place.rpartition(":")
-    store = open_place(name or recipe.data.store, stores)
+    name, split = recipe.data.place(place)
+    store = open_place(name, stores)
     if split not in store.splits:
         raise InputError(f"data: no split={split!r} in store {store.path}, expected one of {', '.join(store.splits)}")
     return store, split

@@ -21,6 +21,8 @@ from sottovoce.training.preparing import find_place, open_place, speakers
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
 from sottovoce.users.population import Population, shared_speakers
 
+SERVER_PASS = "federation.server_pass.data"
+
 
 @dataclass(frozen=True)
 class Seed:
@@ -84,8 +86,8 @@ class Heard:
 def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path) -> Heard:
     """Compare the people in a seed, and in whatever it started from, with the `clients`.
 
-    Those on whom a seed's checkpoint was chosen count as heard too. Where a store is no longer the one that a seed was
-    trained on, who was in that is unknown.
+    Those on whom a seed's checkpoint was chosen, or whom its server heard, count as heard too. Where a store is no
+    longer the one that a seed was trained on, who was in that is unknown.
     """
     shared: set[int] = set()
     unknown = []
@@ -95,8 +97,9 @@ def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path
         if recipe is None:
             continue
         shared |= set(shared_speakers(speakers(recipe, open_place(recipe.data.store, stores)), clients).tolist())
-        chosen_on = split_keys(*find_place(recipe.data.dev, recipe, stores))
-        shared |= set(np.intersect1d(chosen_on, clients.store.user_keys[clients.user_rows()]).tolist())
+        for place in _beside_training(recipe).values():
+            keys = split_keys(*find_place(place, recipe, stores))
+            shared |= set(np.intersect1d(keys, clients.store.user_keys[clients.user_rows()]).tolist())
     return Heard(len(shared), tuple(unknown))
 
 
@@ -108,9 +111,18 @@ def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
     recorded = read_json(run / INPUTS)
     now = {
         "data.store digest": open_place(recipe.data.store, stores).digest,
-        "data.dev digest": find_place(recipe.data.dev, recipe, stores)[0].digest,
+        **{
+            f"{what} digest": find_place(place, recipe, stores)[0].digest
+            for what, place in _beside_training(recipe).items()
+        },
     }
     return all(recorded.get(name) == digest for name, digest in now.items())
+
+
+def _beside_training(recipe: Recipe) -> dict[str, str]:
+    """The places that a run has looked at besides what it trains on: where its model was chosen, its server's own."""
+    settings = None if recipe.federation is None else recipe.federation.server_pass
+    return {"data.dev": recipe.data.dev} | ({} if settings is None else {SERVER_PASS: settings.data})
 
 
 def ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe | None]]:
@@ -135,8 +147,13 @@ def split_keys(store: Store, split: str) -> Keys:
 
 def check_evaluated(clients: Population, places: Mapping[str, Keys]) -> None:
     """Refuse to evaluate on clients: a model chosen by how well it does on them has looked at them once more."""
+    check_strangers(clients, places, instead="evaluate on people who are not")
+
+
+def check_strangers(clients: Population, places: Mapping[str, Keys], *, instead: str) -> None:
+    """Refuse the first of `places` where a client is heard, and say what would be right."""
     keys = clients.store.user_keys[clients.user_rows()]
-    for name, evaluated in places.items():
-        both = np.intersect1d(keys, evaluated)
+    for name, heard in places.items():
+        both = np.intersect1d(keys, heard)
         if len(both):
-            raise InputError(f"{name}: {len(both)} of its speakers are clients too; evaluate on people who are not")
+            raise InputError(f"{name}: {len(both)} of its speakers are clients too; {instead}")

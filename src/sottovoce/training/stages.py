@@ -44,7 +44,8 @@ from sottovoce.training.preparing import (
 )
 from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import POPULATION, RESULTS, RunFolder, open_run
-from sottovoce.training.seeding import Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
+from sottovoce.training.seeding import SERVER_PASS, Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
+from sottovoce.training.server_pass import build_server_pass
 from sottovoce.training.step_log import NO_EVENTS
 from sottovoce.training.target import met_target
 from sottovoce.training.team import Team
@@ -101,16 +102,23 @@ def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings)
 
 @dataclass(frozen=True)
 class _Places:
-    """The stores of a run: what it trains on, what it chooses by, what it is tested on."""
+    """The stores of a run: what it trains on, what it chooses by, what it is tested on, and its server's own."""
 
     store: Store
     dev: tuple[Store, str]
     tests: dict[str, tuple[Store, str]]
+    of_server: tuple[Store, str] | None
 
     @classmethod
     def of(cls, recipe: Recipe, stores: Path) -> "_Places":
         tests = {name: find_place(name, recipe, stores) for name in recipe.data.test}
-        return cls(open_place(recipe.data.store, stores), find_place(recipe.data.dev, recipe, stores), tests)
+        own = None if recipe.federation is None else recipe.federation.server_pass
+        return cls(
+            open_place(recipe.data.store, stores),
+            find_place(recipe.data.dev, recipe, stores),
+            tests,
+            None if own is None else find_place(own.data, recipe, stores),
+        )
 
     @property
     def evaluated(self) -> dict[str, tuple[Store, str]]:
@@ -122,7 +130,8 @@ class _Places:
 
     @property
     def all(self) -> dict[str, Store]:
-        return {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()}
+        own = {} if self.of_server is None else {SERVER_PASS: self.of_server[0]}
+        return {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()} | own
 
     def digests(self) -> dict[str, str]:
         return {f"{what} digest": store.digest for what, store in self.all.items()}
@@ -264,6 +273,11 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
         facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(model)}
         plan = private_plan(recipe, population, start, seed=seed, around=around)
         facts["plan"] = plan.describe()
+        server_pass = None
+        if places.of_server is not None:
+            check_language(start, places.of_server[0])
+            if processes.first:  # who is refused here is refused for all
+                server_pass = build_server_pass(recipe, start, population, places.of_server, device=around.device)
     inputs = {"tokens digest": start.tokens.digest, "start model digest": model}
     if plan.settings.root_seed is not None:
         # A release replays nothing, and whoever sees its folder could try guesses of the data against digests of it.
@@ -303,6 +317,7 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
                 dev=places.dev,
                 inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),
                 device=around.device,
+                server_pass=server_pass,
                 on_report=around.on_report,
                 say=around.say,
             )

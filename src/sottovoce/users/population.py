@@ -148,6 +148,11 @@ class Population:
         members = self.members.members
         return np.unique(owners(self.store, members)) if self.settings.clients == "iid" else members
 
+    def utterance_rows(self) -> Integers:
+        """The store's rows of all that its people have said, whatever a cap or a hold-out leaves of it."""
+        members = self.members
+        return members.members if self.settings.clients == "iid" else utterances_of(self.store, members).members
+
     @cached_property
     def digest(self) -> str:
         """Equal where the same people are in the same clients, with the same utterances for training and testing."""

@@ -1,0 +1,134 @@
+"""Training on the server's own data after every round (Gao et al. 2022): after the noise, so that it costs nothing.
+
+    noised mean ─► server's step ─► some steps on public speech ─► average, next round
+
+The first process alone does it, with the steps of central training. Its batches and draws follow from (seed, step), and
+nothing survives a pass but the model: a resumed run repeats it to the bit.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.config import PassSettings, Recipe
+from sottovoce.errors import InputError
+from sottovoce.evaluation.prefetch import ahead
+from sottovoce.federated.round import ServerPass
+from sottovoce.flat.layout import Layout
+from sottovoce.models.family import sped_up
+from sottovoce.models.saved import Recogniser
+from sottovoce.models.speech import Place, Rows, Speech, endless_batches, load_speech
+from sottovoce.models.utterances import Recordings
+from sottovoce.optimisers.weights import Weights
+from sottovoce.seeds import derive, torch_stream
+from sottovoce.store import Store
+from sottovoce.training.central import train_step
+from sottovoce.training.parts import trained_part
+from sottovoce.training.precision import precision
+from sottovoce.training.seeding import check_strangers, split_keys
+from sottovoce.users.population import Population
+
+GLIMPSE = 256  # samples out of the middle, by which two recordings are first compared
+
+
+def build_server_pass(
+    recipe: Recipe, start: Recogniser, population: Population, place: tuple[Store, str], *, device: torch.device
+) -> ServerPass:
+    """What the recipe's `server_pass` asks for. Refuses a `place` where any of the `population` is heard."""
+    settings = recipe.federated.server_pass
+    assert settings is not None
+    speech = public_speech(recipe, settings, start, population, place)
+    part, dtype = trained_part(recipe, start), precision(recipe.federated.precision, device)
+    frozen = part.frozen.to(device, dtype)
+    weights = Weights(Layout.of(part.initial), settings.built_optimiser(), device=device, dtype=dtype)
+    family = sped_up(
+        start.family,
+        weights.working if recipe.federated.trainable is None else None,
+        settings=start.settings,
+        steps=recipe.federated.steps * (settings.steps or 1),
+        batch_seconds=settings.batch_seconds,
+        device=device,
+    )
+
+    def train(server_P: Tensor, step: int) -> float:
+        weights.reset(server_P)
+        figures = []
+        with closing(ahead(_batches(speech, settings, seed=recipe.seed, step=step, device=device))) as batches:
+            for number, batch in enumerate(batches):
+                loss, norm, _ = train_step(
+                    weights,
+                    batch,
+                    augment=settings.augment,
+                    lr=settings.lr,
+                    max_norm=settings.clip_gradients,
+                    family=family,
+                    settings=start.settings,
+                    frozen=frozen,
+                    generator=torch_stream(recipe.seed, "server pass", step, number),
+                )
+                figures.append(torch.stack([loss.detach(), norm]))
+        found = torch.stack(figures)
+        if not bool(found.isfinite().all()):
+            raise InputError(f"federation.server_pass diverged after round {step + 1}; try a lower learning rate")
+        with torch.no_grad():
+            server_P.copy_(weights.master)
+        return float(found[:, 0].mean())
+
+    return train
+
+
+def _batches(
+    speech: Speech, settings: PassSettings, *, seed: int, step: int, device: torch.device
+) -> Iterator[Recordings]:
+    """So many steps, or epochs, of a shuffle that belongs to round `step`."""
+    own = derive(seed, "server pass batches", step)
+    endless = endless_batches(speech, start=Place(), max_seconds=settings.batch_seconds, seed=own, device=device)
+    for number, (following, batch) in enumerate(endless, start=1):
+        yield batch
+        if number == settings.steps or following.epoch == settings.epochs:
+            return
+
+
+def public_speech(
+    recipe: Recipe, settings: PassSettings, start: Recogniser, population: Population, place: tuple[Store, str]
+) -> Speech:
+    """What the pass trains on; InputError where it is none of the server's business, or there is nothing."""
+    where, (store, split) = f"federation.server_pass.data={settings.data}", place
+    check_strangers(population, {where: split_keys(store, split)}, instead="the server trains on people who are not")
+    users = store.splits[split]
+    rows = np.arange(store.user_utterances[users.start], store.user_utterances[users.stop])
+    if (heard := heard_twice(population, store, rows)) is not None:
+        name = store.utterance(heard).id
+        raise InputError(f"{where}: utterance {name} is a client's too, sample for sample, whatever its speaker's name")
+    longest = min(recipe.data.longest_seconds, settings.batch_seconds)
+    return load_speech(store, rows, start.tokens, family=start.family, settings=start.settings, longest_seconds=longest)
+
+
+def heard_twice(population: Population, store: Store, rows: Rows) -> int | None:
+    """The first of `rows` whose samples a client of `population` has too; None where there is none.
+
+    Of all that the clients have, only what is as long as one of `rows` is looked at, and read whole only where its
+    middle is the same.
+    """
+    clients = population.store
+    assert isinstance(clients, Store)
+    theirs = population.utterance_rows()
+    lengths = store.audio_offsets[rows + 1] - store.audio_offsets[rows]
+    their_lengths = clients.audio_offsets[theirs + 1] - clients.audio_offsets[theirs]
+    public: dict[tuple[int, bytes], list[int]] = {}
+    for row in rows[lengths > 0].tolist():
+        public.setdefault(_glimpse(store.samples(row)), []).append(row)
+    for row in theirs[np.isin(their_lengths, lengths[lengths > 0])].tolist():
+        samples = clients.samples(row)
+        for other in public.get(_glimpse(samples), ()):
+            if np.array_equal(samples, store.samples(other)):
+                return other
+    return None
+
+
+def _glimpse(samples: np.ndarray) -> tuple[int, bytes]:
+    middle = max(0, (len(samples) - GLIMPSE) // 2)
+    return len(samples), samples[middle : middle + GLIMPSE].tobytes()

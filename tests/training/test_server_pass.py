@@ -1,0 +1,269 @@
+"""The server trains on speech of its own after every round: repeatable, free of charge, and on nobody's but its own."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.several import in_processes
+from tests.tones import pack_tones
+
+from sottovoce.config import Recipe, as_yaml, load_recipe
+from sottovoce.config.smoke import smoke
+from sottovoce.corpora.corpus import RenderedSpeaker
+from sottovoce.errors import InputError
+from sottovoce.federated.round import ServerPass
+from sottovoce.flat.layout import Layout
+from sottovoce.models.saved import Recogniser, load
+from sottovoce.privacy.ledger import verify
+from sottovoce.store import Store
+from sottovoce.training import federation, server_pass
+from sottovoce.training.parts import trained_part
+from sottovoce.training.seeding import Seed, heard_by
+from sottovoce.training.stages import Outcome, Surroundings, run_recipe, starting_model
+from sottovoce.users import PopulationSettings, build_population
+from sottovoce.users.population import Population
+
+OWN = "federation.server_pass={data: 'public:train', batch_seconds: 2, lr: 0.1, steps: 2}"
+SHORT = ["federation.steps=4", "federation.evaluate_every=4", "federation.checkpoint_every=2"]
+CPU = torch.device("cpu")
+LETTERS: dict[str, Any] = {"letters": (2, 3), "utterances": 2}
+PUBLIC_UTTERANCES = 12  # of ten people three in five train, and each says two words
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def public_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The clients' store, and one of other people's speech."""
+    folder = tmp_path_factory.mktemp("public-stores")
+    pack_tones(folder / "tones", **LETTERS)
+    pack_tones(folder / "public", people=range(15, 25), **LETTERS)
+    return folder
+
+
+def run_here(recipe: Path, changes: list[str], stores: Path, out: Path, resume: bool = False) -> Outcome:
+    around = Surroundings(runs=out.parent / "runs", stores=stores, device=CPU)
+    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=resume, around=around)
+
+
+@pytest.fixture
+def run(federated_recipe: Path, public_stores: Path, tmp_path: Path) -> Run:
+    """Runs the recipe with `key=value` changes in the folder `out`."""
+
+    def go(*changes: str, out: str, resume: bool = False, stores: Path = public_stores) -> Outcome:
+        return run_here(federated_recipe, [*SHORT, *changes], stores, tmp_path / out, resume=resume)
+
+    return go
+
+
+def weights(outcome: Outcome) -> dict[str, torch.Tensor]:
+    return dict(load(outcome.folder / "checkpoints/latest").parameters)
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    found, expected = weights(one), weights(other)
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def metrics(outcome: Outcome) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# What it does.
+
+
+def test_the_model_is_another_and_epsilon_is_not(run: Run) -> None:
+    without, with_pass = run(out="without"), run(OWN, out="with")
+    assert not same(without, with_pass)
+    spent = [verify(outcome.folder / "ledger.jsonl").epsilon for outcome in (without, with_pass)]
+    assert spent[0] == spent[1]
+    assert not any("server_pass_loss" in record for record in metrics(without))
+    assert [record["step"] for record in metrics(with_pass) if "server_pass_loss" in record] == [1, 2, 3, 4]
+
+
+def test_a_pass_is_plain_training_from_the_servers_model(federated_recipe: Path, public_stores: Path) -> None:
+    """Steps down the loss of the same few words, with the same bits whenever the round is made again."""
+    changes = [
+        "federation.server_pass={data: 'public:train', batch_seconds: 20, lr: 0.5, steps: 8}",
+        "model.dropout=0",
+        "model.layer_drop=0",
+        "federation.server_pass.augment.spec_augment=null",
+    ]
+    recipe = load_recipe(str(federated_recipe), changes)
+    start, passes = built(recipe, public_stores)
+    first_P, again_P = start.clone(), start.clone()
+    first, again = passes(first_P, 3), passes(again_P, 3)
+    assert first == again
+    assert torch.equal(first_P, again_P)
+    assert passes(first_P, 4) < first
+
+
+def beginning(recipe: Recipe, stores: Path) -> tuple[Recogniser, Population]:
+    store = Store(stores / "tones")
+    population = build_population(store, PopulationSettings(split=("train",)), seed=1)
+    return starting_model(recipe, None, store), population
+
+
+def built(recipe: Recipe, stores: Path) -> tuple[torch.Tensor, ServerPass]:
+    """The server's first model, and what is done to it after a round."""
+    start, population = beginning(recipe, stores)
+    initial = trained_part(recipe, start).initial
+    passes = server_pass.build_server_pass(recipe, start, population, (Store(stores / "public"), "train"), device=CPU)
+    return Layout.of(initial).flatten(initial), passes
+
+
+def test_an_epoch_hears_everything_once(federated_recipe: Path, public_stores: Path) -> None:
+    changes = ["federation.server_pass={data: 'public:train', batch_seconds: 2, lr: 0.1, epochs: 2}"]
+    recipe = load_recipe(str(federated_recipe), changes)
+    settings = recipe.federated.server_pass
+    assert settings is not None
+    start, population = beginning(recipe, public_stores)
+    speech = server_pass.public_speech(recipe, settings, start, population, (Store(public_stores / "public"), "train"))
+    assert len(speech.rows) == PUBLIC_UTTERANCES
+    batches = list(server_pass._batches(speech, settings, seed=1, step=0, device=CPU))
+    assert len(batches) > 2
+    assert sum(batch.audio_seconds for batch in batches) == pytest.approx(2 * 3600 * speech.hours, rel=1e-6)
+
+
+def test_what_is_frozen_stays_frozen(run: Run) -> None:
+    outcome = run(OWN, "federation.trainable=output", out="part")
+    assert outcome.results is not None
+    start = run(
+        OWN, "federation.trainable=output", "federation.server.schedule.lr=1e-30", "federation.steps=1", out="one"
+    )
+    found, before = weights(outcome), weights(start)
+    assert all(torch.equal(found[name], before[name]) == (not name.startswith("output")) for name in found)
+
+
+# However it is run.
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_resumed_run_has_the_same_bits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in its last round, after a checkpoint that does not hold the round before."""
+    whole = run(OWN, out="whole")
+    run_round = federation.run_round
+
+    def dies(*arguments: Any, **options: Any) -> Any:
+        if options["step"] == 3:
+            raise Killed
+        return run_round(*arguments, **options)
+
+    monkeypatch.setattr(federation, "run_round", dies)
+    with pytest.raises(Killed):
+        run(OWN, out="broken")
+    monkeypatch.setattr(federation, "run_round", run_round)
+    resumed = run(OWN, out="broken", resume=True)
+    assert same(resumed, whole)
+    assert (resumed.folder / "ledger.jsonl").read_bytes() == (whole.folder / "ledger.jsonl").read_bytes()
+    losses = [[record.get("server_pass_loss") for record in metrics(outcome)] for outcome in (resumed, whole)]
+    assert losses[0] == losses[1]
+
+
+def one_thread_run(*arguments: Any) -> Outcome:
+    torch.set_num_threads(1)
+    return run_here(*arguments)
+
+
+def test_workers_and_ranks_come_to_the_same_bits(federated_recipe: Path, public_stores: Path, tmp_path: Path) -> None:
+    """Cohorts of two, whose sum has the same bits whoever adds it up."""
+    ways = {
+        "sequential": (1, "federation.engine=sequential"),
+        "workers": (1, "federation.engine=workers"),
+        "ranks": (2, "federation.engine=sequential"),
+    }
+    found = {
+        name: in_processes(
+            count,
+            one_thread_run,
+            federated_recipe,
+            [*SHORT, OWN, "federation.privacy.sampling=fixed_size", "federation.workers=2", engine],
+            public_stores,
+            tmp_path / name,
+        )[0]
+        for name, (count, engine) in ways.items()
+    }
+    assert same(found["workers"], found["sequential"])
+    assert same(found["ranks"], found["sequential"])
+    assert json.loads((found["ranks"].folder / "inputs.json").read_text())["federation.server_pass.data digest"]
+
+
+# Whose speech it may be.
+
+
+def renamed(other: str) -> Callable[[RenderedSpeaker], RenderedSpeaker]:
+    return lambda rendered: replace(rendered, name=f"{other}{rendered.name}")
+
+
+def test_clients_are_refused_by_name_before_anything_is_charged(run: Run, public_stores: Path, tmp_path: Path) -> None:
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores/tones").symlink_to(public_stores / "tones")
+    pack_tones(tmp_path / "stores/public", people=range(5), letters=(4, 5))
+    with pytest.raises(
+        InputError, match=r"server_pass\.data=public:train: 3 of its speakers are clients too; the server"
+    ):
+        run(OWN, out="refused", stores=tmp_path / "stores")
+    assert not (tmp_path / "refused/ledger.jsonl").exists()
+
+
+def test_clients_speech_is_refused_under_any_name(run: Run, public_stores: Path, tmp_path: Path) -> None:
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores/tones").symlink_to(public_stores / "tones")
+    pack_tones(tmp_path / "stores/public", people=range(12, 20), change=renamed("somebody-"), **LETTERS)
+    with pytest.raises(
+        InputError, match=r"server_pass\.data=public:train: utterance 12-0 is a client's too, sample for"
+    ):
+        run(OWN, out="refused", stores=tmp_path / "stores")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("train", "is in data.train, the clients' speech"),
+        ("tones:train", "is in data.train, the clients' speech"),
+        ("dev", "is in data.dev, what the model is judged by"),
+        ("test", "is in data.test, what the model is judged by"),
+    ],
+)
+def test_a_recipe_whose_server_hears_its_clients_is_refused(data: str, message: str, federated_recipe: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        load_recipe(str(federated_recipe), [OWN, f"federation.server_pass.data={data}"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("steps=null", "steps=None, epochs=None: expected exactly one"),
+        ("epochs=1", "steps=2, epochs=1: expected exactly one"),
+        ("lr=0", "lr: Input should be greater than 0"),
+        ("optimiser={name: sgdd}", "sgdd"),
+    ],
+)
+def test_mistakes_are_one_line(change: str, message: str, federated_recipe: Path) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        load_recipe(str(federated_recipe), [OWN, f"federation.server_pass.{change}"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_without_a_pass_is_written_as_before(federated_recipe: Path) -> None:
+    assert "server_pass" not in as_yaml(load_recipe(str(federated_recipe)))
+
+
+def test_who_was_heard_by_a_server_counts_as_heard_by_a_seed(run: Run, public_stores: Path, tmp_path: Path) -> None:
+    outcome = run(OWN, out="seed")
+    seed = Seed(outcome.folder, load_recipe(str(outcome.folder / "config.yaml")))
+    others = build_population(Store(public_stores / "public"), PopulationSettings(split=("train",)), seed=1)
+    found = heard_by(seed, others, runs=tmp_path / "runs", stores=public_stores)
+    assert (found.clients, found.unknown) == (len(others), ())
+
+
+def test_a_smoke_run_has_a_pass_of_other_people(federated_recipe: Path) -> None:
+    small_recipe = smoke(load_recipe(str(federated_recipe), [OWN]))
+    assert small_recipe.federated.server_pass is not None
+    assert (small_recipe.federated.server_pass.data, small_recipe.data.dev) == ("dev", "test")
