@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (`sottovoce recipes`) or a YAML file.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (`sottovoce recipes`), a YAML file, or FILE.yaml/RUN.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as central.steps=100.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; RUNS/RECIPE by default.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie: seed models are looked for and made here.")] = Path(
@@ -45,7 +45,7 @@ def run(
 
     Stages whose result is there and current are not run again. A finished run prints its results.
     """
-    from sottovoce.config import Suite, load_experiment
+    from sottovoce.config import Suite, load_experiment, public_name
     from sottovoce.reporting.summary import write_report
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.smoking import run_smoke
@@ -63,7 +63,7 @@ def run(
         stdout.print(f"{recipe}: one step of it runs", highlight=False)
         return
     folder = out or folder_of(recipe, runs)
-    label = Path(recipe).stem if recipe.endswith((".yaml", ".yml")) else recipe  # reports are shown: no home folder
+    label = public_name(recipe)
     with _surroundings(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
             outcomes = run_suite(experiment, out=folder, around=around, at_once=at_once)

@@ -1,7 +1,8 @@
 """Recipes: YAML in, one validated object out. Everything a run can be told is named here."""
 
 from sottovoce.config.federation import Clients, Extrapolation, Federation, PassSettings, Privacy
-from sottovoce.config.loading import as_yaml, load_experiment, load_recipe, recipe_names, validate
+from sottovoce.config.loading import as_yaml, load_experiment, load_recipe, validate
+from sottovoce.config.reading import is_recipe, plain_name, public_name, recipe_names
 from sottovoce.config.recipe import Experiment, Paper, Recipe, Suite, SuiteRun
 from sottovoce.config.sections import (
     Augmentation,
@@ -30,8 +31,11 @@ __all__ = [
     "SyntheticCorpus",
     "TokenSettings",
     "as_yaml",
+    "is_recipe",
     "load_experiment",
     "load_recipe",
+    "plain_name",
+    "public_name",
     "recipe_names",
     "validate",
 ]

@@ -1,4 +1,4 @@
-"""From YAML to a recipe: `extends`, `key=value` on top, and one clear line for whatever is wrong.
+"""From what is written to a recipe: `key=value` on top, and one clear line for whatever is wrong.
 
 An unknown key is an error that names the nearest known one.
 """
@@ -8,27 +8,19 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from importlib import resources
-from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from sottovoce.config.reading import override, read
 from sottovoce.config.recipe import Experiment, Recipe, Suite, is_suite
 from sottovoce.config.sections import read_model, section_of
 from sottovoce.errors import InputError
 from sottovoce.models.family import DEFAULT
-from sottovoce.parsing import DEEPEST, Unreadable, parse_yaml, shortened, shown
+from sottovoce.parsing import shortened, shown
 
 S = TypeVar("S", bound=BaseModel)
-
-
-def recipe_names() -> list[str]:
-    """The names of all recipes that come with the package."""
-    root = _recipe_folder()
-    found = (path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
-    return sorted(name for name in found if not name.split("/")[-1].startswith("_"))
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -45,7 +37,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """The recipe or suite called `name`; a suite hands the overrides on to each of its runs."""
-    content = _read(name)
+    content = read(name)
     if is_suite(content):
         suite = _validated(Suite, content, where=name)
         runs = {
@@ -53,9 +45,7 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
             for label, run in suite.runs.items()
         }
         return suite.model_copy(update={"runs": runs})
-    # The family first: the other keys of `model` are its own.
-    for override in sorted(overrides, key=lambda text: not text.startswith("model.family=")):
-        _override(content, override)
+    override(content, overrides)
     return validate(content, where=name)
 
 
@@ -112,70 +102,6 @@ def _validated(kind: type[S], content: Mapping[str, Any], *, where: str) -> S:
 def as_yaml(recipe: Experiment) -> str:
     """The whole recipe, defaults included, as YAML that `load_recipe` reads back."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _recipe_folder() -> Path:
-    return Path(str(resources.files("sottovoce"))) / "recipes"
-
-
-def _read(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The content of a recipe on top of what it extends."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else _recipe_folder() / f"{name}.yaml"
-    if name in seen:
-        raise InputError(f"recipe {name}: it extends itself by way of {' → '.join(seen)}")
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8")) or {}
-    except FileNotFoundError:
-        near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.5)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"no recipe {name!r}{hint} (`sottovoce recipes` lists them; or give a .yaml file)") from None
-    except OSError as error:
-        raise InputError(f"recipe {name}: cannot be read ({error.strerror})") from None
-    except ValueError as error:  # no UTF-8, no YAML, or a name that no file can have
-        raise InputError(f"recipe {name}: not readable as YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"recipe {name}: expected keys and values at the top level")
-    base = content.pop("extends", None)
-    if not (base is None or isinstance(base, str)):
-        raise InputError(f"recipe {name}: extends={base!r}, expected the name of one recipe")
-    return _merged(_read(base, (*seen, name)), content) if base else content
-
-
-def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """`top` over `base`, key by key; a mapping that names a thing takes the place of the base's."""
-    result = dict(base)
-    for key, value in top.items():
-        old = result.get(key)
-        joins = isinstance(value, dict) and isinstance(old, dict) and not value.keys() & _NAMING
-        result[key] = _merged(old, value) if joins else value  # type: ignore[arg-type]  # joins says old is a dict
-    return result
-
-
-_TRAINING = ("central", "federation")
-_NAMING = {"name", "family"}
-
-
-def _override(content: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise InputError(f"override {shown(override)}: expected key=value, such as central.steps=100")
-    *path, last = key.split(".")
-    if len(path) > DEEPEST:
-        raise InputError(f"override {shown(override)}: nested too deeply")
-    if path and path[0] in _TRAINING and path[0] not in content and any(kind in content for kind in _TRAINING):
-        raise InputError(f"override {shown(override)}: this recipe has no section {path[0]!r}")
-    for part in path:
-        content = content.setdefault(part, {})
-        if not isinstance(content, dict):
-            raise InputError(f"override {shown(override)}: {part!r} is a value, not a section")
-    try:
-        # To YAML a star begins a reference, of which there are none here: it is a pattern (`trainable=*.norm.*`).
-        value = text if text.startswith("*") else parse_yaml(text)
-    except Unreadable as error:
-        raise InputError(f"override {shown(override)}: {shown(text)} is not readable as YAML: {error}") from None
-    if key == "model.family" and value != content.get(last, DEFAULT):
-        content.clear()  # the other keys belong to another family
-    content[last] = value
 
 
 def _first_line(error: ValidationError, kind: type[BaseModel]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.config import Recipe, as_yaml, load_recipe, recipe_names
+from sottovoce.config import Recipe, as_yaml, is_recipe, load_recipe, plain_name
 from sottovoce.errors import InputError
 from sottovoce.files import read_json
 from sottovoce.models.saved import Recogniser
@@ -45,7 +45,7 @@ class Seed:
 
 def folder_of(name: str, runs: Path, *, recipe: Recipe | None = None) -> Path:
     """Where the run of a recipe lies by default; under another seed than the recipe's own, in a folder of its own."""
-    folder = name.removesuffix(".yaml").removesuffix(".yml").strip("/").replace("/", "-")
+    folder = plain_name(name).strip("/").replace("/", "-")
     if recipe is not None and recipe.seed != load_recipe(name).seed:
         folder += f"-seed{recipe.seed}"
     return runs / folder
@@ -53,7 +53,7 @@ def folder_of(name: str, runs: Path, *, recipe: Recipe | None = None) -> Path:
 
 def find_seed(name: str, *, runs: Path, root_seed: int) -> Seed:
     """The seed called `name`: a recipe, to be run with the same root seed, or the folder of a model or run."""
-    if name in recipe_names() or name.endswith((".yaml", ".yml")):
+    if is_recipe(name):
         recipe = load_recipe(name, [f"seed={root_seed}"])
         return Seed(folder_of(name, runs, recipe=recipe), recipe)
     if not Path(name).exists():
