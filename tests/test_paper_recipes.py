@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sottovoce.config import Recipe, load_experiment, recipe_names
+from sottovoce.config import Recipe, Suite, load_experiment, recipe_names
 from sottovoce.flat.layout import match_groups
 from sottovoce.models.transformer.network import SIZES, named_settings, parameter_kind, parameter_shapes
 from sottovoce.optimisers.schedules import ExponentialDecay
@@ -70,10 +70,27 @@ def test_every_table_and_figure_has_recipes() -> None:
     assert named == expected | {"Appendix H.5"}
 
 
-def test_recipes_lie_in_the_folder_of_a_place_that_they_name() -> None:
+def place_of(file: str) -> str:
+    """What a file is called after: "Table 4" for table04."""
+    words = re.sub(r"([a-z])0?(\d)", r"\1 \2", file).replace("appendix-h 5", "Appendix H.5")
+    return words.capitalize().replace("h.5", "H.5")
+
+
+def test_recipes_lie_in_the_file_of_a_place_that_they_name() -> None:
     for name, recipe in federated().items():
-        folder = re.sub(r"([a-z])0?(\d)", r"\1 \2", name.split("/")[0]).replace("appendix-h 5", "Appendix H.5")
-        assert folder.capitalize().replace("h.5", "H.5") in {place for place, _ in references(recipe)}, name
+        assert place_of(name.split("/")[0]) in {place for place, _ in references(recipe)}, name
+
+
+def test_every_place_is_a_suite_of_all_its_federated_runs() -> None:
+    cells = Counter(name.split("/")[0] for name in federated())
+    for file, count in cells.items():
+        suite = load_experiment(ROOM + file)
+        assert isinstance(suite, Suite)
+        assert suite.paper is not None
+        assert suite.paper.place == place_of(file)
+        assert {f"{file}/{label}" for label in suite.runs} == {n for n in federated() if n.startswith(f"{file}/")}
+        assert len(suite.runs) == count
+    assert len(cells) == len(TABLES) + len(FIGURES) + 1
 
 
 def test_no_two_recipes_are_the_same_run_or_look_the_same() -> None:

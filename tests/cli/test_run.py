@@ -79,6 +79,30 @@ def test_a_suite_makes_one_table_of_its_runs_and_does_not_run_them_twice(
     assert ledgers == [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
 
 
+def test_a_table_runs_whole_with_the_papers_numbers_beside_it_or_by_cell(
+    here: Path, sottovoce: Callable[..., object]
+) -> None:
+    (here / "table.yaml").write_text(
+        f"about: Table 9\nextends: {here / 'tones.yaml'}\nfederation: {{privacy: {{share: dim}}}}\nruns:\n"
+        "  noisy: {about: with noise, paper: {source: S, place: 'Table 9, noise', wer: {test: 12.5}}}\n"
+        "  quiet:\n    about: without\n    paper: {source: S, place: 'Table 9, quiet', wer: {test: 7.5}}\n"
+        "    federation: {privacy: {noise_multiplier: 0}}\n"
+    )
+    ended = sottovoce("run", "table.yaml", "--out", "both", "--json")
+    assert ended.code == 0, ended.err
+    page = (here / "both/report.html").read_text()
+    for printed in ("WER beside the paper&#x27;s", "Table 9, noise", "12.5 %", "Table 9, quiet", "7.5 %"):
+        assert printed in page or printed.replace("&#x27;", "'") in page
+    cell = sottovoce("run", "table.yaml/quiet", "--json")
+    assert cell.code == 0, cell.err
+    assert (here / "runs/table-quiet/config.yaml").read_text() == (here / "both/quiet/config.yaml").read_text()
+    assert (here / "runs/table-quiet/ledger.jsonl").read_bytes() == (here / "both/quiet/ledger.jsonl").read_bytes()
+    assert "table/quiet" in (here / "runs/table-quiet/report.txt").read_text()
+    wrong = sottovoce("run", "table.yaml/quite")
+    assert wrong.code == 2
+    assert "no recipe 'table.yaml/quite', did you mean 'table.yaml/quiet'?" in wrong.err
+
+
 def test_a_suite_says_what_its_runs_promise_together(here: Path, sottovoce: Callable[..., object]) -> None:
     run = f"{{recipe: {here / 'tones.yaml'}, overrides: [federation.privacy.mode=secure]}}"
     (here / "suite.yaml").write_text(f"about: three\nruns: {{one: {run}, two: {run}, three: {run}}}")

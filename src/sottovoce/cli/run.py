@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (`sottovoce recipes`), a YAML file, or FILE.yaml/RUN.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's name (`sottovoce recipes`), a YAML file, or FILE.yaml/RUN.")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as central.steps=100.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; RUNS/RECIPE by default.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie: seed models are looked for and made here.")] = Path(

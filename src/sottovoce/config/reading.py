@@ -73,14 +73,11 @@ def read(name: str, seen: tuple[str, ...] = ()) -> Content:
     if name in seen:
         raise InputError(f"recipe {name}: it extends itself by way of {' → '.join(seen)}")
     path, entry = _place(name)
-    content = _file(name, path)
-    if entry is None:
-        content = _whole(content, name)
-    else:
-        content = _entry(content, entry, name)
-        if "recipe" in content:
-            return _elsewhere(content, name, (*seen, name))
-    content = deepcopy(content)  # what was parsed once is used again
+    file = _file(name, path)
+    found = _whole(file, name) if entry is None else _entry(file, entry, name)
+    if entry is not None and "recipe" in found:
+        return _elsewhere(found, name, (*seen, name))
+    content = deepcopy(dict(found))  # what was parsed once is used again
     base = content.pop("extends", None)
     if not (base is None or isinstance(base, str)):
         raise InputError(f"recipe {name}: extends={base!r}, expected the name of one recipe")
@@ -208,8 +205,8 @@ def _whole(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         raise InputError(f"recipe {name}: these are recipes to be run one by one: {shortened(known)}")
     written = _written_runs(content)
     if not written:
-        return {key: value for key, value in content.items() if key != "recipes" or not is_suite(content)}
-    named = [label for label in content["runs"] if label not in written]
+        return {key: value for key, value in content.items() if key != "recipes"}
+    named = [label for label, run in content["runs"].items() if isinstance(run, dict) and label not in written]
     if named and (shared := _shared(content)):
         raise InputError(
             f"recipe {name}: {next(iter(shared))!r} is for all runs of the suite, and {named[0]!r} names a recipe of "
@@ -224,7 +221,8 @@ def _entry(content: Mapping[str, Any], label: str, name: str) -> Content:
     entries, written = _entries(content), _written_runs(content)
     home = name.removesuffix(f"/{label}")
     if label not in entries:
-        raise _unknown(name, [f"{home}/{known}" for known in entries])
+        others = [] if home.endswith(_YAML) else recipe_names()
+        raise _unknown(name, [*others, *(f"{home}/{known}" for known in entries)])
     entry = entries[label]
     if not isinstance(entry, dict):
         raise InputError(f"recipe {name}: expected keys and values, found {shown(entry)}")
@@ -233,7 +231,7 @@ def _entry(content: Mapping[str, Any], label: str, name: str) -> Content:
     return entry if has_it or label not in written else _merged(_shared(content), entry)
 
 
-def _elsewhere(run: Content, name: str, seen: tuple[str, ...]) -> Content:
+def _elsewhere(run: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> Content:
     """What a run is that names another recipe and what is different here."""
     recipe, changes = run["recipe"], run.get("overrides", [])
     texts = [recipe, *changes] if isinstance(changes, list) else [None]
