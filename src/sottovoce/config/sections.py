@@ -122,10 +122,14 @@ def read_model(section: Any) -> Any:
     return section_of(str(section.get("family", DEFAULT))).model_validate({"model": dict(section)}).model  # type: ignore[attr-defined]
 
 
-@cache
 def section_of(family: str) -> type[Section]:
     """What `model` may hold for that family."""
-    return create_model("Model", __base__=Section, model=(find_family(family).Options, ...))
+    return _section_of(find_family(family).Options)
+
+
+@cache
+def _section_of(options: type[Any]) -> type[Section]:
+    return create_model("Model", __base__=Section, model=(options, ...))
 
 
 def _checked(options: Any) -> Any:
