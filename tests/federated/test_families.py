@@ -26,7 +26,7 @@ from sottovoce.federated.engines import SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.flat.layout import Layout
 from sottovoce.models import saved
-from sottovoce.models.family import REGISTERED, Family, find_family
+from sottovoce.models.family import REGISTERED, Family, find_family, recordings_heard
 from sottovoce.models.trainable import parse_part, split
 from sottovoce.models.utterances import record_lines
 from sottovoce.processes import joined
@@ -149,6 +149,19 @@ def test_padding_changes_nothing(untrained: Any) -> None:
         log_probs_UTV, lengths_U = found.recognition.emit(parameters, heard, settings=settings)
         emitted.append(log_probs_UTV[0, : lengths_U[0]])
     torch.testing.assert_close(emitted[0], emitted[1], rtol=1e-9, atol=1e-9)
+
+
+def test_without_draws_the_loss_is_that_of_evaluation(untrained: Any) -> None:
+    """Chance decides nothing, whatever state it is in."""
+    found, settings, parameters = untrained
+    noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
+    heard = recordings_heard(found, record_lines([noise, noise[:9_000]], [[1, 2], [3]]), settings=settings)
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        losses.append(found.loss(parameters, heard, settings=settings, draws=None))
+    assert torch.equal(*losses)
+    assert float(losses[0].detach()) > 0
 
 
 def test_low_rank_corrections_begin_at_nothing_and_are_trained(family: str, tones: Path, tmp_path: Path) -> None:

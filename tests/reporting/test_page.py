@@ -244,6 +244,19 @@ def test_several_runs_are_compared(runs: Path) -> None:
     assert "quiet-noise-to-signal" not in names_of(report), "nothing was added to it"
 
 
+def test_a_run_is_drawn_by_the_measure_it_was_chosen_by(copied: MakeRun, runs: Path) -> None:
+    """Also beside one that was chosen by another."""
+    folder = copied("noisy")
+    file = folder / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"dev_wer"', '"dev_loss"'))
+    alone = reported([folder])
+    assert {"dev-loss", "privacy-loss"} <= names_of(alone)
+    assert not {"dev-wer", "privacy-utility"} & names_of(alone)
+    told = next(drawing.alt for drawing in alone.drawings if drawing.name == "dev-loss")
+    assert "%" not in told
+    assert {"dev-loss", "dev-wer"} <= names_of(reported([folder, runs / "quiet"]))
+
+
 def test_runs_are_found_in_suites_and_told_apart(runs: Path, copied: MakeRun, tmp_path: Path) -> None:
     assert list(find_runs([runs])) == ["central", "noisy", "quiet", "release"]
     again = copied("noisy")

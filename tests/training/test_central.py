@@ -63,6 +63,42 @@ def test_killed_and_resumed_gives_the_same_bits(recipe_file: Path, stores: Path,
     assert json.loads((broken / "results.json").read_text()) == json.loads((whole / "results.json").read_text())
 
 
+def test_chosen_by_its_loss_it_is_resumed_and_told_by_its_loss(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    told = finish(recipe_file, stores, whole, "central.measure=loss").err
+    assert "chosen by the loss on " in told
+    assert "dev loss " in told
+    assert "dev WER" not in told
+    assert run(recipe_file, stores, broken, "central.measure=loss", kill_at=KILLS[-1]).code == -signal.SIGKILL
+    finish(recipe_file, stores, broken, "central.measure=loss", "--resume")
+    assert metrics(broken) == metrics(whole)
+
+    losses = {record["step"]: record["dev_loss"] for record in metrics(whole) if "dev_loss" in record}
+    assert losses.keys() == {5, 10, 12}
+    state = json.loads((whole / "checkpoints/latest/state.json").read_text())
+    assert list(state) == ["step", "best", "files", "place", "best_loss", "log", "seal"]
+    assert state["best_loss"] == min(losses.values())
+    assert load(whole).about == {"recipe": "tones", "step": min(losses, key=losses.__getitem__)} | {
+        "dev_loss": state["best_loss"]
+    }
+
+
+def test_the_files_of_a_run_chosen_by_its_errors_are_as_they_always_were(
+    recipe_file: Path, stores: Path, tmp_path: Path
+) -> None:
+    finish(recipe_file, stores, tmp_path / "run")
+    state = json.loads((tmp_path / "run/checkpoints/latest/state.json").read_text())
+    assert list(state) == ["step", "best", "files", "place", "best_wer", "log", "seal"]
+    assert list(load(tmp_path / "run").about) == ["recipe", "step", "dev_wer"]
+    train = ["step", "loss", "gradient_norm", "lr", "epoch", "audio_seconds_per_second"]
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [list(line) for line in lines if line["step"] in (2, 12)] == [
+        train,
+        [*train, "dev_wer", "dev_cer", "gradient_norms"],
+    ]
+    assert "measure" not in (tmp_path / "run/config.yaml").read_text()
+
+
 def test_interrupt_saves_and_says_how_to_go_on(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = ["run", recipe_file, "--stores", stores, "--out", out, "central.steps=100000"]

@@ -18,6 +18,7 @@ from sottovoce.federated import client as client_module
 from sottovoce.models.saved import load
 from sottovoce.models.saved import save as save_model
 from sottovoce.privacy.ledger import verify
+from sottovoce.reporting.summary import write_report
 from sottovoce.training import checkpoint, engines, federation
 from sottovoce.training.run_folder import open_run
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
@@ -130,6 +131,42 @@ def test_patience_ends_a_run_that_gets_no_better(run: Run) -> None:
 
 
 # The budget.
+
+
+def test_a_run_may_be_chosen_and_ended_by_its_loss(run: Run) -> None:
+    outcome = run(
+        "federation.steps=9", "federation.evaluate_every=1", "federation.patience=2", "federation.measure=loss"
+    )
+    assert outcome.results is not None
+    assert outcome.results["ended"]["reason"] == "patience"
+    records = lines(outcome.folder / "metrics.jsonl")
+    assert not any("dev_wer" in record for record in records)
+    losses = [record["dev_loss"] for record in records]
+    assert len(losses) == outcome.results["ended"]["step"] + 1, "the start's is among them"
+    assert outcome.results["model"]["dev_loss"] == min(losses[1:])
+    state = json.loads((outcome.folder / "checkpoints/latest/state.json").read_text())
+    assert (state["best_loss"], state["since_best"]) == (min(losses[1:]), 2)
+
+
+def test_models_that_write_nothing_are_chosen_by_their_loss_and_reported(run: Run, tmp_path: Path) -> None:
+    outcome = run("model.family=tests.training.mute:FAMILY")
+    assert outcome.results is not None
+    assert "dev_loss" in outcome.results["model"]
+    assert outcome.results["test"] == {}
+    assert any("chosen by the loss on " in line for line in run.said)  # type: ignore[attr-defined]
+    write_report({"mute": outcome.folder}, tmp_path, title="Mute")
+    assert "Loss on speakers who are not trained on" in (tmp_path / "report.html").read_text()
+    with pytest.raises(InputError, match=r"measure=wer: models of family=tests\.training\.mute:FAMILY write nothing"):
+        run("model.family=tests.training.mute:FAMILY", "federation.measure=wer", out="other")
+
+
+def test_the_state_of_a_run_chosen_by_its_errors_is_as_it_always_was(run: Run) -> None:
+    outcome = run()
+    state = json.loads((outcome.folder / "checkpoints/latest/state.json").read_text())
+    known = ["ledger", "best_wer", "since_best", "evaluated", "clip_bound"]
+    assert list(state) == ["step", "best", "files", *known, "seal"]
+    assert list(load(outcome.folder).about) == ["recipe", "step", "dev_wer", "guarantee"]
+    assert list(lines(outcome.folder / "metrics.jsonl")[-1])[-1] == "dev_wer"
 
 
 def test_a_run_ends_at_the_last_step_that_its_budget_allows(run: Run) -> None:
@@ -271,7 +308,7 @@ def test_resuming_moves_the_clip_bound_on_from_where_it_was(run: Run, monkeypatc
     changes = [adaptive, "federation.steps=4", "federation.evaluate_every=4"]
     whole = run(*changes, out="whole")
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.training.federation.interruptible", _asked_at_once)
+        patch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
         assert run(*changes).stopped_at == 1
     broken = run(*changes, resume=True)
     bounds = [[record["clip_bound"] for record in lines(o.folder / "metrics.jsonl")[1:]] for o in (whole, broken)]

@@ -95,7 +95,7 @@ def test_an_interrupted_run_says_what_it_has_promised(
     command: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody may look at the dev WER and not go on."""
-    monkeypatch.setattr("sottovoce.training.federation.interruptible", _asked_at_once)
+    monkeypatch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
     printed = command(*PLAIN)
     assert "stopped after step 1 and saved" in printed
     assert f"{WORDS}1 made" in printed

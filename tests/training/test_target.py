@@ -80,7 +80,7 @@ def test_cohorts_of_fixed_size_reach_the_target_by_rdp(go: Go) -> None:
 def test_a_resumed_run_has_the_noise_it_began_with(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = go(out="whole")
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.training.federation.interruptible", _asked_at_once)
+        patch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
         assert go().stopped_at == 1
     noise_of_run.cache_clear()
     resumed = go(resume=True)

@@ -11,6 +11,7 @@ from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr, s
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
+    from sottovoce.training.keeper import Report
     from sottovoce.training.stages import Surroundings
 
 
@@ -105,8 +106,6 @@ def _surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) 
     """Where the run works, with a progress bar that shows what it reports."""
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.store import Progress
-    from sottovoce.training.central import Report
-    from sottovoce.training.federation import RoundReport
     from sottovoce.training.stages import Surroundings
 
     with progress_bar(recipe) as bar:
@@ -122,17 +121,11 @@ def _surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) 
         def show_prepare(progress: Progress) -> None:
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note="speakers prepared")
 
-        def show(report: Report | RoundReport) -> None:
-            wer = "" if report.dev_wer is None else f", dev WER {report.dev_wer:.1%}"
-            if isinstance(report, Report):
-                note = f"loss {report.loss:.3f}{wer}, {report.audio_seconds_per_second:,.0f} s/s"
-                what = "step"
-            else:
-                epsilon = "" if report.epsilon is None else f", ε spent {report.epsilon:,.4g}"
-                note, what = f"{wer}{epsilon}".removeprefix(", "), "round"
+        def show(report: "Report") -> None:
+            note = _told(report)
             bar.update(task, completed=report.step, total=report.steps, note=note)
-            if report.dev_wer is not None:
-                say(f"{what} {report.step:,}: {note}")
+            if report.score is not None:
+                say(f"{report.unit} {report.step:,}: {note}")
 
         yield Surroundings(
             runs=runs,
@@ -143,6 +136,17 @@ def _surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) 
             on_stage=show_stage,
             say=say,
         )
+
+
+def _told(report: "Report") -> str:
+    """What is known of a step or a round, in one line."""
+    known = [
+        (report.loss, "loss {:.3f}"),
+        (report.score, "dev {}"),
+        (report.epsilon, "ε spent {:,.4g}"),
+        (report.audio_seconds_per_second, "{:,.0f} s/s"),
+    ]
+    return ", ".join(words.format(value) for value, words in known if value is not None)
 
 
 def recipes(json: Json = False) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sottovoce.config.sections import Augmentation, Data, PathText, Section
+from sottovoce.evaluation.measures import MeasureName
 from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
 from sottovoce.models.trainable import parse_part
@@ -158,14 +159,15 @@ class Federation(Section):
     """Federated training: `steps` rounds (T), each with `cohort_size` clients (S) in expectation.
 
     `seed_model` is a recipe, which is run first if its result is not there, or the folder of a model; None starts
-    from nothing. `patience` stops after so many evaluations without a better one. `engine: auto` measures which one
-    is the fastest here, and says so in the run folder's `engine.json`. `trainable` names the part of the model that
-    is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides the seed's LayerNorms by this
-    and multiplies the matrices behind them (see `models.rescaling`): the same function, other updates. `server_pass`
-    trains on public speech after every round.
+    from nothing. `measure` is what the best checkpoint is chosen by on the dev speakers; None is the WER, or the
+    loss where models write nothing down. `patience` stops after so many evaluations without a better one. `engine:
+    auto` measures which one is the fastest here, and says so in the run folder's `engine.json`. `trainable` names
+    the part of the model that is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides
+    the seed's LayerNorms by this and multiplies the matrices behind them (see `models.rescaling`): the same
+    function, other updates. `server_pass` trains on public speech after every round.
     """
 
-    unwritten = frozenset({"rescale_norms", "server_pass"})
+    unwritten = frozenset({"rescale_norms", "server_pass", "measure"})
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
@@ -182,6 +184,7 @@ class Federation(Section):
     workers: int | None = Field(default=None, ge=1, le=1_024)  # processes of the engine `workers`; None: one a core
     evaluate_every: int = Field(default=50, ge=1)
     checkpoint_every: int = Field(default=50, ge=1)
+    measure: MeasureName | None = None
     patience: int | None = Field(default=None, ge=1)
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
 

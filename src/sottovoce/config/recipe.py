@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sottovoce.config.federation import Federation
 from sottovoce.config.sections import Central, Data, ModelSection, PathText, Section, TokenSettings
+from sottovoce.evaluation.measures import MeasureName
 
 
 class Paper(Section):
@@ -49,6 +50,11 @@ class Recipe(Section):
     def people_seed(self) -> int:
         """What decides who is a client, and what a seed model is trained with."""
         return self.seed if self.data.people_seed is None else self.data.people_seed
+
+    @property
+    def measure(self) -> MeasureName | None:
+        """What the best checkpoint is chosen by, where the recipe says so."""
+        return self.training.measure if self.federation is None else self.federated.measure
 
     @property
     def training(self) -> Central:

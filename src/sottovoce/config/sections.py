@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from sottovoce.audio.augment import FASTEST, SLOWEST, NoiseSettings, SpecAugmentSettings
+from sottovoce.evaluation.measures import MeasureName
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.optimisers import Optimiser, Schedule, build_optimiser, build_schedule
 from sottovoce.text.tokens import DEFAULT_PIECES
@@ -169,7 +170,13 @@ class Augmentation(Section):
 
 
 class Central(Section):
-    """Training on one pile of data, `batch_seconds` a step and process."""
+    """Training on one pile of data, `batch_seconds` a step and process.
+
+    `measure` is what the best checkpoint is chosen by on the dev speakers; None is the WER, or the loss where
+    models write nothing down.
+    """
+
+    unwritten = frozenset({"measure"})
 
     steps: int = Field(ge=1)
     batch_seconds: float = Field(gt=0, allow_inf_nan=False)
@@ -180,6 +187,7 @@ class Central(Section):
     evaluate_every: int = Field(default=1000, ge=1)
     checkpoint_every: int = Field(default=1000, ge=1)
     log_every: int = Field(default=50, ge=1)
+    measure: MeasureName | None = None
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     start_from: PathText | None = None
 

@@ -148,7 +148,7 @@ def check_language(recogniser: Recogniser, store: Store) -> None:
 
 def select(store: Store, *, split: str | None = None, longest_seconds: float = LONGEST_SECONDS) -> Selection:
     """The utterances of `split` (of all splits by default) that have a text and are at most `longest_seconds` long."""
-    users = range(store.user_count) if split is None else _users_of(store, split)
+    users = range(store.user_count) if split is None else users_of(store, split)
     first, last = int(store.user_utterances[users.start]), int(store.user_utterances[users.stop])
     seconds = np.diff(store.audio_offsets[first : last + 1]) / SAMPLE_RATE
     rows, references, ids = [], [], []
@@ -204,7 +204,8 @@ def score(
     )
 
 
-def _users_of(store: Store, split: str) -> range:
+def users_of(store: Store, split: str) -> range:
+    """The people of `split`; refuses one that is not there."""
     if split not in store.splits:
         raise InputError(f"split={split!r} is not in {store.path}: expected one of {', '.join(store.splits)}")
     return store.splits[split]

@@ -94,7 +94,8 @@ class Family(Generic[S, D]):
 
     `tiny` are options that make any recipe small enough for `--smoke`. `kinds` are what figures call the kinds of
     tensors, in the order of the network. `corrected` says which tensors LoRA corrects, `of_tokens` which are new
-    under another token set, `unusable` why no loss can be computed for an utterance.
+    under another token set, `unusable` why no loss can be computed for an utterance. `loss` without draws (None) is
+    that of evaluation, in which chance decides nothing.
     `shared_chance(settings)`: whether `draw` uses the second generator, which a group of clients shares. `mask` is
     SpecAugment, None where features are not time by frequency. `faster(family, working, …)` is the family again with
     compiled or recorded functions for training `working`, or a part of a model where that is None.

@@ -121,9 +121,12 @@ class _Made:
     def emit(self, parameters: Parameters, features: Features, *, settings: Any) -> tuple[Tensor, Tensor]:
         return self._called(parameters, features, settings, training=False)
 
-    def loss(self, parameters: Parameters, features: Features, *, settings: Any, draws: int) -> Tensor:
-        with seeded_kernels(draws, device=features.features_UTF.device):
-            log_probs_UTV, lengths_U = self._called(parameters, features, settings, training=True)
+    def loss(self, parameters: Parameters, features: Features, *, settings: Any, draws: int | None) -> Tensor:
+        if draws is None:
+            log_probs_UTV, lengths_U = self.emit(parameters, features, settings=settings)
+        else:
+            with seeded_kernels(draws, device=features.features_UTF.device):
+                log_probs_UTV, lengths_U = self._called(parameters, features, settings, training=True)
         return ctc.loss(log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U)
 
     def _called(

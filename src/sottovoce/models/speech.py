@@ -34,6 +34,11 @@ class Speech:
     def hours(self) -> float:
         return float(self.lengths.sum()) / SAMPLE_RATE / 3600
 
+    def __str__(self) -> str:
+        counts = [f"{count:,} {reason}" for reason, count in self.left_out.items() if count]
+        left_out = f" (left out: {', '.join(counts)})" if counts else ""
+        return f"{len(self.rows):,} utterances, {self.hours:.2f} h{left_out}"
+
 
 def load_speech(
     store: Store, rows: Rows, tokens: Tokens, *, family: Family[Any, Any], settings: Any, longest_seconds: float

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sottovoce.drawing import FAINT
+from sottovoce.evaluation.measures import MEASURES, WER, Measure
 from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, pens, percents, plain_numbers, plot
 from sottovoce.reporting.records import Record, RunRecord
 
@@ -19,22 +20,15 @@ PRIVATE_LOSS = (
 
 
 def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
-    """Dev WER and training loss over rounds or steps."""
+    """The dev score, by whichever measure, and training loss over rounds or steps."""
     steps = _steps(runs)
-    errors = {run.label: series(run.metrics, "dev_wer") for run in runs}
     losses = {run.label: series(run.diagnostics or run.metrics, "loss") for run in runs}
     private = any(run.is_federated for run in runs)
     found = []
-    if any(errors.values()):
-        found.append(
-            Drawing(
-                "dev-wer",
-                "Error on speakers who are not trained on",
-                f"Word error rate of the dev speakers over {steps}. Lower is better; the first point is the start.",
-                _told("Dev word error rate", errors, as_percent=True),
-                lambda: _lines(errors, x=steps, y="word error rate, dev", finish=_as_percents),
-            )
-        )
+    for measure in MEASURES.values():
+        scores = {run.label: series(run.metrics, measure.key("dev")) for run in runs}
+        if any(scores.values()):
+            found.append(_scored(measure, scores, steps=steps))
     if any(losses.values()):
         found.append(
             Drawing(
@@ -48,10 +42,21 @@ def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
     return found
 
 
+def _scored(measure: Measure, scores: dict[str, Points], *, steps: str) -> Drawing:
+    is_rate = measure is WER
+    return Drawing(
+        f"dev-{measure.name}",
+        f"{'Error' if is_rate else 'Loss'} on speakers who are not trained on",
+        f"{measure.in_full.capitalize()} of the dev speakers over {steps}. "
+        "Lower is better; the first point is the start.",
+        _told(f"Dev {measure.in_full}", scores, as_percent=is_rate),
+        lambda: _lines(scores, x=steps, y=f"{measure.in_full}, dev", finish=_as_percents if is_rate else _from_zero),
+    )
+
+
 def privacy(runs: Sequence[RunRecord]) -> list[Drawing]:
     """ε over rounds, and what each ε has bought."""
     spent = {run.label: series(run.metrics, "epsilon") for run in runs}
-    bought = {run.label: _utility(run.metrics) for run in runs}
     found = []
     if any(spent.values()):
         found.append(
@@ -64,19 +69,29 @@ def privacy(runs: Sequence[RunRecord]) -> list[Drawing]:
                 lambda: _lines(spent, x="rounds", y="ε (RDP)", finish=_logarithmic_epsilon_y, marks=False),
             )
         )
-    if any(bought.values()):
-        found.append(
-            Drawing(
-                "privacy-utility",
-                "Privacy against utility",
-                "Dev word error rate at each evaluation against the ε spent until then. Down and to the left is "
-                "better: fewer errors for less ε. Whoever stops where they are few has still promised ε of all "
-                "rounds.",
-                _told("Dev word error rate against ε", bought, as_percent=True),
-                lambda: _lines(bought, x="ε (RDP)", y="word error rate, dev", finish=_epsilon_and_percents),
-            )
-        )
+    for measure in MEASURES.values():
+        bought = {run.label: _utility(run.metrics, measure) for run in runs}
+        if any(bought.values()):
+            found.append(_bought(measure, bought))
     return found
+
+
+def _bought(measure: Measure, bought: dict[str, Points]) -> Drawing:
+    is_rate, what = measure is WER, f"Dev {measure.in_full}"
+    return Drawing(
+        "privacy-utility" if is_rate else f"privacy-{measure.name}",
+        "Privacy against utility",
+        f"{what} at each evaluation against the ε spent until then. Down and to the left is better: "
+        f"{'fewer errors' if is_rate else 'less loss'} for less ε. Whoever stops where "
+        f"{'they are few' if is_rate else 'it is small'} has still promised ε of all rounds.",
+        _told(f"{what} against ε", bought, as_percent=is_rate),
+        lambda: _lines(
+            bought,
+            x="ε (RDP)",
+            y=f"{measure.in_full}, dev",
+            finish=_epsilon_and_percents if is_rate else _epsilon_and_numbers,
+        ),
+    )
 
 
 def speed(runs: Sequence[RunRecord]) -> list[Drawing]:
@@ -101,9 +116,10 @@ def series(records: Sequence[Record], name: str) -> Points:
     return [(record["step"], record[name]) for record in records if _is_number(record.get(name))]
 
 
-def _utility(metrics: Sequence[Record]) -> Points:
-    both = [record for record in metrics if all(_is_number(record.get(name)) for name in ("epsilon", "dev_wer"))]
-    return [(record["epsilon"], record["dev_wer"]) for record in both if record["epsilon"] > 0]
+def _utility(metrics: Sequence[Record], measure: Measure) -> Points:
+    score = measure.key("dev")
+    both = [record for record in metrics if all(_is_number(record.get(name)) for name in ("epsilon", score))]
+    return [(record["epsilon"], record[score]) for record in both if record["epsilon"] > 0]
 
 
 def _is_number(value: Any) -> bool:
@@ -153,6 +169,15 @@ def _logarithmic_epsilon_y(axes: Axes) -> None:
 
 def _epsilon_and_percents(axes: Axes) -> None:
     _as_percents(axes)
+    _logarithmic_epsilon_x(axes)
+
+
+def _epsilon_and_numbers(axes: Axes) -> None:
+    _from_zero(axes)
+    _logarithmic_epsilon_x(axes)
+
+
+def _logarithmic_epsilon_x(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.axvline(8, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
     label_decades(axes.xaxis)

@@ -4,10 +4,10 @@ A run killed at any instant goes on from its last checkpoint with the same bits:
 is a function of (seed, step), and the place in the data is part of the checkpoint.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import asdict, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from sottovoce.audio.augment import add_noise, perturb_speed
 from sottovoce.config import Augmentation, Central, Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
+from sottovoce.evaluation.losses import mean_loss
+from sottovoce.evaluation.measures import LOSS, WER, Measure, Score
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import gradients_of
 from sottovoce.flat.layout import Layout
-from sottovoce.interrupts import interruptible
 from sottovoce.models.family import Family, draw_steps, find_family, recordings_heard, sped_up, step_loss
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
 from sottovoce.models.speech import Place, Speech, endless_batches
@@ -30,33 +31,11 @@ from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
-from sottovoce.training import checkpoint
-from sottovoce.training.agreement import Sealed, agreeing, sealed_tensors
 from sottovoce.training.checkpoint import Checkpoint
+from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Snapshot, keep
 from sottovoce.training.precision import precision
 from sottovoce.training.run_folder import RunFolder
-from sottovoce.training.step_log import Recorder, StepLog, recorder
-
-
-@dataclass(frozen=True)
-class Report:
-    """How far training has come, for whoever shows it."""
-
-    step: int
-    steps: int
-    loss: float
-    dev_wer: float | None
-    audio_seconds_per_second: float
-
-
-@dataclass(frozen=True)
-class _Standing:
-    """Where a run stands between two steps. `best` names the checkpoint that `run.best` leads to."""
-
-    step: int
-    place: Place
-    best: str | None
-    best_wer: float | None
+from sottovoce.training.step_log import StepLog
 
 
 def train(
@@ -65,106 +44,148 @@ def train(
     *,
     speech: Speech,
     dev: tuple[Store, str],
+    measure: Measure,
     start: Recogniser,
     device: torch.device,
     processes: Processes = ALONE,
     on_report: Callable[[Report], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
-) -> int:
-    """Train from `start`, or from the run's last checkpoint; returns the step it stopped at (an interrupt stops early).
-
-    After each evaluation `run.best` leads to the checkpoint with the lowest WER on `dev`.
-    """
-    central, schedule = recipe.training, recipe.training.built_schedule()
-    weights = Weights(
-        Layout.of(start.parameters),
-        central.built_optimiser(),
-        device=device,
-        dtype=precision(central.precision, device),
-    )
-    weights.load(start.parameters)
-    family = sped_up(
-        start.family,
-        weights.working,
-        settings=start.settings,
+) -> Ended:
+    """Train from `start`, or from the run's last checkpoint, and choose the best model by `measure` on `dev`."""
+    central = recipe.training
+    loop = _Central(recipe, speech=speech, dev=dev, start=start, measure=measure, device=device, processes=processes)
+    pace = Pace(
         steps=central.steps,
-        batch_seconds=central.batch_seconds,
-        device=device,
+        evaluate_every=central.evaluate_every,
+        checkpoint_every=central.checkpoint_every,
+        log_every=central.log_every,
     )
-    log = StepLog(weights.norm_names, place=start.family.place)
-    standing = _resumed(run, weights, log, start=start, processes=processes, say=say)
-    batches = ahead(
-        endless_batches(
-            speech,
-            start=standing.place,
-            max_seconds=central.batch_seconds,
-            seed=recipe.seed,
+    return keep(
+        loop,
+        run,
+        recipe=recipe.about,
+        tokens=start.tokens.digest,
+        pace=pace,
+        measure=measure,
+        processes=processes,
+        on_report=on_report,
+        say=say,
+    )
+
+
+@final
+class _Central(Loop):
+    """One model on one pile of data."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        speech: Speech,
+        dev: tuple[Store, str],
+        start: Recogniser,
+        measure: Measure,
+        device: torch.device,
+        processes: Processes,
+    ) -> None:
+        self._recipe, self._speech, self._dev, self._start, self._measure = recipe, speech, dev, start, measure
+        self._device, self._processes = device, processes
+        self._schedule = self._settings.built_schedule()
+        self._weights = Weights(
+            Layout.of(start.parameters),
+            self._settings.built_optimiser(),
             device=device,
-            rank=processes.rank,
-            world=processes.world,
+            dtype=precision(self._settings.precision, device),
         )
-    )
-    # The first process alone evaluates and writes.
-    writing: AbstractContextManager[Recorder | None] = nullcontext()
-    if processes.first:
-        writing = recorder(run, after_step=standing.step)
-    with interruptible() as interrupted, closing(batches), writing as records:
-        stops = False
-        while standing.step < central.steps and not stops:
-            place, batch = next(batches)
-            loss, norm, norms = train_step(
-                weights,
-                batch,
-                augment=central.augment,
-                lr=schedule(standing.step),
-                max_norm=central.clip_gradients,
-                family=family,
-                settings=start.settings,
-                generator=torch_stream(recipe.seed, "step", standing.step, processes.rank),
-                processes=processes,
-            )
-            log.add(loss, norm, norms, audio_seconds=batch.audio_seconds * processes.world)
-            standing = replace(standing, step=standing.step + 1, place=place)
-            # Once a step and together: a process that stopped alone would leave the others waiting for its gradients.
-            stops = processes.any(interrupted())
-            due = _due(central, step=standing.step, stops=stops)
-            if due.record or due.save:
-                log.check(step=standing.step)
-            record: dict[str, Any] = {}
-            if due.record:
-                record = log.summary(lr=schedule(standing.step - 1), epoch=place.epoch)
-            if records is None:
-                continue
-            model = replace(start, family=family, parameters=weights.masters)
-            with log.paused():
-                if due.evaluate:
-                    result = evaluate(model, dev[0], split=dev[1], device=device)
-                    record |= {"dev_wer": result.wer, "dev_cer": result.cer, "gradient_norms": log.norms_by_layer()}
-                if record:
-                    records.write({"step": standing.step, **record})
-                    on_report(_report(standing.step, central.steps, record))
-                if due.save:
-                    standing = _saved(run, standing, model, weights, log, recipe=recipe, dev_wer=record.get("dev_wer"))
-    return standing.step
+        self._weights.load(start.parameters)
+        self._family = sped_up(
+            start.family,
+            self._weights.working,
+            settings=start.settings,
+            steps=self._settings.steps,
+            batch_seconds=self._settings.batch_seconds,
+            device=device,
+        )
+        self._log = StepLog(self._weights.norm_names, place=start.family.place)
+        self._recorded: Record = {}
+        self._place = Place()
+        self._batches: Iterator[tuple[Place, Recordings]] = iter(())
 
+    @property
+    def _settings(self) -> Central:
+        return self._recipe.training
 
-@dataclass(frozen=True)
-class _Due:
-    """What there is to do after a step."""
+    @property
+    def _model(self) -> Recogniser:
+        return replace(self._start, family=self._family, parameters=self._weights.masters)
 
-    record: bool
-    evaluate: bool
-    save: bool
+    @contextmanager
+    def begun(self, found: Checkpoint | None) -> Iterator[None]:
+        if found is not None:
+            shapes = self._start.family.shapes(self._start.settings)
+            check_parameters(found.recogniser.parameters, shapes, where=f"the checkpoint of step {found.step}")
+            self._weights.load(found.recogniser.parameters)
+            self._weights.restore_optimiser(found.optimiser)
+            self._log.restore(found.state["log"])
+            self._place = Place(**found.state["place"])
+        batches = endless_batches(
+            self._speech,
+            start=self._place,
+            max_seconds=self._settings.batch_seconds,
+            seed=self._recipe.seed,
+            device=self._device,
+            rank=self._processes.rank,
+            world=self._processes.world,
+        )
+        with closing(ahead(batches)) as self._batches:
+            yield
 
+    def step(self, step: int) -> None:
+        self._place, batch = next(self._batches)
+        loss, norm, norms = train_step(
+            self._weights,
+            batch,
+            augment=self._settings.augment,
+            lr=self._schedule(step),
+            max_norm=self._settings.clip_gradients,
+            family=self._family,
+            settings=self._start.settings,
+            generator=torch_stream(self._recipe.seed, "step", step, self._processes.rank),
+            processes=self._processes,
+        )
+        self._log.add(loss, norm, norms, audio_seconds=batch.audio_seconds * self._processes.world)
 
-def _due(central: Central, *, step: int, stops: bool) -> _Due:
-    last = step == central.steps or stops
-    evaluates = step % central.evaluate_every == 0 or step == central.steps
-    return _Due(
-        record=evaluates or last or step % central.log_every == 0,
-        evaluate=evaluates,
-        save=evaluates or last or step % central.checkpoint_every == 0,
-    )
+    def watch(self, interrupted: Callable[[], bool]) -> Callable[[], bool]:
+        # Once a step and together: a process that stopped alone would leave the others waiting for its gradients.
+        return lambda: self._processes.any(interrupted())
+
+    def settle(self, step: int, due: Due) -> list[Record]:
+        self._log.check(step=step)
+        if not due.record:
+            return []
+        self._recorded = self._log.summary(lr=self._schedule(step - 1), epoch=self._place.epoch)
+        return [{"step": step, **self._recorded}]
+
+    def evaluate(self) -> tuple[Score, Record]:
+        store, split = self._dev
+        besides = {"gradient_norms": self._log.norms_by_layer()}
+        if self._measure is LOSS:
+            return Score(LOSS, mean_loss(self._model, store, split=split, device=self._device)), besides
+        result = evaluate(self._model, store, split=split, device=self._device)
+        return Score(WER, result.wer), {"dev_cer": result.cer, **besides}
+
+    def paused(self) -> AbstractContextManager[None]:
+        return self._log.paused()
+
+    def snapshot(self, standing: Mapping[str, Any]) -> Snapshot:
+        state = {"place": asdict(self._place), **standing, "log": self._log.state()}
+        return Snapshot(self._model, self._weights.optimiser_tensors(), state)
+
+    def report(self, step: int, due: Due) -> Report | None:
+        if not due.record:
+            return None
+        shown = {name: self._recorded[name] for name in ("loss", "audio_seconds_per_second")}
+        return Report(unit="step", step=step, steps=self._settings.steps, **shown)
 
 
 def train_step(
@@ -196,78 +217,6 @@ def train_step(
     processes.average([weights.gradient])
     norm, norms = weights.step(lr=lr, max_norm=max_norm)
     return loss, norm, norms
-
-
-def _resumed(
-    run: RunFolder,
-    weights: Weights,
-    log: StepLog,
-    *,
-    start: Recogniser,
-    processes: Processes,
-    say: Callable[[str], None],
-) -> _Standing:
-    """Take over the run's newest whole checkpoint, if there is one, and put the folder's links in order."""
-    with agreeing(processes) as facts:  # so all have read before the first one changes anything
-        found, complaints = checkpoint.load_latest(run.checkpoints)
-        if processes.several:
-            facts["checkpoint"] = {"step": 0} if found is None else {"step": found.step, "content": _sealed(found)}
-    if processes.first:
-        for complaint in complaints:
-            say(complaint)
-        if complaints:
-            say("going on from the one before" if found is not None else "no checkpoint is whole: starting anew")
-    if found is None:
-        return _Standing(step=0, place=Place(), best=None, best_wer=None)
-    _check_same_model(found, start, where=str(run.checkpoints / checkpoint.name(found.step)))
-    weights.load(found.recogniser.parameters)
-    weights.restore_optimiser(found.optimiser)
-    log.restore(found.state["log"])
-    if processes.first:
-        # A kill may have come between a checkpoint and the links to it.
-        checkpoint.point(run.checkpoints / checkpoint.LATEST, run.checkpoints / checkpoint.name(found.step))
-        checkpoint.point(run.best, run.checkpoints / found.best)
-        checkpoint.prune(run.checkpoints, up_to=found.step)
-    place = Place(**found.state["place"])
-    return _Standing(found.step, place, best=found.best, best_wer=found.state["best_wer"])
-
-
-def _sealed(found: Checkpoint) -> Sealed:
-    return sealed_tensors({**found.recogniser.parameters, **{f"slot {name}": t for name, t in found.optimiser.items()}})
-
-
-def _check_same_model(found: Checkpoint, start: Recogniser, *, where: str) -> None:
-    if found.recogniser.tokens.digest != start.tokens.digest:
-        raise InputError(f"{where}: a checkpoint of another token set")
-    check_parameters(found.recogniser.parameters, start.family.shapes(start.settings), where=where)
-
-
-def _saved(
-    run: RunFolder,
-    standing: _Standing,
-    model: Recogniser,
-    weights: Weights,
-    log: StepLog,
-    *,
-    recipe: Recipe,
-    dev_wer: float | None,
-) -> _Standing:
-    """Write a checkpoint, lead `run.best` to it if it is the best so far, and clear away what nobody needs."""
-    best, best_wer = standing.best or checkpoint.name(standing.step), standing.best_wer
-    if dev_wer is not None and (best_wer is None or dev_wer < best_wer):
-        best, best_wer = checkpoint.name(standing.step), dev_wer
-    model = replace(model, about={"recipe": recipe.about, "step": standing.step, "dev_wer": dev_wer})
-    state = {"place": asdict(standing.place), "best_wer": best_wer, "log": log.state()}
-    checkpoint.save(
-        run.checkpoints, Checkpoint(standing.step, model, weights.optimiser_tensors(), best=best, state=state)
-    )
-    checkpoint.point(run.best, run.checkpoints / best)
-    checkpoint.prune(run.checkpoints, up_to=standing.step)
-    return replace(standing, best=best, best_wer=best_wer)
-
-
-def _report(step: int, steps: int, record: Mapping[str, Any]) -> Report:
-    return Report(step, steps, record["loss"], record.get("dev_wer"), record["audio_seconds_per_second"])
 
 
 def starting_point(recipe: Recipe, tokens: Tokens, seed: Recogniser | None, *, language: str) -> Recogniser:

@@ -12,20 +12,21 @@ import math
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any, final
 
 import torch
 
 from sottovoce.config import Federation, Recipe
 from sottovoce.errors import InputError
+from sottovoce.evaluation.measures import LOSS, WER, Measure, Score
 from sottovoce.federated.cohort import Clients
 from sottovoce.federated.private import Private
 from sottovoce.federated.round import Round, ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
-from sottovoce.interrupts import interruptible
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.fingerprint import fingerprint
@@ -33,47 +34,16 @@ from sottovoce.privacy.ledger import BudgetSpent, Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
-from sottovoce.training import checkpoint
-from sottovoce.training.checkpoint import Checkpoint
+from sottovoce.training.checkpoint import PARAMETERS, Checkpoint
+from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, Stop, keep
 from sottovoce.training.parts import trained_part
 from sottovoce.training.run_folder import LEDGER, RunFolder
-from sottovoce.training.step_log import Recorder, by_kind, recorder
+from sottovoce.training.step_log import by_kind
 from sottovoce.training.team import Team
 
-Say = Callable[[str], None]
 
-
-@dataclass(frozen=True)
-class RoundReport:
-    """How far a run has come, for whoever shows it; nothing private."""
-
-    step: int
-    steps: int
-    epsilon: float | None
-    dev_wer: float | None
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The rounds that were made, and why no more: `finished`, `interrupted`, `budget` or `patience`."""
-
-    step: int
-    reason: str
-    words: str = ""
-
-
-@dataclass(frozen=True)
-class _Standing:
-    """Where a run stands between two rounds. `since_best` counts evaluations."""
-
-    step: int = 0
-    best: str | None = None
-    best_wer: float | None = None
-    since_best: int = 0
-    evaluated: int = 0  # the last step whose model was evaluated
-
-
-class Federating:
+@final
+class Federating(Loop):
     """One federated run in its folder; `run` makes the rounds that are left."""
 
     def __init__(
@@ -86,28 +56,27 @@ class Federating:
         clients: Clients,
         team: Team,
         dev: tuple[Store, str],
+        measure: Measure,
         inputs: str,
         device: torch.device,
         server_pass: ServerPass | None = None,
-        on_report: Callable[[RoundReport], None] = lambda _: None,
+        on_report: Callable[[Report], None] = lambda _: None,
         say: Say = lambda _: None,
     ) -> None:
-        self._recipe, self._folder, self._start, self._dev = recipe, folder, start, dev
-        self._plan, self._clients, self._team = plan, clients, team
+        self._recipe, self._folder, self._start, self._dev, self._measure = recipe, folder, start, dev, measure
+        self._plan, self._clients, self._team, self._inputs = plan, clients, team, inputs
         self._server_pass, self._on_report, self._say = server_pass, on_report, say
         self._layout: Layout = plan.layout
-        self._standing = _Standing()
         part = trained_part(recipe, start)
         self._frozen = part.frozen
         parameters_P = self._layout.flatten(part.initial).to(device)
         self._server = Server(self._settings.server, self._layout, parameters_P)
-        mark = self._restore()
-        header = plan.ledger_header(
-            run=recipe.about, inputs=inputs, repeatable=self._repeatable, central_steps=self._settings.steps
-        )
-        self._ledger = Ledger(folder.path / LEDGER, header=header, checkpoint=mark)
-        if self._ledger.repaired:
-            say(self._ledger.repaired)
+        self._pending = _Pending()
+        self._epsilon: float | None = None
+        self._stopped_elsewhere = False
+        self._ledger: Ledger
+        self._mark: Mark
+        self._digest: str
 
     @property
     def _settings(self) -> Federation:
@@ -124,112 +93,87 @@ class Federating:
 
     def run(self) -> Ended:
         """Make the rounds that are left."""
-        known = self._standing.step or -1  # before the first checkpoint nothing counts, the start's WER included
-        try:
-            with (
-                interruptible() as interrupted,
-                recorder(self._folder, after_step=known, events=not self._secure) as records,
-            ):
-                self._folder.diagnostics.cut(after_step=known)
-                return self._rounds(records, interrupted)
-        finally:
-            self._clients.close()
-            self._ledger.close()
+        settings = self._settings
+        pace = Pace(
+            steps=settings.steps,
+            evaluate_every=settings.evaluate_every,
+            checkpoint_every=settings.checkpoint_every,
+            evaluate_start=True,
+            may_end_early=True,
+            patience=settings.patience,
+        )
+        return keep(
+            self,
+            self._folder,
+            recipe=self._recipe.about,
+            tokens=self._start.tokens.digest,
+            pace=pace,
+            measure=self._measure,
+            events=not self._secure,
+            on_report=self._on_report,
+            say=self._say,
+        )
 
-    def _rounds(self, records: Recorder, interrupted: Callable[[], bool]) -> Ended:
-        if self._standing.step == 0:
-            self._evaluate_start(records)
-        pending = _Pending()
-        digest = fingerprint(self._server.parameters_P)
-        while self._standing.step < self._settings.steps:
-            step, begun = self._standing.step, time.perf_counter()
-            patience = self._settings.patience
-            if patience is not None and self._standing.since_best >= patience:
-                return Ended(step, "patience", f"no better model on the dev speakers in {patience} evaluations")
-            try:
-                done = run_round(
-                    self._server,
-                    plan=self._plan,
-                    clients=self._clients,
-                    ledger=self._ledger,
-                    step=step,
-                    digest=digest,
-                    server_pass=self._server_pass,
-                )
-            except BudgetSpent as spent:
-                if step == 0:
-                    raise InputError(f"federation.privacy: not one round can be paid for: {spent}") from None
-                # What was made since is paid for: it may be the best model, and must at least be looked at.
-                if self._standing.evaluated < step:
-                    self._save(records, pending, digest=digest, evaluates=True)
-                return Ended(step, "budget", f"the privacy budget is spent: {spent}")
-            digest = fingerprint(self._server.parameters_P)
-            pending.add(self._metrics(done, step), self._diagnostics(done, step))
-            self._check_clients(done, step)
-            if not self._secure:
-                pending.time(time.perf_counter() - begun, done.private)
-            self._plan = done.plan
-            self._standing = replace(self._standing, step=step + 1)
-            stops = interrupted() or done.interrupted
-            due = _due(self._settings, step=step + 1, stops=stops)
-            wer = None
-            if due.save:
-                wer = self._save(records, pending, digest=digest, evaluates=due.evaluate)
-            self._on_report(RoundReport(step + 1, self._settings.steps, done.epsilon, wer))
-            if stops and step + 1 < self._settings.steps:
-                return Ended(step + 1, "interrupted")
-        return Ended(self._standing.step, "finished")
+    @contextmanager
+    def begun(self, found: Checkpoint | None) -> Iterator[None]:
+        with closing(self._clients):
+            mark = None if found is None else self._restore(found)
+            header = self._plan.ledger_header(
+                run=self._recipe.about,
+                inputs=self._inputs,
+                repeatable=self._repeatable,
+                central_steps=self._settings.steps,
+            )
+            with closing(Ledger(self._folder.path / LEDGER, header=header, checkpoint=mark)) as self._ledger:
+                if self._ledger.repaired:
+                    self._say(self._ledger.repaired)
+                self._digest = fingerprint(self._server.parameters_P)
+                yield
 
-    # Before the first round, and after an interruption.
-
-    def _restore(self) -> Mark | None:
-        found, complaints = checkpoint.load_latest(self._folder.checkpoints)
-        for complaint in complaints:
-            self._say(complaint)
-        if complaints:
-            self._say("going on from the one before" if found is not None else "no checkpoint is whole: starting anew")
-        if found is None:
-            return None
-        if found.recogniser.tokens.digest != self._start.tokens.digest:
-            raise InputError(f"{self._folder.checkpoints}: a checkpoint of another token set")
-        state = found.state
+    def _restore(self, found: Checkpoint) -> Mark:
         tensors = dict(found.optimiser)
         # Where the checkpoint's model is an average, or merged, the server's own parameters lie beside it.
-        parameters_P = tensors.pop(checkpoint.PARAMETERS, None)
+        parameters_P = tensors.pop(PARAMETERS, None)
         if parameters_P is None:
             whole = found.recogniser.parameters
             parameters_P = self._layout.flatten({name: whole[name] for name in self._layout.names})
         self._server.restore(parameters_P, tensors)
         if self._plan.settings.adaptive is not None:
-            self._plan = self._plan.with_clip_bound(state["clip_bound"])
-        checkpoint.point(
-            self._folder.checkpoints / checkpoint.LATEST, self._folder.checkpoints / checkpoint.name(found.step)
-        )
-        checkpoint.point(self._folder.best, self._folder.checkpoints / found.best)
-        checkpoint.prune(self._folder.checkpoints, up_to=found.step)
-        self._standing = _Standing(
-            found.step, found.best, state["best_wer"], state["since_best"], evaluated=state["evaluated"]
-        )
-        return Mark(**state["ledger"])
+            self._plan = self._plan.with_clip_bound(found.state["clip_bound"])
+        return Mark(**found.state["ledger"])
 
-    def _evaluate_start(self, records: Recorder) -> None:
-        wer = self._dev_wer()
-        records.write({"step": 0, "dev_wer": wer})
-        self._on_report(RoundReport(0, self._settings.steps, None, wer))
+    # One round.
 
-    def _dev_wer(self) -> float:
-        store, split = self._dev
-        return self._team.evaluate(self._model(), store, split=split).wer
+    def watch(self, interrupted: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: interrupted() or self._stopped_elsewhere
 
-    def _model(self) -> Recogniser:
-        return replace(self._start, parameters=self._frozen.merged(self._layout.views(self._server.result_P)))
+    def step(self, step: int) -> None:
+        begun = time.perf_counter()
+        try:
+            done = run_round(
+                self._server,
+                plan=self._plan,
+                clients=self._clients,
+                ledger=self._ledger,
+                step=step,
+                digest=self._digest,
+                server_pass=self._server_pass,
+            )
+        except BudgetSpent as spent:
+            if step == 0:
+                raise InputError(f"federation.privacy: not one round can be paid for: {spent}") from None
+            raise Stop("budget", f"the privacy budget is spent: {spent}") from None
+        self._digest = fingerprint(self._server.parameters_P)
+        self._pending.add(self._metrics(done, step), self._diagnostics(done, step))
+        self._check_clients(done, step)
+        if not self._secure:
+            self._pending.time(time.perf_counter() - begun, done.private)
+        self._plan, self._epsilon, self._stopped_elsewhere = done.plan, done.epsilon, done.interrupted
 
-    # After a round.
-
-    def _metrics(self, done: Round, step: int) -> dict[str, Any]:
+    def _metrics(self, done: Round, step: int) -> Record:
         """All of it came after the noise, or was known before the run."""
         names, server, place = self._layout.names, done.server, self._start.family.place
-        record: dict[str, Any] = {
+        record: Record = {
             "step": step + 1,
             "lr": server.lr,
             "epsilon": done.epsilon,
@@ -244,7 +188,7 @@ class Federating:
             record["server_pass_loss"] = done.server_pass_loss
         return record
 
-    def _diagnostics(self, done: Round, step: int) -> dict[str, Any] | None:
+    def _diagnostics(self, done: Round, step: int) -> Record | None:
         if self._secure or done.private is None:
             return None
         return {"step": step + 1, "accounted": False, **done.private.as_json(self._plan)}
@@ -252,7 +196,7 @@ class Federating:
     def _check_clients(self, done: Round, step: int) -> None:
         """A round in which everybody failed is no one client's accident: stop before noise wears the model down.
 
-        Not in a release: whether it stops would tell something of who was in the cohort. There the dev WER shows it.
+        Not in a release: whether it stops would tell something of who was in the cohort. There the dev score shows it.
         """
         private = done.private
         if self._secure or private is None:
@@ -263,93 +207,67 @@ class Federating:
             reason = reasons.most_common(1)[0][0]
             raise InputError(f"round {step + 1}: every client of the cohort failed; the first reason: {reason}")
 
-    def _save(self, records: Recorder, pending: "_Pending", *, digest: str, evaluates: bool) -> float | None:
-        """Commit to the ledger, evaluate, write what was waiting, and keep a checkpoint. Returns the dev WER."""
-        standing = self._standing
-        # Without new rounds the last commit still stands, and only the evaluation is made up for.
-        mark = self._ledger.commit(step=standing.step - 1, result=digest) if pending.metrics else self._ledger.mark
-        wer = self._dev_wer() if evaluates else None
-        here = checkpoint.name(standing.step)
-        best, best_wer, since_best = standing.best or here, standing.best_wer, standing.since_best
-        if wer is not None:
-            better = best_wer is None or wer < best_wer
-            since_best = 0 if better else since_best + 1
-            best, best_wer = (here, wer) if better else (best, best_wer)
-            pending.metrics = pending.metrics or [{"step": standing.step}]
-        evaluated = standing.evaluated if wer is None else standing.step
-        self._standing = replace(standing, best=best, best_wer=best_wer, since_best=since_best, evaluated=evaluated)
-        self._write(records, pending, wer=wer)
-        about = {"recipe": self._recipe.about, "step": standing.step, "dev_wer": wer, "guarantee": self._plan.guarantee}
+    # After some rounds.
+
+    def settle(self, step: int, due: Due) -> list[Record]:
+        """Commit to the ledger: from then on the rounds since the last commit may be told of."""
+        metrics, diagnostics = self._pending.taken()
+        # Without new rounds the last commit still stands, and only an evaluation is made up for.
+        self._mark = self._ledger.commit(step=step - 1, result=self._digest) if metrics else self._ledger.mark
+        if diagnostics:
+            self._folder.diagnostics.add(*diagnostics)
+        return metrics
+
+    def evaluate(self) -> tuple[Score, Record]:
+        store, split = self._dev
+        if self._measure is LOSS:
+            return Score(LOSS, self._team.mean_loss(self._model(), store, split=split)), {}
+        return Score(WER, self._team.evaluate(self._model(), store, split=split).wer), {}
+
+    def _model(self) -> Recogniser:
+        return replace(self._start, parameters=self._frozen.merged(self._layout.views(self._server.result_P)))
+
+    def snapshot(self, standing: Mapping[str, Any]) -> Snapshot:
         state = {
-            "ledger": {"length": mark.length, "head": mark.head},
-            "best_wer": best_wer,
-            "since_best": since_best,
-            "evaluated": evaluated,
+            "ledger": {"length": self._mark.length, "head": self._mark.head},
+            **standing,
             "clip_bound": self._plan.clip_bound if self._plan.settings.adaptive is not None else None,
         }
         tensors = self._server.tensors()
         if self._server.result_P is not self._server.parameters_P or self._frozen.tensors:
-            tensors[checkpoint.PARAMETERS] = self._server.parameters_P
-        checkpoint.save(
-            self._folder.checkpoints,
-            Checkpoint(standing.step, replace(self._model(), about=about), tensors, best=best, state=state),
-        )
-        checkpoint.point(self._folder.best, self._folder.checkpoints / best)
-        checkpoint.prune(self._folder.checkpoints, up_to=standing.step)
-        return wer
+            tensors[PARAMETERS] = self._server.parameters_P
+        return Snapshot(self._model(), tensors, state, about={"guarantee": self._plan.guarantee})
 
-    def _write(self, records: Recorder, pending: "_Pending", *, wer: float | None) -> None:
-        metrics, diagnostics = pending.taken()
-        if metrics and wer is not None:
-            metrics[-1]["dev_wer"] = wer
-        for record in metrics:
-            records.write(record)
-        if diagnostics:
-            self._folder.diagnostics.add(*diagnostics)
+    def report(self, step: int, due: Due) -> Report:
+        return Report(unit="round", step=step, steps=self._settings.steps, epsilon=self._epsilon)
 
 
 class _Pending:
     """Records of rounds that no commit covers yet."""
 
     def __init__(self) -> None:
-        self.metrics: list[dict[str, Any]] = []
-        self._diagnostics: list[dict[str, Any]] = []
+        self._metrics: list[Record] = []
+        self._diagnostics: list[Record] = []
 
-    def add(self, metrics: dict[str, Any], diagnostics: dict[str, Any] | None) -> None:
-        self.metrics.append(metrics)
+    def add(self, metrics: Record, diagnostics: Record | None) -> None:
+        self._metrics.append(metrics)
         if diagnostics is not None:
             self._diagnostics.append(diagnostics)
 
     def time(self, seconds: float, private: Private | None) -> None:
         """How long the last round took. How long depends on who was in it: a simulation's only."""
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        self.metrics[-1]["seconds"] = round(seconds, 4)
+        self._metrics[-1]["seconds"] = round(seconds, 4)
         if private is not None:
-            self.metrics[-1] |= {
+            self._metrics[-1] |= {
                 "audio_seconds_per_second": round(private.audio_seconds / max(seconds, 1e-9), 1),
                 "waited_for_data_seconds": round(private.waited_seconds, 4),
             }
-        self.metrics[-1]["memory_mib"] = round(memory, 1)
+        self._metrics[-1]["memory_mib"] = round(memory, 1)
         if torch.cuda.is_available():
-            self.metrics[-1]["device_memory_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+            self._metrics[-1]["device_memory_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
 
-    def taken(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        taken = self.metrics, self._diagnostics
-        self.metrics, self._diagnostics = [], []
+    def taken(self) -> tuple[list[Record], list[Record]]:
+        taken = self._metrics, self._diagnostics
+        self._metrics, self._diagnostics = [], []
         return taken
-
-
-@dataclass(frozen=True)
-class _Due:
-    evaluate: bool
-    save: bool
-
-
-def _due(settings: Federation, *, step: int, stops: bool) -> _Due:
-    evaluates = step % settings.evaluate_every == 0 or step == settings.steps
-    return _Due(evaluates, evaluates or stops or step % settings.checkpoint_every == 0)
-
-
-def describe_end(ended: Ended) -> Mapping[str, Any]:
-    """For `results.json`."""
-    return {"step": ended.step, "reason": ended.reason} | ({"words": ended.words} if ended.words else {})

@@ -14,6 +14,8 @@ import torch
 from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language
+from sottovoce.evaluation.losses import usable_speech
+from sottovoce.evaluation.measures import LOSS, MEASURES, Measure
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import read_json, write_json
@@ -28,9 +30,9 @@ from sottovoce.seeds import derive
 from sottovoce.store import Progress, Store
 from sottovoce.training import central
 from sottovoce.training.agreement import Facts, Sealed, agreeing, code_version, sealed, sealed_tensors
-from sottovoce.training.central import Report
 from sottovoce.training.engines import choose_clients
-from sottovoce.training.federation import Ended, Federating, RoundReport, describe_end
+from sottovoce.training.federation import Federating
+from sottovoce.training.keeper import Ended, Report, Say
 from sottovoce.training.marks import check_resumable
 from sottovoce.training.parts import communication, describe_part, trained_part
 from sottovoce.training.preparing import (
@@ -52,8 +54,6 @@ from sottovoce.training.team import Team
 from sottovoce.training.testing import score_models
 from sottovoce.users.population import Population
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -63,7 +63,7 @@ class Surroundings:
     stores: Path
     device: torch.device
     on_prepare: Callable[[Progress], None] = lambda _: None
-    on_report: Callable[[Report | RoundReport], None] = lambda _: None
+    on_report: Callable[[Report], None] = lambda _: None
     on_stage: Callable[[str], None] = lambda _: None
     say: Say = lambda _: None
 
@@ -202,10 +202,8 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
             settings=start.settings,
             longest_seconds=min(recipe.data.longest_seconds, recipe.training.batch_seconds),
         )
-        counts = [f"{count:,} {reason}" for reason, count in speech.left_out.items() if count]
-        left_out = f" (left out: {', '.join(counts)})" if counts else ""
-        around.say(f"training on {len(speech.rows):,} utterances, {speech.hours:.2f} h{left_out}")
-        check_scored(places.evaluated.values(), start)
+        around.say(f"training on {speech}")
+        measure = _measure(recipe, start, places, around)
         facts |= {
             "tokens": Sealed(tokens.digest),
             "training set": sealed(speech.rows.tobytes(), speech.lengths.tobytes()),
@@ -213,11 +211,12 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
         }
 
     def go(run: RunFolder) -> Outcome:
-        step = central.train(
+        ended = central.train(
             recipe,
             run,
             speech=speech,
             dev=places.dev,
+            measure=measure,
             start=start,
             device=around.device,
             processes=processes,
@@ -226,8 +225,8 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
         )
         if not processes.first:
             return Outcome(out)
-        if step < recipe.training.steps:
-            return Outcome(out, stopped_at=step)
+        if ended.reason == "interrupted":
+            return Outcome(out, stopped_at=ended.step)
         best = load_recogniser(run.best)
         team = places.team(ALONE, best, around.device)
         (tested,) = score_models([best], recipe, places.tests, team)
@@ -236,6 +235,19 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
     inputs = {**places.digests(), "tokens digest": tokens.digest, "number of processes": processes.world}
     with _opened(out, recipe, inputs=inputs, resume=resume, processes=processes) as run:
         return _known(run, processes) or go(run)
+
+
+def _measure(recipe: Recipe, start: Recogniser, places: _Places, around: Surroundings) -> Measure:
+    """What the best model is chosen by. Refuses sets that cannot be scored before training, not at the first time."""
+    writes = start.family.recognition is not None
+    if recipe.measure == "wer" and not writes:
+        raise InputError(f"measure=wer: models of family={start.family.name} write nothing down; expected loss or null")
+    check_scored(places.evaluated.values(), start)
+    measure = MEASURES[recipe.measure or ("wer" if writes else "loss")]
+    if measure is LOSS:
+        store, split = places.dev
+        around.say(f"chosen by the loss on {usable_speech(start, store, split=split)}")
+    return measure
 
 
 def _finished(run: RunFolder, results: dict[str, Any]) -> Outcome:
@@ -268,7 +280,7 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
         check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
         start = starting_model(recipe, seed, places.store)
         check_language(start, places.store)
-        check_scored(places.evaluated.values(), start)
+        measure = _measure(recipe, start, places, around)
         model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
         facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(model)}
         plan = private_plan(recipe, population, start, seed=seed, around=around)
@@ -315,6 +327,7 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
                 clients=clients(run),
                 team=team,
                 dev=places.dev,
+                measure=measure,
                 inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),
                 device=around.device,
                 server_pass=server_pass,
@@ -394,7 +407,7 @@ def _results(
     after, before = score_models([best, start], recipe, places.tests, team, is_release=is_release)
     return {
         "model": dict(best.about),
-        "ended": dict(describe_end(ended)),
+        "ended": ended.as_json(),
         "test": after,
         "start": {"test": before},
         "privacy": privacy_report(recipe.federated, plan, run),

@@ -127,6 +127,7 @@ def recorder(run: RunFolder, *, after_step: int, events: bool = True) -> Iterato
     Without `events` nothing goes to TensorBoard, whose files carry the time of each event and the host's name.
     """
     run.metrics.cut(after_step=after_step)
+    run.diagnostics.cut(after_step=after_step)
     if not events:
         yield Recorder(run, None)
         return

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import Evaluation, score, select
+from sottovoce.evaluation.losses import mean_loss
 from sottovoce.evaluation.together import recognise_together
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.flat.layout import Layout
@@ -34,6 +35,14 @@ class _RecogniseOrder:
     rows: NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class _LossOrder:
+    """Add up the losses of `split` of the store that lies at `store`; the model follows."""
+
+    store: str
+    split: str
+
+
 @dataclass(frozen=True, eq=False)
 class Team(AbstractContextManager["Team"]):
     """Made in every process. In the first one it is entered, and the others are sent home when it is left.
@@ -49,16 +58,19 @@ class Team(AbstractContextManager["Team"]):
     def recognise(self, model: Recogniser, store: Store, rows: NDArray[np.int64]) -> list[str]:
         """The text of each utterance in `rows` of `store`, with the help of all."""
         if self.processes.several:
-            self.processes.share(_RecogniseOrder(str(store.path), rows))
-            layout = self._layout
-            flat_P = layout.flatten({name: model.parameters[name] for name in layout.names})
-            self.processes.spread(flat_P.to(self.device))
+            self._ask(_RecogniseOrder(str(store.path), rows), model)
         return self._recognised(model, store, rows)
 
     def evaluate(self, model: Recogniser, store: Store, *, split: str) -> Evaluation:
         """What `evaluate` gives, with the help of all."""
         chosen = select(store, split=split)
         return score(store, chosen, self.recognise(model, store, chosen.rows))
+
+    def mean_loss(self, model: Recogniser, store: Store, *, split: str) -> float:
+        """What `mean_loss` gives, with the help of all."""
+        if self.processes.several:
+            self._ask(_LossOrder(str(store.path), split), model)
+        return mean_loss(model, store, split=split, device=self.device, processes=self.processes)
 
     def follow(self, clients: ClientsOverRanks, plan: Plan) -> None:
         """In the others: do what is asked for, until nothing more is."""
@@ -77,15 +89,26 @@ class Team(AbstractContextManager["Team"]):
         if error is None or isinstance(error, InputError):
             self.processes.share(None)
 
-    def _hear(self) -> RoundOrder | _RecogniseOrder | None:
-        order: Any = self.processes.share(None)
-        return cast(RoundOrder | _RecogniseOrder | None, order)
+    def _ask(self, order: _RecogniseOrder | _LossOrder, model: Recogniser) -> None:
+        """In the first: of all others, by `model`."""
+        self.processes.share(order)
+        layout = self._layout
+        flat_P = layout.flatten({name: model.parameters[name] for name in layout.names})
+        self.processes.spread(flat_P.to(self.device))
 
-    def _help(self, order: _RecogniseOrder) -> None:
+    def _hear(self) -> RoundOrder | _RecogniseOrder | _LossOrder | None:
+        order: Any = self.processes.share(None)
+        return cast(RoundOrder | _RecogniseOrder | _LossOrder | None, order)
+
+    def _help(self, order: _RecogniseOrder | _LossOrder) -> None:
         parameters_P = self._layout.zeros(device=self.device)
         self.processes.spread(parameters_P)
         model = replace(self.start, parameters=self._layout.views(parameters_P))
-        self._recognised(model, self.stores[order.store], order.rows)
+        store = self.stores[order.store]
+        if isinstance(order, _LossOrder):
+            mean_loss(model, store, split=order.split, device=self.device, processes=self.processes)
+        else:
+            self._recognised(model, store, order.rows)
 
     def _recognised(self, model: Recogniser, store: Store, rows: NDArray[np.int64]) -> list[str]:
         return recognise_together(model, store, rows, processes=self.processes, device=self.device)

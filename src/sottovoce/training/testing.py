@@ -30,7 +30,10 @@ def score_models(
 
     Of a release it names nobody, quotes nobody and counts nobody's words, and a group has at least five people: those
     who hold the corpus can look people up by each of these. One person has one pseudonym in all that is returned.
+    Of models that write nothing down it says nothing.
     """
+    if any(model.family.recognition is None for model in models):
+        return [{} for _ in models]
     found = [_tested(model, recipe, tests, team, is_release=is_release) for model in models]
     if is_release:
         hide_names([test for tested in found for test in tested.values()])

@@ -112,7 +112,9 @@ def emit(parameters: Parameters, features: Features, *, settings: Settings, **op
     return forward(parameters, features.features_UTF, features.frames_U, settings=settings, **options)
 
 
-def loss(parameters: Parameters, features: Features, *, settings: Settings, draws: Draws, **options: Any) -> Tensor:
+def loss(
+    parameters: Parameters, features: Features, *, settings: Settings, draws: Draws | None, **options: Any
+) -> Tensor:
     """The mean CTC loss."""
     log_probs_UTV, lengths_U = emit(parameters, features, settings=settings, draws=draws, **options)
     return ctc.loss(log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U)
