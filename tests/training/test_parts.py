@@ -1,13 +1,18 @@
 """Federated runs that train a part of a model: what is accounted, what is saved, and what a kill leaves."""
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from sottovoce.cli import main
 from sottovoce.config import load_recipe
 from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError
@@ -109,7 +114,7 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_bits(
         with pytest.raises(RuntimeError, match="broken off"):
             run(*changes, out="broken")
     broken = run(*changes, out="broken", resume=True).folder
-    for file in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimiser.safetensors", "ledger.jsonl"):
+    for file in ("checkpoints/latest/part.safetensors", "checkpoints/latest/optimiser.safetensors", "ledger.jsonl"):
         assert (whole / file).read_bytes() == (broken / file).read_bytes(), file
 
 
@@ -120,6 +125,94 @@ def breaking_off(whole: Any, *, at: int) -> Any:
         return whole(self, pseudo_gradient_P, step=step)
 
     return step
+
+
+PART, FROZEN = "part.safetensors", "frozen.safetensors"
+
+
+@pytest.mark.parametrize("part", ["lora(r=2, alpha=4)", "blocks.3, output"])
+def test_a_checkpoint_holds_what_was_trained_and_the_rest_lies_once_in_the_folder(
+    part: str, run: Run, tmp_path: Path
+) -> None:
+    folder = run(f"federation.trainable={part}").folder
+    found = load(folder)
+    assert found.part is not None
+    trained = sum(tensor.numel() for tensor in found.part.trained.values())
+    for place in (folder / "checkpoints").glob("step-*"):
+        assert not (place / "model.safetensors").exists()
+        header = 8 + int.from_bytes((place / PART).read_bytes()[:8], "little")
+        assert (place / PART).stat().st_size == header + 4 * trained
+    frozen = load_file(folder / FROZEN)
+    assert not frozen.keys() & found.part.trained.keys()
+    assert frozen.keys() | found.part.trained.keys() >= found.parameters.keys()
+
+
+def test_a_checkpoint_of_before_that_holds_the_merged_model_goes_on(
+    run: Run, federated_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As runs wrote them once: plain parameters, and the trained part among the optimiser's tensors."""
+    changes = ["federation.trainable=lora(r=2, alpha=4)", "federation.server.ema=null"]
+    whole = run(*changes, out="whole").folder
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "step", breaking_off(Server.step, at=2))
+        with pytest.raises(RuntimeError, match="broken off"):
+            run(*changes, out="older")
+    older = tmp_path / "older"
+    found, _ = checkpoint.load_latest(older / "checkpoints")
+    assert found is not None
+    assert found.recogniser.part is not None
+    recipe = load_recipe(str(federated_recipe), [*CHANGES, *changes])
+    start = starting_point(recipe, found.recogniser.tokens, None, language="en")
+    trained = {name: found.recogniser.part.trained[name] for name in trained_part(recipe, start).initial}
+    before = replace(
+        found,
+        recogniser=found.recogniser.whole,
+        optimiser={**found.optimiser, checkpoint.PARAMETERS: Layout.of(trained).flatten(trained)},
+    )
+    checkpoint.save(older / "checkpoints", before)
+    (older / FROZEN).unlink()
+    run(*changes, out="older", resume=True)
+    for file in (f"checkpoints/latest/{PART}", "checkpoints/latest/optimiser.safetensors"):
+        assert (whole / file).read_bytes() == (older / file).read_bytes(), file
+
+
+def test_a_part_is_nothing_without_the_rest(run: Run, tmp_path: Path) -> None:
+    folder = run("federation.trainable=blocks.3").folder
+    alone = tmp_path / "alone" / "model"
+    shutil.copytree(folder / "model", alone)
+    with pytest.raises(InputError, match=r"a part of a model, and no frozen.safetensors .*export RUN --merged"):
+        load(alone)
+    frozen = load_file(folder / FROZEN)
+    frozen["conv.bias"][0] += 1
+    save_file(frozen, folder / FROZEN)
+    with pytest.raises(InputError, match=r"frozen.safetensors is not what the part in .* was trained with"):
+        load(folder)
+
+
+def test_export_writes_the_whole_model_or_the_part(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run("federation.trainable=lora(r=2)").folder
+    run_export(monkeypatch, folder, "--merged", "--out", tmp_path / "models" / "whole")
+    exported, found = load(tmp_path / "models" / "whole"), load(folder)
+    assert exported.part is None
+    assert all(torch.equal(exported.parameters[name], tensor) for name, tensor in found.parameters.items())
+    assert exported.about == found.about
+    run_export(monkeypatch, folder, "--out", tmp_path / "part", "--json")
+    assert {file.name for file in (tmp_path / "part").iterdir()} == {PART, "config.json", "tokens.json"}
+    with pytest.raises(SystemExit) as ended:
+        run_export(monkeypatch, folder, "--out", tmp_path / "part")
+    assert ended.value.code == 2
+    assert "is there already: expected the name of a new folder" in capsys.readouterr().err
+
+
+def run_export(patch: pytest.MonkeyPatch, *words: object) -> None:
+    patch.setattr(sys, "argv", ["sottovoce", "export", *map(str, words)])
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code:
+            raise
 
 
 def test_a_part_that_the_model_does_not_have_is_one_clear_line(run: Run) -> None:

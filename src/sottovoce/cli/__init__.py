@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from sottovoce import __version__
-from sottovoce.cli import evaluate, ledger, plan, prepare, report, run, stats, tokens, transcribe
+from sottovoce.cli import evaluate, export, ledger, plan, prepare, report, run, stats, tokens, transcribe
 from sottovoce.cli.console import stderr
 from sottovoce.errors import InputError
 
@@ -32,6 +32,7 @@ app.command(name="ledger")(ledger.ledger)
 app.command(name="report")(report.report)
 app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="transcribe")(transcribe.transcribe)
+app.command(name="export")(export.export)
 
 
 _MENDABLE = {

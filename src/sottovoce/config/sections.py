@@ -125,7 +125,7 @@ def read_model(section: Any) -> Any:
 
 def section_of(family: str) -> type[Section]:
     """What `model` may hold for that family."""
-    return _section_of(find_family(family).Options)
+    return _section_of(find_family(family).Options)  # type: ignore[arg-type]  # types are hashable
 
 
 @cache

@@ -3,9 +3,13 @@
 FOLDER/model.safetensors    float32 parameters by name
 FOLDER/config.json          architecture, language, and what is known of its training
 FOLDER/tokens.json          what it writes
+
+Of a model that was trained in part, a folder holds `part.safetensors` instead: what was trained, with a digest of the
+rest, which lies once for all checkpoints of a run, in RUN/frozen.safetensors. `load` puts them together.
 """
 
 import hashlib
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,21 +19,36 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as as_bytes
 from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.files import sealed, unsealed, write_json
+from sottovoce.files import sealed, unsealed, write_json, written_atomically
 from sottovoce.models.family import Family, Parameters, find_family
+from sottovoce.models.trainable import Frozen
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.text.tokens import Tokens, load_tokens, save_tokens
 
 PARAMETERS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokens.json"
+PART, FROZEN = "part.safetensors", "frozen.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedPart:
+    """What was trained of a recogniser; the rest stays what it was, and its file's digest says which that is."""
+
+    trained: Parameters
+    scale: float
+    frozen_digest: str
 
 
 @dataclass(frozen=True)
 class Recogniser:
-    """Everything that turns speech into text. `about` says how it came to be (recipe, step, …)."""
+    """Everything that turns speech into text. `about` says how it came to be (recipe, step, …).
+
+    Where only a `part` of it was trained, that alone is saved.
+    """
 
     family: Family[Any, Any]
     settings: Any
@@ -37,9 +56,15 @@ class Recogniser:
     parameters: Parameters
     language: str
     about: Mapping[str, Any] = field(default_factory=dict)
+    part: TrainedPart | None = None
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Recogniser":
         return replace(self, parameters={name: p.to(device, dtype) for name, p in self.parameters.items()})
+
+    @property
+    def whole(self) -> "Recogniser":
+        """The same, to be saved with all of its parameters."""
+        return replace(self, part=None)
 
 
 def fresh(
@@ -51,22 +76,60 @@ def fresh(
 
 def save(recogniser: Recogniser, folder: Path) -> None:
     """Write the three files into `folder`, which exists. The caller makes the folder appear atomically."""
-    # Copies: safetensors refuses tensors that are views of one another's memory.
-    parameters = {
-        name: p.detach().to("cpu", torch.float32, copy=True).contiguous() for name, p in recogniser.parameters.items()
-    }
-    save_file(parameters, folder / PARAMETERS)
+    part = recogniser.part
+    file = folder / (PARAMETERS if part is None else PART)
+    save_file(_for_disk(recogniser.parameters if part is None else part.trained), file)
     config = {
         "architecture": recogniser.family.name,
         "sample_rate": SAMPLE_RATE,
         "language": recogniser.language,
         "settings": asdict(recogniser.settings),
         "tokens": recogniser.tokens.digest,
-        "parameters": _digest(folder / PARAMETERS),
+        "parameters": _digest(file),
         "about": dict(recogniser.about),
     }
+    if part is not None:
+        config["part"] = {"frozen": part.frozen_digest, "scale": part.scale}
     write_json(folder / CONFIG, sealed(config))
     save_tokens(recogniser.tokens, folder / TOKENS)
+
+
+def export(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
+    """Write `recogniser` into a new `folder`, which appears whole or not at all; what was written, for a summary."""
+    if folder.exists():
+        raise InputError(f"{folder} is there already: expected the name of a new folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+            written = Path(temporary) / folder.name
+            written.mkdir()
+            save(recogniser, written)
+            size = sum(file.stat().st_size for file in written.iterdir())
+            written.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder} cannot be written ({error})") from None
+    parameters = recogniser.parameters if recogniser.part is None else recogniser.part.trained
+    return {
+        "folder": str(folder),
+        "whole": recogniser.part is None,
+        "parameters": sum(p.numel() for p in parameters.values()),
+        "bytes": size,
+    }
+
+
+def save_frozen(frozen: Frozen, run: Path) -> str:
+    """Write what a run does not train into its folder, unless it is there; returns the file's digest."""
+    content, file = as_bytes(_for_disk(frozen.tensors)), run / FROZEN
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    if not file.exists() or _digest(file) != digest:
+        with written_atomically(file) as writing:
+            writing.write(content)
+    return digest
+
+
+def _for_disk(parameters: Parameters) -> dict[str, Tensor]:
+    # Copies: safetensors refuses tensors that are views of one another's memory.
+    return {name: p.detach().to("cpu", torch.float32, copy=True).contiguous() for name, p in parameters.items()}
 
 
 def load(folder: Path | str) -> Recogniser:
@@ -84,18 +147,40 @@ def load(folder: Path | str) -> Recogniser:
         raise InputError(f"{folder}: {TOKENS} is not the token set this model was trained with")
     try:
         settings = TypeAdapter(family.Settings).validate_python(config["settings"])
-        parameters = load_file(folder / PARAMETERS)
+        part = _read_part(folder, config)
+        parameters = load_file(folder / PARAMETERS) if part is None else _put_together(folder, part)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(("settings", *map(str, first["loc"])))
         raise InputError(f"{folder}: the model cannot be read ({at}: {first['msg']}); it may be cut short") from None
-    except (OSError, SafetensorError, TypeError, KeyError) as error:
+    except (OSError, SafetensorError, TypeError, ValueError, KeyError, RuntimeError) as error:
         raise InputError(f"{folder}: the model cannot be read ({error}); it may be cut short") from None
     check_parameters(parameters, family.shapes(settings), where=str(folder))
     unsealed(config, where=folder / CONFIG)  # last: what is wrong above says more than that something is
-    if "parameters" in config and _digest(folder / PARAMETERS) != config["parameters"]:  # older models have none
-        raise InputError(f"{folder}: {PARAMETERS} is damaged: it was changed after it was written")
-    return Recogniser(family, settings, tokens, parameters, config["language"], config["about"])
+    file = PARAMETERS if part is None else PART
+    if "parameters" in config and _digest(folder / file) != config["parameters"]:  # older models have none
+        raise InputError(f"{folder}: {file} is damaged: it was changed after it was written")
+    return Recogniser(family, settings, tokens, parameters, config["language"], config["about"], part)
+
+
+def _read_part(folder: Path, config: Mapping[str, Any]) -> TrainedPart | None:
+    """What was trained of the model in `folder`; None where that is all of it."""
+    if (part := config.get("part")) is None:
+        return None
+    return TrainedPart(load_file(folder / PART), float(part["scale"]), str(part["frozen"]))
+
+
+def _put_together(folder: Path, part: TrainedPart) -> dict[str, Tensor]:
+    """The whole model: a part, and what its run has not trained."""
+    run = folder.resolve().parent.parent  # RUN/checkpoints/step-000750
+    if not (run / FROZEN).exists():
+        raise InputError(
+            f"{folder}: a part of a model, and no {FROZEN} where its run would be ({run}); "
+            "`sottovoce export RUN --merged` writes a whole model"
+        )
+    if _digest(run / FROZEN) != part.frozen_digest:
+        raise InputError(f"{run / FROZEN} is not what the part in {folder} was trained with")
+    return Frozen(load_file(run / FROZEN), part.scale).merged(part.trained)
 
 
 def check_parameters(parameters: Parameters, expected: Mapping[str, tuple[int, ...]], *, where: str) -> None:

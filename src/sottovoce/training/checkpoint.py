@@ -24,8 +24,7 @@ from sottovoce.models.saved import Recogniser
 
 OPTIMISER, STATE, LATEST = "optimiser.safetensors", "state.json", "latest"
 
-# Where the model of a checkpoint is an average, or merged of a trained part and a frozen one, what training goes on
-# from lies among the optimiser's tensors.
+# Where the model of a checkpoint is an average, what training goes on from lies among the optimiser's tensors.
 PARAMETERS = "parameters"
 
 

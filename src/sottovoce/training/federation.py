@@ -27,7 +27,7 @@ from sottovoce.federated.private import Private
 from sottovoce.federated.round import Round, ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.saved import Recogniser, TrainedPart, save_frozen
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import BudgetSpent, Ledger
@@ -69,6 +69,7 @@ class Federating(Loop):
         self._layout: Layout = plan.layout
         part = trained_part(recipe, start)
         self._frozen = part.frozen
+        self._frozen_digest: str | None = None
         parameters_P = self._layout.flatten(part.initial).to(device)
         self._server = Server(self._settings.server, self._layout, parameters_P)
         self._pending = _Pending()
@@ -94,6 +95,8 @@ class Federating(Loop):
     def run(self) -> Ended:
         """Make the rounds that are left."""
         settings = self._settings
+        if self._frozen.tensors:  # before any checkpoint is read: they are parts of it
+            self._frozen_digest = save_frozen(self._frozen, self._folder.path)
         pace = Pace(
             steps=settings.steps,
             evaluate_every=settings.evaluate_every,
@@ -132,11 +135,12 @@ class Federating(Loop):
 
     def _restore(self, found: Checkpoint) -> Mark:
         tensors = dict(found.optimiser)
-        # Where the checkpoint's model is an average, or merged, the server's own parameters lie beside it.
+        # Where the checkpoint's model is an average, the server's own parameters lie beside it.
         parameters_P = tensors.pop(PARAMETERS, None)
         if parameters_P is None:
-            whole = found.recogniser.parameters
-            parameters_P = self._layout.flatten({name: whole[name] for name in self._layout.names})
+            model = found.recogniser
+            trained = model.parameters if model.part is None else model.part.trained
+            parameters_P = self._layout.flatten({name: trained[name] for name in self._layout.names})
         self._server.restore(parameters_P, tensors)
         if self._plan.settings.adaptive is not None:
             self._plan = self._plan.with_clip_bound(found.state["clip_bound"])
@@ -225,7 +229,11 @@ class Federating(Loop):
         return Score(WER, self._team.evaluate(self._model(), store, split=split).wer), {}
 
     def _model(self) -> Recogniser:
-        return replace(self._start, parameters=self._frozen.merged(self._layout.views(self._server.result_P)))
+        trained = self._layout.views(self._server.result_P)
+        part = None
+        if self._frozen_digest is not None:
+            part = TrainedPart(trained, self._frozen.scale, self._frozen_digest)
+        return replace(self._start, parameters=self._frozen.merged(trained), part=part)
 
     def snapshot(self, standing: Mapping[str, Any]) -> Snapshot:
         state = {
@@ -234,7 +242,7 @@ class Federating(Loop):
             "clip_bound": self._plan.clip_bound if self._plan.settings.adaptive is not None else None,
         }
         tensors = self._server.tensors()
-        if self._server.result_P is not self._server.parameters_P or self._frozen.tensors:
+        if self._server.result_P is not self._server.parameters_P:
             tensors[PARAMETERS] = self._server.parameters_P
         return Snapshot(self._model(), tensors, state, about={"guarantee": self._plan.guarantee})
 

@@ -3,6 +3,7 @@
 runs/<name>/config.yaml  inputs.json  environment.json  metrics.jsonl  results.json
             ledger.jsonl  diagnostics.jsonl      (federated runs; the second in simulations only)
             tensorboard/ (not of a release)  checkpoints/  model -> best
+            frozen.safetensors                   (what is not trained, where that is not all)
 """
 
 import difflib

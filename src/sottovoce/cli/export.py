@@ -1,0 +1,36 @@
+"""`sottovoce export`: a run's model in a folder of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, say, stdout
+from sottovoce.cli.recognition import Model
+
+
+def export(
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="The whole model, also where only a part of it was trained.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write a run's best model into a folder that can be moved, loaded and started from by itself.
+
+    A run that has trained a part of a model (federation.trainable) exports that part, which fits the model it began
+    with and no other; --merged writes the whole model.
+
+    Example: sottovoce export runs/lora --merged --out models/lora
+    """
+    from sottovoce.models.saved import export as export_to
+    from sottovoce.models.saved import load
+
+    recogniser = load(model)
+    written = export_to(recogniser.whole if merged else recogniser, out)
+    if json:
+        print_json(written)
+        return
+    what = "the whole model" if written["whole"] else "the part that was trained"
+    say(f"{out}: {what}, {written['parameters']:,} parameters, {written['bytes'] / 1e6:,.2f} MB", to=stdout)
