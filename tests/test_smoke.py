@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sottovoce.config import Suite, load_experiment, recipe_names
-from sottovoce.training.smoking import run_smoke
+from sottovoce.training.smoke_runs import run_smoke
 from sottovoce.training.stages import Surroundings, folder_of
 
 

@@ -20,11 +20,11 @@ from sottovoce.privacy.events import repeated
 from sottovoce.privacy.plan import Plan
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.text.tokens import CharacterTokens
-from sottovoce.training.parts import trained_part
-from sottovoce.training.preparing import open_place
 from sottovoce.training.run_folder import open_run
 from sottovoce.training.seeding import find_seed, folder_of
+from sottovoce.training.stores import open_place
 from sottovoce.training.suites import chosen
+from sottovoce.training.trained_part import trained_part
 
 RECIPES, OVERRIDES = "recipes", "overrides of recipes"
 NAMES = ("demo", "demo/global", "demo/seed", "benchmark/clipping/dim", "pelikan2025/appendix-h5/mlp-weight-2")

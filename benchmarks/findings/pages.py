@@ -9,7 +9,7 @@ from findings.rates import dev_wer, start_wer
 from findings.templates import fill
 from sottovoce.reporting.cells import NOTHING
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.settings import FACTS
+from sottovoce.reporting.run_facts import FACTS
 from sottovoce.training.run_folder import CONFIG
 
 TEMPLATE = Path(__file__).with_name("suite.template.md")

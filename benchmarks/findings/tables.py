@@ -11,7 +11,7 @@ from findings.rates import dev_wer, scored, start_wer
 from sottovoce.errors import InputError
 from sottovoce.reporting.cells import NOTHING, epsilon, integer
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.settings import FACTS, short_commit
+from sottovoce.reporting.run_facts import FACTS, short_commit
 
 Repeats = Mapping[int, RunRecord]
 

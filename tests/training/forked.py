@@ -21,7 +21,7 @@ from tests.points import Gate, Point, Watch, die, hold
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["sottovoce.cli.run", "sottovoce.training.smoking", "sottovoce.reporting.summary", "tests.training.accounted"]
+    ["sottovoce.cli.run", "sottovoce.training.smoke_runs", "sottovoce.reporting.summary", "tests.training.accounted"]
 )
 
 

@@ -21,9 +21,9 @@ from sottovoce.models.saved import Recogniser, load
 from sottovoce.privacy.ledger import verify
 from sottovoce.store import Store
 from sottovoce.training import federation, server_pass
-from sottovoce.training.parts import trained_part
 from sottovoce.training.seeding import Seed, heard_by
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe, starting_model
+from sottovoce.training.trained_part import trained_part
 from sottovoce.users import PopulationSettings, build_population
 from sottovoce.users.population import Population
 

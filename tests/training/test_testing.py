@@ -1,7 +1,14 @@
-"""People who were tested on, in words that do not tell who they are."""
+"""People who were tested on, in words that do not tell who they are; and who may be quoted."""
 
-from sottovoce.evaluation.evaluate import pooled
-from sottovoce.training.testing import hide_names
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sottovoce.config import load_recipe
+from sottovoce.evaluation.evaluate import Selection, pooled
+from sottovoce.training.testing import hide_names, may_quote, quotes
 
 
 def test_small_groups_are_put_together_until_they_are_five() -> None:
@@ -23,3 +30,33 @@ def test_the_order_of_pseudonyms_is_not_that_of_the_corpus() -> None:
     rates = [one["wer"] for one in first]
     assert rates != sorted(rates)
     assert sorted(rates) == [one["wer"] for one in before]
+
+
+@dataclass(frozen=True)
+class Named:
+    """What is asked of a store."""
+
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("recipe", "store", "shown"),
+    [
+        ("demo/no-noise", "synthetic-digits", True),
+        ("demo/no-noise", "synthetic-crowd", False),  # another store under the recipe's name
+        ("demo/no-noise", "patients", False),
+        ("demo-real/no-noise", "synthetic-digits", False),  # real voices, whatever they call themselves
+    ],
+)
+def test_only_voices_that_the_recipe_made_itself_are_quoted(recipe: str, store: str, shown: bool) -> None:
+    found: Any = Named(store)
+    assert may_quote(load_recipe(recipe, []), found) is shown
+
+
+@pytest.mark.parametrize(("utterances", "kept"), [(80, [0, 10, 20, 30, 40, 50, 60, 70]), (3, [0, 1, 2]), (1, [0])])
+def test_quotes_are_spread_evenly_and_none_is_taken_twice(utterances: int, kept: list[int]) -> None:
+    rows = np.arange(utterances)
+    texts = tuple(f"said {n}" for n in rows)
+    chosen = Selection(rows=rows, references=texts, ids=texts, without_text=0, too_long=0)
+    found = quotes(chosen, [f"heard {n}" for n in rows])
+    assert found == [{"reference": f"said {n}", "hypothesis": f"heard {n}"} for n in kept]

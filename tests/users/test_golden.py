@@ -126,7 +126,7 @@ PRINT_CLIENTS = """
 import sys
 from sottovoce.store import Store
 from sottovoce.users.population import build_population
-from sottovoce.users.settings import PopulationSettings, SeedPart
+from sottovoce.users.rules import PopulationSettings, SeedPart
 store = Store(sys.argv[1])
 for name, recipe in eval(sys.argv[2]).items():
     settings = eval(f"PopulationSettings(split=('a', 'b'), {recipe})")

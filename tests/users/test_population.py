@@ -14,7 +14,7 @@ from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import name_key
 from sottovoce.users.groups import Groups
 from sottovoce.users.population import build_population, check_disjoint
-from sottovoce.users.settings import PopulationSettings, SeedPart
+from sottovoce.users.rules import PopulationSettings, SeedPart
 from sottovoce.users.splits import Speakers, split_off_seed
 
 SECOND = 16_000

@@ -51,7 +51,7 @@ def run(
     from sottovoce.config import Suite, load_experiment, public_name
     from sottovoce.reporting.summary import write_report
     from sottovoce.training.seeding import folder_of
-    from sottovoce.training.smoking import run_smoke
+    from sottovoce.training.smoke_runs import run_smoke
     from sottovoce.training.stages import run_recipe
     from sottovoce.training.suites import chosen, run_suite
 

@@ -18,7 +18,7 @@ from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
 from sottovoce.users import PopulationSettings
-from sottovoce.users.settings import ClientRule
+from sottovoce.users.rules import ClientRule
 
 
 class Clients(Section):

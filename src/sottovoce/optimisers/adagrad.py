@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step
-from sottovoce.optimisers.settings import check_range
+from sottovoce.optimisers.ranges import check_range
 
 
 @final

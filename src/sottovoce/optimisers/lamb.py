@@ -9,7 +9,7 @@ from torch import Tensor
 from sottovoce.optimisers.adam import init_moments, moment_roots, update_moments
 from sottovoce.optimisers.norms import per_tensor, trust_ratios
 from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step
-from sottovoce.optimisers.settings import check_range
+from sottovoce.optimisers.ranges import check_range
 
 
 @final

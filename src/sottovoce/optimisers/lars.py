@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sottovoce.optimisers.norms import per_tensor, trust_ratios
 from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step, zeros_for
-from sottovoce.optimisers.settings import check_range
+from sottovoce.optimisers.ranges import check_range
 
 
 @final

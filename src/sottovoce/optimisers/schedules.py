@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from sottovoce.errors import InputError
-from sottovoce.optimisers.settings import check_count, check_range
+from sottovoce.optimisers.ranges import check_count, check_range
 
 
 class Schedule(ABC):

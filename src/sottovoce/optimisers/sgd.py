@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step, zeros_for
-from sottovoce.optimisers.settings import check_range
+from sottovoce.optimisers.ranges import check_range
 
 
 @final

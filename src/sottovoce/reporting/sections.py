@@ -10,7 +10,7 @@ from sottovoce.reporting.html import Fold, Html, Part, Section
 from sottovoce.reporting.layers import layer_drawings
 from sottovoce.reporting.people import client_drawings, speaker_drawings
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.settings import settings_tables
+from sottovoce.reporting.run_facts import settings_tables
 from sottovoce.reporting.tables import (
     bound_tables,
     client_table,

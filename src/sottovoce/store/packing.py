@@ -32,7 +32,7 @@ from sottovoce.files import sealed, sweep, sync, sync_folder, write_json
 from sottovoce.interrupts import ended_in_order
 from sottovoce.parsing import parse_json
 from sottovoce.seeds import name_key
-from sottovoce.store import layout
+from sottovoce.store import on_disk
 
 # One speaker of Common Voice English holds 84 hours: rendered in pieces, no worker ever carries more than minutes.
 CLIPS_PER_TASK = 200
@@ -79,7 +79,7 @@ def pack(
             header = writer.finish(corpus.name, corpus.language)
         header |= {"generation": folder.name, "problems": corpus.problems.as_json()}
         sync_folder(folder)
-        write_json(out / layout.HEADER, sealed(header))  # the commit
+        write_json(out / on_disk.HEADER, sealed(header))  # the commit
         _sweep(out, keep={folder.name})
 
 
@@ -135,7 +135,7 @@ class _Writer:
     def __enter__(self) -> "_Writer":
         self._audio, self._utterances, self._users = (
             self._files.enter_context((self._folder / name).open("wb"))
-            for name in (layout.AUDIO, layout.UTTERANCES, layout.USERS)
+            for name in (on_disk.AUDIO, on_disk.UTTERANCES, on_disk.USERS)
         )
         return self
 
@@ -199,12 +199,12 @@ class _Writer:
         """Write the tables, flush everything to disk, and return the header that describes it."""
         keys = np.frombuffer(self._user_keys, dtype=np.uint64)
         columns = {
-            layout.AUDIO_OFFSETS: np.frombuffer(self._audio_offsets, dtype=np.int64),
-            layout.UTTERANCE_OFFSETS: np.frombuffer(self._utterance_offsets, dtype=np.int64),
-            layout.USER_OFFSETS: np.frombuffer(self._user_offsets, dtype=np.int64),
-            layout.USER_UTTERANCES: np.frombuffer(self._user_utterances, dtype=np.int64),
-            layout.USER_KEYS: keys,
-            layout.USER_ORDER: np.argsort(keys, kind="stable").astype(np.int64),
+            on_disk.AUDIO_OFFSETS: np.frombuffer(self._audio_offsets, dtype=np.int64),
+            on_disk.UTTERANCE_OFFSETS: np.frombuffer(self._utterance_offsets, dtype=np.int64),
+            on_disk.USER_OFFSETS: np.frombuffer(self._user_offsets, dtype=np.int64),
+            on_disk.USER_UTTERANCES: np.frombuffer(self._user_utterances, dtype=np.int64),
+            on_disk.USER_KEYS: keys,
+            on_disk.USER_ORDER: np.argsort(keys, kind="stable").astype(np.int64),
         }
         for file in (self._audio, self._utterances, self._users):
             sync(file)
@@ -216,11 +216,11 @@ class _Writer:
             with (self._folder / column).open("wb") as file:
                 file.write(content.getbuffer())
                 sync(file)
-        self._digest.update(json.dumps([layout.VERSION, language, self._splits, SAMPLE_RATE]).encode())
+        self._digest.update(json.dumps([on_disk.VERSION, language, self._splits, SAMPLE_RATE]).encode())
         self._digest.update(self._audio_offsets.tobytes() + self._user_utterances.tobytes())
         return {
-            "format": layout.FORMAT,
-            "version": layout.VERSION,
+            "format": on_disk.FORMAT,
+            "version": on_disk.VERSION,
             "name": name,
             "language": language,
             "sample_rate": SAMPLE_RATE,
@@ -249,11 +249,16 @@ def _exclusive(out: Path) -> Iterator[None]:
     """Hold `out` against a second `prepare`; a folder made here is taken away again if nothing came of it."""
     if out.exists() and not out.is_dir():
         raise InputError(f"cannot write the store out={out}: it is a file, expected a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / layout.HEADER).exists() and not (out / layout.LOCK).exists():
+    if (
+        out.is_dir()
+        and any(out.iterdir())
+        and not (out / on_disk.HEADER).exists()
+        and not (out / on_disk.LOCK).exists()
+    ):
         raise InputError(f"cannot write the store out={out}: the folder holds other things; name a new or empty one")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / layout.LOCK).open("w")
+        lock = (out / on_disk.LOCK).open("w")
     except OSError as error:
         raise InputError(f"cannot write the store out={out}: {error.strerror}") from None
     with lock:
@@ -264,8 +269,8 @@ def _exclusive(out: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if not (out / layout.HEADER).exists():
-                (out / layout.LOCK).unlink(missing_ok=True)
+            if not (out / on_disk.HEADER).exists():
+                (out / on_disk.LOCK).unlink(missing_ok=True)
                 if not any(out.iterdir()):
                     out.rmdir()
 
@@ -273,7 +278,7 @@ def _exclusive(out: Path) -> Iterator[None]:
 @contextmanager
 def _new_generation(out: Path) -> Iterator[Path]:
     """A folder for the new files, removed on any failure before the commit."""
-    folder = out / f"{layout.GENERATION_PREFIX}{uuid4().hex[:12]}"
+    folder = out / f"{on_disk.GENERATION_PREFIX}{uuid4().hex[:12]}"
     try:
         folder.mkdir()
         yield folder
@@ -289,7 +294,7 @@ def _new_generation(out: Path) -> Iterator[Path]:
 def _current(out: Path) -> str | None:
     """The generation that the header names, where there is a header."""
     try:
-        return str(parse_json((out / layout.HEADER).read_bytes())["generation"])
+        return str(parse_json((out / on_disk.HEADER).read_bytes())["generation"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -297,8 +302,8 @@ def _current(out: Path) -> str | None:
 def _sweep(out: Path, *, keep: Set[str | None]) -> None:
     """Remove all other generations, and a header that was never finished. Readers that still map one keep it until they
     let go."""
-    sweep(out, layout.HEADER)
-    for folder in out.glob(f"{layout.GENERATION_PREFIX}*"):
+    sweep(out, on_disk.HEADER)
+    for folder in out.glob(f"{on_disk.GENERATION_PREFIX}*"):
         if folder.name not in keep:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -16,7 +16,7 @@ from sottovoce.errors import InputError
 from sottovoce.files import unsealed
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.seeds import name_key
-from sottovoce.store import layout
+from sottovoce.store import on_disk
 
 _BLOCK_BYTES = 1 << 20
 
@@ -64,7 +64,7 @@ class Store:
             try:
                 return self._open(header)
             except (KeyError, TypeError, AttributeError, OverflowError) as error:
-                raise InputError(f"no store at {self.path}: {layout.HEADER} is damaged ({error!r})") from None
+                raise InputError(f"no store at {self.path}: {on_disk.HEADER} is damaged ({error!r})") from None
             except (InputError, FileNotFoundError):
                 # A `prepare` that ended just now has put a new generation in place and swept away the one we read of.
                 header, stale = _read_header(self.path), header
@@ -86,20 +86,20 @@ class Store:
         for name, size in header["sizes"].items():
             _check_size(folder / name, size)
         self.audio_offsets: NDArray[np.int64] = _column(
-            folder / layout.AUDIO_OFFSETS, np.int64, self.utterance_count + 1
+            folder / on_disk.AUDIO_OFFSETS, np.int64, self.utterance_count + 1
         )
         self.user_utterances: NDArray[np.int64] = _column(
-            folder / layout.USER_UTTERANCES, np.int64, self.user_count + 1
+            folder / on_disk.USER_UTTERANCES, np.int64, self.user_count + 1
         )
-        self.user_keys: NDArray[np.uint64] = _column(folder / layout.USER_KEYS, np.uint64, self.user_count)
-        self._user_order: NDArray[np.int64] = _column(folder / layout.USER_ORDER, np.int64, self.user_count)
+        self.user_keys: NDArray[np.uint64] = _column(folder / on_disk.USER_KEYS, np.uint64, self.user_count)
+        self._user_order: NDArray[np.int64] = _column(folder / on_disk.USER_ORDER, np.int64, self.user_count)
         self._utterance_offsets: NDArray[np.int64] = _column(
-            folder / layout.UTTERANCE_OFFSETS, np.int64, self.utterance_count + 1
+            folder / on_disk.UTTERANCE_OFFSETS, np.int64, self.utterance_count + 1
         )
-        self._user_offsets: NDArray[np.int64] = _column(folder / layout.USER_OFFSETS, np.int64, self.user_count + 1)
-        self._samples: NDArray[np.int16] = np.frombuffer(_mapped(folder / layout.AUDIO), dtype="<i2")
-        self._utterances = _mapped(folder / layout.UTTERANCES)
-        self._users = _mapped(folder / layout.USERS)
+        self._user_offsets: NDArray[np.int64] = _column(folder / on_disk.USER_OFFSETS, np.int64, self.user_count + 1)
+        self._samples: NDArray[np.int16] = np.frombuffer(_mapped(folder / on_disk.AUDIO), dtype="<i2")
+        self._utterances = _mapped(folder / on_disk.UTTERANCES)
+        self._users = _mapped(folder / on_disk.USERS)
 
     def check(self, *, audio: bool = False) -> None:
         """Read what `prepare` wrote and compare: `InputError` for a file that was changed since.
@@ -108,18 +108,18 @@ class Store:
         be a whole disk, only with `audio`. Stores of releases that kept no checksums need only make sense.
         """
         for name, offsets, end in (
-            (layout.AUDIO_OFFSETS, self.audio_offsets, len(self._samples)),
-            (layout.USER_UTTERANCES, self.user_utterances, self.utterance_count),
-            (layout.UTTERANCE_OFFSETS, self._utterance_offsets, len(self._utterances)),
-            (layout.USER_OFFSETS, self._user_offsets, len(self._users)),
+            (on_disk.AUDIO_OFFSETS, self.audio_offsets, len(self._samples)),
+            (on_disk.USER_UTTERANCES, self.user_utterances, self.utterance_count),
+            (on_disk.UTTERANCE_OFFSETS, self._utterance_offsets, len(self._utterances)),
+            (on_disk.USER_OFFSETS, self._user_offsets, len(self._users)),
         ):
             if offsets[0] != 0 or offsets[-1] != end or (offsets[1:] < offsets[:-1]).any():
                 raise InputError(f"store {self.path} is damaged: {name} does not rise to {end:,}; prepare it again")
         if not ((self._user_order >= 0) & (self._user_order < self.user_count)).all():
-            raise InputError(f"store {self.path} is damaged: {layout.USER_ORDER} names no users; prepare it again")
+            raise InputError(f"store {self.path} is damaged: {on_disk.USER_ORDER} names no users; prepare it again")
         for name, written in self.header.get("checksums", {}).items():
             path = self.path / self.header["generation"] / name
-            if (audio or name != layout.AUDIO) and _checksum(path) != written:
+            if (audio or name != on_disk.AUDIO) and _checksum(path) != written:
                 raise InputError(f"store is damaged: {path} was changed after it was written; prepare it again")
 
     def __reduce__(self) -> tuple[Callable[[Path, str], "Store"], tuple[Path, str]]:
@@ -185,11 +185,11 @@ def _reopened(path: Path, digest: str) -> Store:
 
 
 def _read_header(path: Path) -> dict[str, Any]:
-    file = path / layout.HEADER
+    file = path / on_disk.HEADER
     try:
         header: dict[str, Any] = parse_json(file.read_bytes())
     except FileNotFoundError:
-        found = "nothing is there" if not path.exists() else f"{path} has no {layout.HEADER}"
+        found = "nothing is there" if not path.exists() else f"{path} has no {on_disk.HEADER}"
         raise InputError(f"no store at {path}: {found}; `sottovoce prepare … --out {path}` makes one") from None
     except NotADirectoryError:
         raise InputError(
@@ -197,11 +197,11 @@ def _read_header(path: Path) -> dict[str, Any]:
         ) from None
     except (Unreadable, OSError) as error:
         raise InputError(f"no store at {path}: {file} is not readable ({error})") from None
-    if not isinstance(header, dict) or header.get("format") != layout.FORMAT:
+    if not isinstance(header, dict) or header.get("format") != on_disk.FORMAT:
         raise InputError(f"no store at {path}: {file} was not written by `sottovoce prepare`")
-    if header.get("version") != layout.VERSION:
+    if header.get("version") != on_disk.VERSION:
         raise InputError(
-            f"store {path} has format version={header.get('version')}, this release reads {layout.VERSION}: "
+            f"store {path} has format version={header.get('version')}, this release reads {on_disk.VERSION}: "
             "prepare it again"
         )
     if (rate := header.get("sample_rate")) != SAMPLE_RATE:

@@ -25,9 +25,9 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import derive, stream
-from sottovoce.training.parts import trained_part
 from sottovoce.training.precision import precision
 from sottovoce.training.run_folder import ENGINE, RunFolder
+from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population
 
 TRIED_CLIENTS = 32

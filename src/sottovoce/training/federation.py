@@ -36,10 +36,10 @@ from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import PARAMETERS, Checkpoint
 from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, Stop, keep
-from sottovoce.training.parts import trained_part
 from sottovoce.training.run_folder import LEDGER, RunFolder
 from sottovoce.training.step_log import by_kind
 from sottovoce.training.team import Team
+from sottovoce.training.trained_part import trained_part
 
 
 @final

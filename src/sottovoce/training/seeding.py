@@ -17,8 +17,9 @@ from sottovoce.files import read_json
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.store import Store
-from sottovoce.training.preparing import find_place, open_place, speakers
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
+from sottovoce.training.speakers import speakers_of
+from sottovoce.training.stores import find_place, open_place
 from sottovoce.users.population import Population, shared_speakers
 
 SERVER_PASS = "federation.server_pass.data"
@@ -96,7 +97,7 @@ def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path
             unknown.append(folder)
         if recipe is None:
             continue
-        shared |= set(shared_speakers(speakers(recipe, open_place(recipe.data.store, stores)), clients).tolist())
+        shared |= set(shared_speakers(speakers_of(recipe, open_place(recipe.data.store, stores)), clients).tolist())
         for place in _beside_training(recipe).values():
             keys = split_keys(*find_place(place, recipe, stores))
             shared |= set(np.intersect1d(keys, clients.store.user_keys[clients.user_rows()]).tolist())

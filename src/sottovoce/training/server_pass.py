@@ -26,9 +26,9 @@ from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import derive, torch_stream
 from sottovoce.store import Store
 from sottovoce.training.central import train_step
-from sottovoce.training.parts import trained_part
 from sottovoce.training.precision import precision
 from sottovoce.training.seeding import check_strangers, split_keys
+from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population
 
 GLIMPSE = 256  # samples out of the middle, by which two recordings are first compared

@@ -34,24 +34,17 @@ from sottovoce.training.engines import choose_clients
 from sottovoce.training.federation import Federating
 from sottovoce.training.keeper import Ended, Report, Say
 from sottovoce.training.marks import check_resumable
-from sottovoce.training.parts import communication, describe_part, trained_part
-from sottovoce.training.preparing import (
-    check_scored,
-    choose_tokens,
-    ensure_store,
-    find_place,
-    open_place,
-    population_of,
-    training_rows,
-)
 from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.seeding import SERVER_PASS, Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
 from sottovoce.training.server_pass import build_server_pass
+from sottovoce.training.speakers import choose_tokens, population_of, training_rows
 from sottovoce.training.step_log import NO_EVENTS
+from sottovoce.training.stores import check_scored, ensure_store, find_place, open_place
 from sottovoce.training.target import met_target
 from sottovoce.training.team import Team
 from sottovoce.training.testing import score_models
+from sottovoce.training.trained_part import communication, describe_part, trained_part
 from sottovoce.users.population import Population
 
 

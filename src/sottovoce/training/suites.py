@@ -16,9 +16,9 @@ from sottovoce.config import Recipe, Suite, load_recipe
 from sottovoce.errors import InputError
 from sottovoce.interrupts import interruptible
 from sottovoce.processes import joined, own_device
-from sottovoce.training.preparing import ensure_store
 from sottovoce.training.seeding import Seed, ancestors, seed_of
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.stores import ensure_store
 
 
 def chosen(suite: Suite, patterns: str | None) -> Suite:

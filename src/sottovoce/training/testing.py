@@ -1,21 +1,24 @@
-"""How well models understand the people of the test sets, and how a release says it without saying who they are."""
+"""How well models understand the people of the test sets, and how that is said without saying who they are.
+
+A release names and quotes nobody; a report of a simulation quotes voices that nobody owns.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sottovoce.config import Recipe
-from sottovoce.evaluation.evaluate import score, select
+from sottovoce.config import Recipe, SyntheticCorpus
+from sottovoce.evaluation.evaluate import Selection, score, select
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Store
-from sottovoce.training.samples import samples, shows_texts
 from sottovoce.training.team import Team
 
 Tested = dict[str, dict[str, Any]]
 
 # An exact rate is a fraction, and its denominator tells how many words somebody has said.
 PERSON_DIGITS = 2
+QUOTED = 8  # transcripts of a test set, for a report
 
 
 def score_models(
@@ -49,9 +52,21 @@ def _tested(
         hypotheses = team.recognise(model, store, chosen.rows)
         smallest = FEWEST_SPEAKERS if is_release else 1
         found[name] = score(store, chosen, hypotheses, smallest_group=smallest).as_json()
-        if shows_texts(recipe, store) and not is_release:
-            found[name]["samples"] = samples(chosen, hypotheses)
+        if may_quote(recipe, store) and not is_release:
+            found[name]["samples"] = quotes(chosen, hypotheses)
     return found
+
+
+def may_quote(recipe: Recipe, store: Store) -> bool:
+    """Whether a report may quote from `store`: only where the recipe itself has made it, of voices nobody owns."""
+    made = recipe.data.prepare
+    return isinstance(made, SyntheticCorpus) and store.name == f"synthetic-{made.task}"
+
+
+def quotes(chosen: Selection, hypotheses: Sequence[str], *, count: int = QUOTED) -> list[dict[str, str]]:
+    """Up to `count` transcripts, evenly spread over the set, so that they come from different speakers."""
+    picked = sorted({position * len(hypotheses) // count for position in range(count)})
+    return [{"reference": chosen.references[row], "hypothesis": hypotheses[row]} for row in picked]
 
 
 def hide_names(tests: Sequence[dict[str, Any]]) -> None:

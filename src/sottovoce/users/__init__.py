@@ -1,7 +1,7 @@
 """Who is a client: populations of a store's speakers, and how speech is spread over them."""
 
 from sottovoce.users.population import Client, LeftOut, Population, build_population, check_disjoint
-from sottovoce.users.settings import PopulationSettings, SeedPart
+from sottovoce.users.rules import PopulationSettings, SeedPart
 
 __all__ = [
     "Client",

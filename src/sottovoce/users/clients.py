@@ -5,7 +5,7 @@ import numpy as np
 from sottovoce.seeds import keyed_group, keyed_order
 from sottovoce.users.groups import Groups, group_by
 from sottovoce.users.splits import Speakers, UserIndex
-from sottovoce.users.utterances import utterance_keys, utterances_of
+from sottovoce.users.used_utterances import utterance_keys, utterances_of
 
 
 def devices(speakers: Speakers, *, speakers_per_device: int, seed: int) -> Groups:

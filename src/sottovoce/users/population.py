@@ -1,7 +1,7 @@
 """Who is a client: a store's speakers, divided among clients from one seed, the same on every machine.
 
     split(s) ─► speakers ─► seed | federation ─► speaker, device, silo or shuffled ─► floor ─► cap ─► hold-out
-    splits.py                                    clients.py                           └── utterances.py ──┘
+    splits.py                                    clients.py                           └ used_utterances.py ┘
 
 A population is a few small arrays over users; which utterances a client trains on is worked out when it is asked for.
 """
@@ -21,9 +21,9 @@ from sottovoce.errors import InputError
 from sottovoce.seeds import name_key
 from sottovoce.users.clients import devices, shuffled, silos
 from sottovoce.users.groups import Groups, Integers
-from sottovoce.users.settings import PopulationSettings, exactly
+from sottovoce.users.rules import PopulationSettings, exactly
 from sottovoce.users.splits import Speakers, UserIndex, select_speakers, split_off_seed, user_counts, user_samples
-from sottovoce.users.utterances import (
+from sottovoce.users.used_utterances import (
     HOLDOUT_NEEDS,
     capped,
     hold_out,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 from sottovoce.seeds import keyed_order
 from sottovoce.users.groups import Groups, Integers, offsets_of
-from sottovoce.users.settings import SeedPart, exactly
+from sottovoce.users.rules import SeedPart, exactly
 
 
 class Named(Protocol):

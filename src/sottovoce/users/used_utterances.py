@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from sottovoce.seeds import keyed_order, name_key
 from sottovoce.users.groups import Groups, Integers, offsets_of, spans
-from sottovoce.users.settings import exactly
+from sottovoce.users.rules import exactly
 from sottovoce.users.splits import UserIndex
 
 PLACE_FACTOR = 0xD1342543DE82EF95

@@ -1,0 +1,59 @@
+"""Whose speech a recipe trains on, and the token set that it is written in."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from sottovoce.config import Recipe
+from sottovoce.errors import InputError
+from sottovoce.models.speech import Rows
+from sottovoce.seeds import derive
+from sottovoce.store import Store
+from sottovoce.text.normalise import alphabet
+from sottovoce.text.tokens import CharacterTokens, Tokens, load_tokens, train_sentence_pieces
+from sottovoce.users import PopulationSettings, build_population
+from sottovoce.users.population import Population
+
+
+def training_rows(recipe: Recipe, store: Store) -> Rows:
+    """The utterances that central training takes: all speakers of its splits, or one part of them."""
+    population = speakers_of(recipe, store)
+    return np.sort(np.concatenate([client.utterances for client in population]))
+
+
+def speakers_of(recipe: Recipe, store: Store) -> Population:
+    """The people whose speech a recipe trains on, one client each."""
+    part: Literal["seed", "federation"] = "seed" if recipe.data.part == "seed" else "federation"
+    return population_of(
+        recipe, store, PopulationSettings(split=recipe.data.train, seed_part=recipe.data.seed_part, part=part)
+    )
+
+
+def population_of(recipe: Recipe, store: Store, settings: PopulationSettings) -> Population:
+    """The clients of a recipe; two recipes with one `people_seed` divide the same people alike."""
+    population = build_population(store, settings, seed=derive(recipe.people_seed, "seed part"))
+    if not len(population):
+        raise InputError(f"store {store.path}: nobody to train on in data.train={', '.join(recipe.data.train)}")
+    return population
+
+
+def choose_tokens(recipe: Recipe, store: Store, *, may_read_texts: bool = True) -> Tokens:
+    """Characters of the language (or of its training texts where it has no alphabet), sentence pieces, or a file.
+
+    Where the texts belong to clients whose privacy is counted, they may not be read: which characters or words occur
+    would leave the clients without being accounted for.
+    """
+    if recipe.tokens.file is not None:
+        return load_tokens(Path(recipe.tokens.file))
+    if recipe.tokens.kind == "characters" and (letters := alphabet(store.language)) is not None:
+        return CharacterTokens.seen_in(letters)
+    if not may_read_texts:
+        raise InputError(
+            f"tokens: kind={recipe.tokens.kind} for language={store.language} would be made from the clients' texts, "
+            "which no ε covers; give tokens.file, or a seed model with its own"
+        )
+    texts = (store.utterance(row).text or "" for row in training_rows(recipe, store).tolist())
+    if recipe.tokens.kind == "characters":
+        return CharacterTokens.seen_in(texts)
+    return train_sentence_pieces((text for text in texts if text), size=recipe.tokens.size)

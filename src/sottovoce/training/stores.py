@@ -1,0 +1,61 @@
+"""The stores of a recipe: made where they are missing, found by name, fit to be scored."""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from sottovoce.config import ManifestCorpus, Recipe, SyntheticCorpus
+from sottovoce.corpora import synthetic, tsv
+from sottovoce.corpora.holdout import hold_out
+from sottovoce.errors import InputError
+from sottovoce.evaluation.evaluate import check_language, select
+from sottovoce.models.saved import Recogniser
+from sottovoce.store import Progress, Store, pack
+
+
+def check_scored(places: Iterable[tuple[Store, str]], recogniser: Recogniser) -> None:
+    """Find out before training, not at the first evaluation, that a set cannot be scored."""
+    for store, split in places:
+        check_language(recogniser, store)
+        select(store, split=split)
+
+
+def ensure_store(recipe: Recipe, stores: Path, on_progress: Callable[[Progress], None]) -> None:
+    """Make the recipe's store if it can be made and is not there."""
+    place, how = stores / recipe.data.store, recipe.data.prepare
+    if how is None or (place / "store.json").exists():
+        return
+    if isinstance(how, SyntheticCorpus):
+        made = synthetic.read(
+            how.task, users=how.users, hours=how.hours, seed=how.seed, language=how.language, out=place
+        )
+        pack(made, place, on_progress=on_progress)
+        return
+    assert isinstance(how, ManifestCorpus)
+    corpus = tsv.read([_expanded(path) for path in how.manifests], language=how.language)
+    if how.hold_out:
+        corpus = hold_out(corpus, how.hold_out, seed=how.seed)
+    pack(corpus, place, on_progress=on_progress)
+
+
+def _expanded(path: str) -> Path:
+    expanded = os.path.expandvars(path)
+    if "$" in expanded:
+        raise InputError(f"recipe: {path} names an environment variable that is not set")
+    return Path(expanded)
+
+
+def open_place(name: str, stores: Path) -> Store:
+    """The store called `name` under `stores`, or at that path."""
+    store = Store(stores / name if (stores / name).exists() or not Path(name).exists() else Path(name))
+    store.check()
+    return store
+
+
+def find_place(place: str, recipe: Recipe, stores: Path) -> tuple[Store, str]:
+    """`split` of the recipe's store, or `STORE:split`."""
+    name, split = recipe.data.place(place)
+    store = open_place(name, stores)
+    if split not in store.splits:
+        raise InputError(f"data: no split={split!r} in store {store.path}, expected one of {', '.join(store.splits)}")
+    return store, split
