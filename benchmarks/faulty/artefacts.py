@@ -146,7 +146,7 @@ def _read_store(folder: Path) -> object:
     people = [store.user(row) for row in range(store.user_count)]
     said = [store.utterance(row) for row in range(store.utterance_count)]
     found = [store.find(person.name, split=person.split).row for person in people]
-    columns = [store.user_keys.tolist(), store.user_seconds().tolist(), store.seconds, store.digest, store.splits]
+    columns = [store.user_keys.tolist(), store.seconds, store.digest, store.splits]
     texts = [(one.id, one.text, one.raw_text, one.metadata, one.samples.tobytes()) for one in said]
     return people, texts, found, columns
 

@@ -21,13 +21,19 @@ from sottovoce.audio.augment import (
     draw_masks,
     mix_at_snr,
     perturb_speed,
-    spec_augment,
 )
 from sottovoce.errors import InputError
 from sottovoce.seeds import torch_stream
 
 PAPER = SpecAugmentSettings()
 RATE = 16_000
+
+
+def spec_augment(
+    features_BTF: torch.Tensor, lengths_B: torch.Tensor, *, settings: SpecAugmentSettings, generator: torch.Generator
+) -> torch.Tensor:
+    draws = draw_masks(len(features_BTF), settings=settings, generator=generator)
+    return apply_masks(features_BTF, lengths_B, draws=draws, settings=settings)
 
 
 def masked(frame_lengths: list[int], spec: SpecAugmentSettings, seed: int, *, filters: int = 80) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.bounds import LayerMeasurement, RunMeasurement, corollary1, theorem2, theorem3
+from sottovoce.privacy.bounds import LayerMeasurement, RunMeasurement, theorem2, theorem3
 
 LAYERS = (
     LayerMeasurement("attention", 600, 0.5, 2.0, 0.3, 0.004, 0.01, 0.02),
@@ -110,11 +110,9 @@ def test_kappa_asks_for_local_travel_near_one() -> None:
     at_one = theorem2(RUN)
     assert at_one.kappa == pytest.approx(1.0)
     assert at_one.holds
-    assert at_one.gradient_bound == pytest.approx(at_one.total)
     paper = theorem2(replace(RUN, local_lr=0.2))  # 0.2·10, the paper's own recipe
     assert paper.kappa == pytest.approx(-7.0)
     assert not paper.holds
-    assert paper.gradient_bound is None
     (broken,) = [a for a in paper.assumptions if a.name == "κ > 0"]
     assert not broken.holds
     assert "(0.646, 1.35)" in broken.detail
@@ -136,25 +134,8 @@ def test_broken_assumptions_are_named(change: dict[str, object], name: str) -> N
 
 def test_more_noise_makes_noise_dominant() -> None:
     loud = theorem2(replace(RUN, sigma_dp=1e3))
-    assert loud.dominant == "dp_noise"
+    assert max(loud.terms, key=lambda name: loud.terms[name]) == "dp_noise"
     assert theorem2(replace(RUN, sigma_dp=0.0)).terms["dp_noise"] == 0.0
-
-
-def test_corollary_gives_orders_of_magnitude_only() -> None:
-    run = replace(RUN, server_lr=400**-0.5, local_lr=(10 * 400) ** -0.5)
-    bound = corollary1(run)
-    assert not bound.has_constants
-    assert bound.gradient_bound is None
-    assert bound.terms["optimisation"] == pytest.approx(1 / 20)
-    assert bound.terms["global_update_noise"] == pytest.approx(10 / 400 * 0.3**2)
-    assert bound.terms["dp_noise"] == pytest.approx(sum((1e-5 * x.trust_ratio) ** 2 * x.dimension for x in LAYERS))
-    # Its own step sizes give local travel √(T_loc/T), far from one: the premises contradict each other here.
-    assert [a.name for a in bound.assumptions if not a.holds] == ["κ > 0"]
-    # Same terms as Theorem 2 up to constants: doubling T halves the clipping terms of both.
-    later = replace(run, central_steps=800, server_lr=800**-0.5, local_lr=(10 * 800) ** -0.5)
-    for name in ("clipping_bias", "intra_client", "inter_client", "global_update_noise", "local_update_noise"):
-        assert corollary1(later).terms[name] == pytest.approx(bound.terms[name] / 2)
-        assert theorem2(later).terms[name] == pytest.approx(theorem2(run).terms[name] / 2)
 
 
 def test_bad_measurements_are_refused() -> None:

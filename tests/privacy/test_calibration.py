@@ -9,7 +9,6 @@ from sottovoce.privacy.accounting import poisson_epsilon, rdp_epsilon
 from sottovoce.privacy.calibration import (
     Accountant,
     _crossing,
-    cohort_for,
     event_epsilon,
     noise_multiplier_for,
     population_for,
@@ -50,17 +49,6 @@ def test_steps_are_the_most_that_fit(accountant: Accountant) -> None:
     assert event_epsilon(repeated(step, steps + 1), delta=DELTA, accountant=accountant) > 2.0
 
 
-def test_cohort_at_fixed_sigma_is_the_smallest_and_at_fixed_noise_the_largest() -> None:
-    def at(cohort: int, z: float) -> float:
-        return event_epsilon(repeated(poisson_release(z, sampling_rate=cohort / 4000), 50), delta=DELTA)
-
-    common = {"population_size": 4000, "central_steps": 50, "delta": DELTA}
-    smallest = cohort_for(4.0, sigma_dp=3e-3, **common)  # type: ignore[arg-type]
-    assert at(smallest, 3e-3 * smallest) <= 4.0 < at(smallest - 1, 3e-3 * (smallest - 1))
-    largest = cohort_for(3.0, noise_multiplier=1.0, **common)  # type: ignore[arg-type]
-    assert at(largest, 1.0) <= 3.0 < at(largest + 1, 1.0)
-
-
 def test_population_grows_with_its_cohort_and_then_alone() -> None:
     recipe = {"sigma_dp": 1e-3, "sampling_rate": 0.05, "central_steps": 200, "delta": DELTA}
 
@@ -91,8 +79,6 @@ def test_a_jump_at_either_end_is_found(jump: str) -> None:
 def test_what_cannot_be_reached_says_the_best() -> None:
     with pytest.raises(InputError, match=r"target_epsilon=2 cannot be reached: the best is ε = .*, with a single step"):
         steps_for(2.0, step_event=poisson_release(0.1, sampling_rate=0.5), delta=DELTA)
-    with pytest.raises(InputError, match=r"cannot be reached: .* population_size=1000"):
-        cohort_for(1.0, population_size=1000, central_steps=100, delta=DELTA, sigma_dp=1e-5)
     with pytest.raises(InputError, match=r"cannot be reached: .* cohort_size=10"):
         population_for(1.0, sigma_dp=1e-2, sampling_rate=1e-3, central_steps=10, delta=1e-12, max_cohort=10)
     with pytest.raises(InputError, match=r"cannot be reached: .* noise_multiplier="):
@@ -103,8 +89,3 @@ def test_what_cannot_be_reached_says_the_best() -> None:
 def test_targets_are_positive(target: float) -> None:
     with pytest.raises(InputError, match="target_epsilon="):
         noise_multiplier_for(target, run_event=run, delta=DELTA)
-
-
-def test_one_of_two_must_stay_fixed() -> None:
-    with pytest.raises(InputError, match="exactly one of sigma_dp and noise_multiplier"):
-        cohort_for(1.0, population_size=100, central_steps=10, delta=DELTA)

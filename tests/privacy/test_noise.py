@@ -22,8 +22,6 @@ from sottovoce.privacy.noise import (
     grid_gaussian,
     grid_spacing,
     noise_multiplier_of,
-    realised_sigma_dp,
-    sigma_client_of,
     sigma_dp_of,
 )
 from sottovoce.privacy.secure_random import SecureRandom
@@ -201,19 +199,10 @@ def test_noise_on_groups() -> None:
 
 
 def test_placements_of_appendix_h1() -> None:
-    # The paper's example: σ_DP = 3e-6 with S = 204,800 is z = 0.6144; per client, with ω = 1/K, σ_DP·√S.
+    # The paper's example: σ_DP = 3e-6 with S = 204,800 is z = 0.6144.
     z = noise_multiplier_of(3e-6, cohort_size=204_800)
     assert z == pytest.approx(0.6144)
     assert sigma_dp_of(z, cohort_size=204_800) == pytest.approx(3e-6)
-    population, cohort = 1000, 30
-    client = sigma_client_of(0.1, sampling_rate=cohort / population, weight_square_sum=1 / population)
-    assert client == pytest.approx(0.1 * math.sqrt(cohort))
-    # Equal when the realised cohort is S, in expectation of the variance over Binomial(K, q), and not otherwise.
-    assert realised_sigma_dp(client, realised_cohort=cohort, cohort_size=cohort) == pytest.approx(0.1)
-    assert realised_sigma_dp(client, realised_cohort=20, cohort_size=cohort) < 0.09
-    sizes = np.random.default_rng(0).binomial(population, cohort / population, size=4000)
-    variances = [realised_sigma_dp(client, realised_cohort=int(n), cohort_size=cohort) ** 2 for n in sizes]
-    assert np.mean(variances) == pytest.approx(0.1**2, rel=0.02)
 
 
 def test_secure_words_are_uniform_and_never_repeat() -> None:

@@ -48,17 +48,6 @@ class SpecAugmentSettings:
             raise InputError(f"SpecAugment: time_ratio={self.time_ratio}, expected a share from 0 to 1")
 
 
-def spec_augment(
-    features_BTF: Tensor, frame_lengths_B: Tensor, *, settings: SpecAugmentSettings, generator: torch.Generator
-) -> Tensor:
-    """Masks random bands of normalised features with zero, their mean; padding is left as it is.
-
-    Each width is uniform from 0 to its bound, each place uniform over all that fit into the utterance.
-    """
-    draws = draw_masks(features_BTF.shape[0], settings=settings, generator=generator)
-    return apply_masks(features_BTF, frame_lengths_B, draws=draws, settings=settings)
-
-
 def draw_masks(batch_size: int, *, settings: SpecAugmentSettings, generator: torch.Generator) -> Tensor:
     """Uniform numbers [B, M, 2] (width, place) that decide the masks: frequency masks first, then time masks.
 
@@ -71,7 +60,11 @@ def draw_masks(batch_size: int, *, settings: SpecAugmentSettings, generator: tor
 def apply_masks(
     features_BTF: Tensor, frame_lengths_B: Tensor, *, draws: Tensor, settings: SpecAugmentSettings
 ) -> Tensor:
-    """Zeroes the bands that `draws` (from `draw_masks`) decide for each utterance."""
+    """Masks bands of normalised features with zero, their mean; padding is left as it is.
+
+    `draws` (from `draw_masks`) decide them for each utterance: each width is uniform from 0 to its bound, each place
+    uniform over all that fit into the utterance.
+    """
     _, frames, filters = features_BTF.shape
     draws = draws.to(features_BTF.device, non_blocking=True)
     frequency_draws, time_draws = draws[:, : settings.frequency_masks], draws[:, settings.frequency_masks :]

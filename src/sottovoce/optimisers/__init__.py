@@ -1,10 +1,10 @@
-"""Optimisers over parameter lists, gradient clipping and learning-rate schedules, with the semantics of optax."""
+"""Optimisers over parameter lists and learning-rate schedules, with the semantics of optax."""
 
 from sottovoce.optimisers.adagrad import AdaGrad
 from sottovoce.optimisers.adam import Adam
 from sottovoce.optimisers.lamb import LAMB
 from sottovoce.optimisers.lars import LARS
-from sottovoce.optimisers.norms import clip_gradients, tensor_norms
+from sottovoce.optimisers.norms import tensor_norms
 from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors
 from sottovoce.optimisers.registry import OPTIMISERS, SCHEDULES, build_optimiser, build_schedule
 from sottovoce.optimisers.schedules import (
@@ -35,7 +35,6 @@ __all__ = [
     "WarmupInverseSqrt",
     "build_optimiser",
     "build_schedule",
-    "clip_gradients",
     "restore_state",
     "state_tensors",
     "tensor_norms",

@@ -118,8 +118,13 @@ class FlatOptimiser:
 
 
 def _clip_scale(norms: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
-    """The norm of all, and what the gradient must be multiplied with: NaN where the norm is not finite."""
+    """The norm of all, and what the gradient must be multiplied with: NaN where the norm is not finite.
+
+    The step is then visibly lost, and none of it half clipped; a client's update is not finite, and counts as zero.
+    This steadies training and carries no privacy guarantee: users' updates are clipped elsewhere.
+    """
     norm: Tensor = torch.linalg.vector_norm(norms, dim=-1)
+    # A zero norm gives max_norm/0 = inf, which the clamp makes 1.
     return norm, (max_norm / norm).clamp(max=1.0).masked_fill(~norm.isfinite(), math.nan)
 
 

@@ -77,7 +77,6 @@ class Bound:
     terms: dict[str, float]
     layer_terms: dict[str, dict[str, float]]
     assumptions: tuple[Assumption, ...]
-    has_constants: bool  # Corollary 1 only gives orders of magnitude
 
     @property
     def total(self) -> float:
@@ -85,19 +84,9 @@ class Bound:
         return math.fsum(self.terms.values())
 
     @property
-    def dominant(self) -> str:
-        """The term that weighs most."""
-        return max(self.terms, key=lambda name: self.terms[name])
-
-    @property
     def holds(self) -> bool:
         """Whether every premise is met; otherwise the number bounds nothing."""
         return all(assumption.holds for assumption in self.assumptions)
-
-    @property
-    def gradient_bound(self) -> float | None:
-        """The bound on the mean squared gradient norm itself: total/κ, if the theorem applies and has constants."""
-        return self.total / self.kappa if self.holds and self.has_constants else None
 
 
 def theorem2(run: RunMeasurement) -> Bound:
@@ -145,35 +134,6 @@ def theorem3(run: RunMeasurement) -> Bound:
     return _bound("Theorem 3", kappa, scalar_terms, layer_terms, _common_assumptions(run, kappa, 10))
 
 
-def corollary1(run: RunMeasurement) -> Bound:
-    """Corollary 1 (Eq. 52, from Eq. 54): orders of magnitude at η_glob ~ 1/√T, η_loc ~ 1/√(T_loc·T); no constants.
-
-    At those step sizes κ > 0 asks for T_loc/T between 0.42 and 1.83, so it is judged by the run's own step sizes.
-    """
-    rate = run.local_steps / run.central_steps  # η_loc²·T_loc² = T_loc/T
-    layer_terms = {
-        "dp_noise": {x.name: run.optimiser_eps**2 * _dp_noise(run, x) for x in run.layers},
-        "clipping_bias": {x.name: rate * (x.gradient_bound / x.clip_bound) ** 2 for x in run.layers},
-        "intra_client": {x.name: rate * _unscaled_spread(x) * x.intra_variance for x in run.layers},
-        "inter_client": {x.name: rate * _unscaled_spread(x) * x.inter_variance for x in run.layers},
-    }
-    scalar_terms = {
-        "optimisation": 1 / math.sqrt(run.central_steps),
-        "global_update_noise": rate * run.gradient_deviation_global**2,
-        "local_update_noise": rate * run.gradient_deviation_local**2,
-    }
-    kappa = _kappa(run, 8)
-    own = Assumption(
-        "step sizes of the corollary",
-        _same_order(run.server_lr * math.sqrt(run.central_steps))
-        and _same_order(run.local_lr * math.sqrt(run.local_steps * run.central_steps)),
-        f"server_lr·√T = {run.server_lr * math.sqrt(run.central_steps):.3g}, "
-        f"local_lr·√(T_loc·T) = {run.local_lr * math.sqrt(run.local_steps * run.central_steps):.3g}, both of order 1",
-    )
-    assumptions = (*_common_assumptions(run, kappa, 8), own)
-    return _bound("Corollary 1", kappa, scalar_terms, layer_terms, assumptions, has_constants=False)
-
-
 def _dp_noise(run: RunMeasurement, layer: LayerMeasurement) -> float:
     """Eq. 33: R_h²·d_h·C²·σ_DP²/ξ²; without noise it vanishes even at C = ∞."""
     if run.sigma_dp == 0:
@@ -183,19 +143,11 @@ def _dp_noise(run: RunMeasurement, layer: LayerMeasurement) -> float:
 
 def _spread(run: RunMeasurement, layer: LayerMeasurement) -> float:
     """R_h²·M_h²/(ξ²·C_h²), the weight of the variances in Eq. 45 and 48."""
-    return _unscaled_spread(layer) / run.optimiser_eps**2
-
-
-def _unscaled_spread(layer: LayerMeasurement) -> float:
-    return (layer.trust_ratio * layer.gradient_bound / layer.clip_bound) ** 2
+    return (layer.trust_ratio * layer.gradient_bound / layer.clip_bound) ** 2 / run.optimiser_eps**2
 
 
 def _kappa(run: RunMeasurement, factor: int) -> float:
     return 1 - factor * (1 - run.local_lr * run.local_steps) ** 2
-
-
-def _same_order(value: float) -> bool:
-    return 0.1 <= value <= 10
 
 
 def _common_assumptions(run: RunMeasurement, kappa: float, factor: int) -> tuple[Assumption, ...]:
@@ -233,8 +185,6 @@ def _bound(
     scalar_terms: dict[str, float],
     layer_terms: dict[str, dict[str, float]],
     assumptions: tuple[Assumption, ...],
-    *,
-    has_constants: bool = True,
 ) -> Bound:
     sums = {name: math.fsum(by_layer.values()) for name, by_layer in layer_terms.items()}
-    return Bound(theorem, kappa, {**scalar_terms, **sums}, layer_terms, assumptions, has_constants)
+    return Bound(theorem, kappa, {**scalar_terms, **sums}, layer_terms, assumptions)

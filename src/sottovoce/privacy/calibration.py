@@ -1,4 +1,4 @@
-"""The other way round: from a target ε to the noise, the cohort, the steps or the population that reach it.
+"""The other way round: from a target ε to the noise, the steps or the population that reach it.
 
 ε falls with noise and population and grows with steps and sampling rate, so each answer is where ε crosses the
 target. Searches run on a coarser PLD grid; that only ever overstates ε, so an answer that passed the search passes the
@@ -131,42 +131,6 @@ def steps_for(target_epsilon: float, *, step_event: Event, delta: float, account
         one = event_epsilon(step_event, delta=delta, accountant=accountant)
         raise _unreachable(target_epsilon, one, "a single step")
     return _largest(fits, low=1, high=LARGEST_STEPS)
-
-
-def cohort_for(
-    target_epsilon: float,
-    *,
-    population_size: int,
-    central_steps: int,
-    delta: float,
-    sigma_dp: float | None = None,
-    noise_multiplier: float | None = None,
-    accountant: Accountant = "pld",
-) -> int:
-    """The cohort that reaches the target: the smallest at a fixed σ_DP, or the largest at a fixed noise multiplier.
-
-    With σ_DP the noise on the mean stays, so a larger cohort only gains privacy (z = σ_DP·S); with z fixed a larger
-    cohort means less noise on the mean and a higher sampling rate.
-    """
-    _check_target(target_epsilon)
-    if (sigma_dp is None) == (noise_multiplier is None):
-        raise InputError("expected exactly one of sigma_dp and noise_multiplier to stay fixed")
-
-    def spent(cohort: int) -> float:
-        z = noise_multiplier if noise_multiplier is not None else (sigma_dp or 0.0) * cohort
-        step = poisson_release(z, sampling_rate=cohort / population_size)
-        return event_epsilon(repeated(step, central_steps), delta=delta, accountant=accountant)
-
-    def fits(cohort: int) -> bool:
-        return spent(cohort) <= target_epsilon
-
-    if noise_multiplier is not None:
-        if not fits(1):
-            raise _unreachable(target_epsilon, spent(1), "a cohort of one user")
-        return _largest(fits, low=1, high=population_size)
-    if not fits(population_size):
-        raise _unreachable(target_epsilon, spent(population_size), f"the whole population_size={population_size}")
-    return 1 if fits(1) else _largest(lambda cohort: not fits(cohort), low=1, high=population_size) + 1
 
 
 def population_for(

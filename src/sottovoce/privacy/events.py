@@ -13,7 +13,7 @@ import dp_accounting
 
 from sottovoce.errors import InputError
 
-Sampling = Literal["poisson", "fixed_size", "none"]
+Sampling = Literal["poisson", "fixed_size"]
 Neighbouring = Literal["add_remove", "replace_one"]
 
 # What the accountants can compute without overflow or underflow; far beyond anything that makes sense.
@@ -45,8 +45,8 @@ def check_sizes(population_size: int, *, cohort_size: int) -> None:
 class GaussianRelease:
     """One noised sum over one cohort.
 
-    `poisson` needs `sampling_rate`; `fixed_size` needs `cohort_size` and `population_size`; `none` (every user in
-    every round) needs neither. Build it with `poisson_release`, `fixed_size_release` or `full_release`.
+    `poisson` needs `sampling_rate`, `fixed_size` needs `cohort_size` and `population_size`; with a rate of 1 every user
+    is in every round. Build it with `poisson_release` or `fixed_size_release`.
     """
 
     noise_multiplier: float
@@ -72,9 +72,9 @@ class GaussianRelease:
         given = {
             name for name in ("sampling_rate", "cohort_size", "population_size") if getattr(self, name) is not None
         }
-        needed = {"poisson": {"sampling_rate"}, "fixed_size": {"cohort_size", "population_size"}, "none": set[str]()}
+        needed = {"poisson": {"sampling_rate"}, "fixed_size": {"cohort_size", "population_size"}}
         if given != needed[self.sampling]:
-            wanted = " and ".join(sorted(needed[self.sampling])) or "no sampling parameter"
+            wanted = " and ".join(sorted(needed[self.sampling]))
             raise InputError(f"sampling={self.sampling}: expected {wanted}, got {', '.join(sorted(given)) or 'none'}")
         self._check_sampling()
 
@@ -132,11 +132,6 @@ def fixed_size_release(noise_multiplier: float, *, cohort_size: int, population_
     return GaussianRelease(
         noise_multiplier, "fixed_size", "replace_one", cohort_size=cohort_size, population_size=population_size
     )
-
-
-def full_release(noise_multiplier: float, *, neighbouring: Neighbouring = "add_remove") -> GaussianRelease:
-    """Every user in every round: no amplification by sampling."""
-    return GaussianRelease(noise_multiplier, "none", neighbouring)
 
 
 def repeated(event: Event, count: int) -> Composition:
@@ -210,8 +205,4 @@ def to_dp_event(event: Event) -> dp_accounting.DpEvent:
             gaussian = dp_accounting.GaussianDpEvent(event.effective_multiplier)
             if event.sampling == "poisson":
                 return dp_accounting.PoissonSampledDpEvent(event.sampling_rate, gaussian)
-            if event.sampling == "fixed_size":
-                return dp_accounting.SampledWithoutReplacementDpEvent(
-                    event.population_size, event.cohort_size, gaussian
-                )
-            return gaussian
+            return dp_accounting.SampledWithoutReplacementDpEvent(event.population_size, event.cohort_size, gaussian)

@@ -173,7 +173,9 @@ class NoiseScope:
         return tuple(self.others if group is None else self.factors.get(group, self.others) for group in group_of)
 
 
-# The three placements of Appendix H.1, in units of C. z = σ_sum (on the sum), σ_DP = σ_avg (on the mean), σ_client.
+# Two placements of Appendix H.1, in units of C: z = σ_sum (on the sum) and σ_DP = σ_avg (on the mean). The third, noise
+# on each client's update, equals them in expectation only: it hangs on how many took part, which is private, and is
+# smaller than planned in every small cohort. No accountant bounds it.
 
 
 def sigma_dp_of(noise_multiplier: float, *, cohort_size: int) -> float:
@@ -184,19 +186,3 @@ def sigma_dp_of(noise_multiplier: float, *, cohort_size: int) -> float:
 def noise_multiplier_of(sigma_dp: float, *, cohort_size: int) -> float:
     """z = σ_DP·S: noise on the sum for noise on the mean (Theorem 1)."""
     return sigma_dp * cohort_size
-
-
-def sigma_client_of(sigma_dp: float, *, sampling_rate: float, weight_square_sum: float) -> float:
-    """σ_client = σ_DP·√(q/Σω²): noise on each client's update, equal to σ_DP on the mean *in expectation* only.
-
-    With ω = 1/K, Σω² = 1/K and this is σ_DP·√S.
-    """
-    return sigma_dp * math.sqrt(sampling_rate / weight_square_sum)
-
-
-def realised_sigma_dp(sigma_client: float, *, realised_cohort: int, cohort_size: int) -> float:
-    """What per-client noise amounts to on the mean, with equal weights, once the cohort is drawn: σ_client·√n/S.
-
-    It depends on a private count, and is smaller than planned in every small cohort. No accountant bounds it.
-    """
-    return sigma_client * math.sqrt(realised_cohort) / cohort_size

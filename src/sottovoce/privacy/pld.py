@@ -136,8 +136,7 @@ def _releases(event: Event) -> list[tuple[GaussianRelease, int]]:
 
 def _release_pld(release: GaussianRelease, count: int, interval: float) -> Any:
     z = release.effective_multiplier
-    # The relation stays add/remove here: `effective_multiplier` holds the 2C of replace-one already.
-    if release.sampling_rate in (None, 1.0):
+    if release.sampling_rate == 1.0:
         return dp_pld.from_gaussian_mechanism(z / math.sqrt(count), value_discretization_interval=interval)
     step = dp_pld.from_gaussian_mechanism(
         z, sampling_prob=release.sampling_rate, value_discretization_interval=interval
@@ -148,7 +147,8 @@ def _release_pld(release: GaussianRelease, count: int, interval: float) -> Any:
 def _loss_ranges(release: GaussianRelease, count: int) -> tuple[float, float]:
     """Loss ranges of one step and of `count` steps, summed over removing and adding the user."""
     z, q = release.effective_multiplier, release.sampling_rate
-    if q is None or q == 1.0:
+    assert q is not None, "cohorts of fixed size have no PLD"
+    if q == 1.0:
         mean = math.sqrt(count) / z  # T Gaussian steps are one, and its losses are N(±μ²/2, μ²)
         both = 2 * (mean**2 + 2 * _GAUSSIAN_REACH * mean)
         return both, both

@@ -46,7 +46,7 @@ _RELATIONS = {
     "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
 }
 # What dp-accounting bounds; the rest is refused by name.
-_BOUNDED = {("poisson", "add_remove"), ("fixed_size", "replace_one"), ("none", "add_remove"), ("none", "replace_one")}
+_BOUNDED = {("poisson", "add_remove"), ("fixed_size", "replace_one")}
 
 
 def neighbouring_of(event: Event) -> Neighbouring | None:

@@ -130,11 +130,6 @@ class Store:
         """Seconds of speech in the whole store."""
         return int(self.audio_offsets[-1]) / SAMPLE_RATE
 
-    def user_seconds(self, rows: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.float64]:
-        """Seconds of speech of each user in `rows` (all of them by default)."""
-        first, last = self.user_utterances[:-1][rows], self.user_utterances[1:][rows]
-        return (self.audio_offsets[last] - self.audio_offsets[first]) / SAMPLE_RATE
-
     def user(self, row: int) -> User:
         """The user in `row`, without their samples."""
         record = _record(self._users, self._user_offsets, row)
