@@ -7,6 +7,11 @@ from types import ModuleType
 
 
 @cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@cache
 def triton_kernels(module: str) -> ModuleType | None:
     """The kernels of `module`, by its full name; None where Triton is not installed."""
-    return None if find_spec("triton") is None else import_module(module)
+    return import_module(module) if has_triton() else None

@@ -14,15 +14,7 @@ from torch import Tensor
 
 from sottovoce.errors import promise
 from sottovoce.flat.layout import ALIGNMENT, Layers
-
-try:
-    import triton
-    import triton.language as tl
-except ModuleNotFoundError:  # `segments` calls nothing here then, but the file may still be read
-    from types import SimpleNamespace
-
-    triton = SimpleNamespace(jit=lambda kernel: kernel)
-    tl = SimpleNamespace(constexpr=int)
+from sottovoce.flat.triton import tl, triton
 
 CHUNK = 4096  # elements per program
 WARPS = 8

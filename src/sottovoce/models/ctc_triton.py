@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-try:
-    import triton
-    import triton.language as tl
-except ModuleNotFoundError:  # `ctc` calls nothing here then, but the file may still be read
-    from types import SimpleNamespace
-
-    triton = SimpleNamespace(jit=lambda kernel=None, **_: kernel or (lambda kernel: kernel))
-    tl = SimpleNamespace(constexpr=lambda value: value)
+from sottovoce.flat.triton import tl, triton
 
 MOST_PLACES = 1024  # of one program: texts of up to 1,023 tokens, or 2,047 states
 FRAMES, PLACES, MOST_OUTPUTS = 16, 32, 64  # of one program of the gradient

@@ -11,15 +11,7 @@ from torch import Tensor
 
 from sottovoce.flat.layout import ALIGNMENT, Layers
 from sottovoce.flat.segments_triton import CHUNK, WARPS, chunk_table
-
-try:
-    import triton
-    import triton.language as tl
-except ModuleNotFoundError:  # `fused` calls nothing here then, but the file may still be read
-    from types import SimpleNamespace
-
-    triton = SimpleNamespace(jit=lambda kernel: kernel)
-    tl = SimpleNamespace(constexpr=int)
+from sottovoce.flat.triton import tl, triton
 
 
 def sums(

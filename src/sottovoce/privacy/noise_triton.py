@@ -18,15 +18,7 @@ from torch import Tensor
 from sottovoce.errors import promise
 from sottovoce.flat.layout import ALIGNMENT, Layout, tensor_layers
 from sottovoce.flat.segments_triton import CHUNK, WARPS, chunk_table
-
-try:
-    import triton
-    import triton.language as tl
-except ModuleNotFoundError:  # `noise` calls nothing here then, but the file may still be read
-    from types import SimpleNamespace
-
-    triton = SimpleNamespace(jit=lambda kernel: kernel)
-    tl = SimpleNamespace(constexpr=int)
+from sottovoce.flat.triton import tl, triton
 
 _MOST_ELEMENTS = 2**34  # four for each of the 2³² counters
 

@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.flat.kernels import has_triton
 from sottovoce.models.transformer.keyed_attention import keyed_attention
-from sottovoce.models.transformer.relu_dropout import has_triton, keyed_dropout, keyed_relu_dropout
+from sottovoce.models.transformer.relu_dropout import keyed_dropout, keyed_relu_dropout
 from sottovoce.models.transformer.rows import Packing
 
 

@@ -11,16 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from sottovoce.flat.triton import tl, triton
 from sottovoce.models.transformer.relu_dropout_triton import scale, threshold
-
-try:
-    import triton
-    import triton.language as tl
-except ModuleNotFoundError:  # `keyed_attention` calls nothing here then, but the file may still be read
-    from types import SimpleNamespace
-
-    triton = SimpleNamespace(jit=lambda kernel=None, **_: kernel or (lambda kernel: kernel))
-    tl = SimpleNamespace(constexpr=lambda value: value)
 
 # Else every new length of a row that happens to be odd, or to divide by 16, would be compiled anew.
 _SIZES = ("row_frames",)

@@ -10,13 +10,13 @@ its own key and the place in the row, whichever rows there are and however long.
 p is rounded to a 65,536th.
 """
 
-from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sottovoce.flat.kernels import has_triton
 
 
 def relu_dropout(x: Tensor, dropout: float) -> Tensor:
@@ -40,11 +40,6 @@ def keyed_dropout(x_NLD: Tensor, keys_N: Tensor, dropout: float) -> Tensor:
     """Each row's elements dropped with probability `dropout`, from its own key, and the others scaled up for it."""
     dropped: Tensor = _dropout_op(x_NLD, keys_N, dropout)
     return dropped
-
-
-@lru_cache(maxsize=1)
-def has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 # Rows are as many as keys: one for the whole tensor, or one for each client.

@@ -7,14 +7,7 @@ its own.
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ModuleNotFoundError:  # `relu_dropout` calls nothing here then, but the file may still be read
-    from types import SimpleNamespace
-
-    triton = SimpleNamespace(jit=lambda kernel: kernel)
-    tl = SimpleNamespace(constexpr=int)
+from sottovoce.flat.triton import tl, triton
 
 LANES = 512
 STRETCHES = 8
