@@ -36,7 +36,7 @@ from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Sampling
-from sottovoce.processes import joined
+from sottovoce.processes import process_group
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.normalise import alphabet
@@ -93,7 +93,7 @@ def member(arguments: argparse.Namespace) -> None:
     server_settings = ServerSettings(optimiser={"name": "lamb"}, schedule={"name": "constant", "lr": 1e-9})
     server = Server(server_settings, layout, layout.flatten(parameters))
     engine = SequentialEngine(room, layout, device=CPU)
-    with joined(CPU) as processes:
+    with process_group(CPU) as processes:
         over_ranks = ClientsOverRanks(engine, processes, seconds=population.seconds)
         if not processes.first:
             while (order := cast(RoundOrder | None, cast(Any, processes.share(None)))) is not None:

@@ -172,7 +172,7 @@ def floor(setting: Setting, cohort: int) -> Callable[[], float]:
         audio = 0.0
         for number in range(cohort):
             client = loaded[number % len(loaded)]
-            heard = client.heard(before, room, dtype=weights.dtype)
+            heard = client.hear(before, room, dtype=weights.dtype)
             for lines, draws in zip(client.lines, client.draws, strict=True):
                 batch = heard.take(lines)
                 loss = step_loss(room.family, weights.working, batch, settings=room.model, draws=draws)

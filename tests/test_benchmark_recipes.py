@@ -12,7 +12,7 @@ import pytest
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.flat.layout import match_groups
 from sottovoce.models.transformer.network import parameter_kind, parameter_shapes
-from sottovoce.reporting.archives import opened
+from sottovoce.reporting.archives import open_path
 
 ROOM = "benchmark/"
 SUITES = (
@@ -142,7 +142,7 @@ def test_the_tables_of_clipping_are_the_same_but_for_what_they_start_from() -> N
 
 @pytest.mark.parametrize(("suite", "prefix"), REPEATED.items())
 def test_rates_are_the_best_of_those_tried_with_a_worse_one_on_either_side(suite: str, prefix: str) -> None:
-    tried, kept = runs("learning-rates"), opened(KEPT / "learning-rates.zip")
+    tried, kept = runs("learning-rates"), open_path(KEPT / "learning-rates.zip")
     for mode in MODES:
         table = runs(suite)[mode]
         rates = {}
@@ -172,7 +172,7 @@ def test_parts_change_the_papers_recipe_and_the_best_is_one_of_them(room: str) -
 def test_kept_runs_are_those_of_the_recipes_and_all_of_them(archive: str) -> None:
     name = archive.removesuffix(".zip")
     suite = f"cpu/{name.removeprefix('cpu-')}" if name.startswith("cpu-") else name
-    folder = opened(KEPT / archive)
+    folder = open_path(KEPT / archive)
     assert {path.name for path in folder.iterdir()} == {*runs(suite)}
     for label, recipe in runs(suite).items():
         assert (folder / label / "config.yaml").read_text() == as_yaml(recipe), label

@@ -23,7 +23,7 @@ from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training.run_folder import open_run
 from sottovoce.training.seeding import find_seed, folder_of
 from sottovoce.training.stores import open_place
-from sottovoce.training.suites import chosen
+from sottovoce.training.suites import select_runs
 from sottovoce.training.trained_part import trained_part
 
 RECIPES, OVERRIDES = "recipes", "overrides of recipes"
@@ -118,7 +118,7 @@ def _understood(name: str, overrides: Sequence[str], folder: Path) -> object:
     experiment = load_experiment(name, overrides)
     if isinstance(experiment, Recipe):
         return _settled(experiment, folder)
-    suite = chosen(experiment, None)
+    suite = select_runs(experiment, None)
     recipes = {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
     return {label: _settled(recipe, folder / label) for label, recipe in recipes.items()}
 

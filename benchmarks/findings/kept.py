@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sottovoce.errors import InputError
-from sottovoce.reporting.archives import SUFFIX, opened
+from sottovoce.reporting.archives import SUFFIX, open_path
 from sottovoce.reporting.records import RunRecord, read_run
 from sottovoce.training.run_folder import RESULTS
 
@@ -94,7 +94,7 @@ class Kept:
         return f"[{words}]({Path(os.path.relpath(self.root, self.document)).as_posix()}/{suite}.md#{label})"
 
     def _folder(self, suite: str) -> Path:
-        return opened(self.root / f"{suite}{SUFFIX}")
+        return open_path(self.root / f"{suite}{SUFFIX}")
 
 
 def each(find: Callable[[str], Found], names: Iterable[str]) -> list[Found]:

@@ -132,10 +132,10 @@ def restarted() -> bool:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Processes]:
+def process_group(device: torch.device) -> Iterator[Processes]:
     """The processes that torchrun started: gloo on the host and NCCL between GPUs. `ALONE` without torchrun.
 
-    Within another `joined` they are the same ones, and stay together when the inner one ends.
+    Within another `process_group` they are the same ones, and stay together when the inner one ends.
     """
     if "RANK" not in os.environ:
         yield ALONE

@@ -25,7 +25,7 @@ from torch import device
 
 from sottovoce.config import Suite, load_experiment, load_recipe
 from sottovoce.errors import InputError
-from sottovoce.reporting.archives import opened, pack
+from sottovoce.reporting.archives import open_path, pack
 from sottovoce.reporting.curves import series
 from sottovoce.reporting.layers import norm_profiles
 from sottovoce.reporting.records import read_run
@@ -139,7 +139,7 @@ def test_what_is_kept_is_small_and_sound() -> None:
     names = {f"{suite}/{label}" for suite in kept.suites() for label in kept.labels(suite)}
     assert len(names) > 300
     for suite in kept.suites():
-        inside = opened(ROOT / f"results/{suite}.zip")
+        inside = open_path(ROOT / f"results/{suite}.zip")
         files = {path.relative_to(inside) for path in inside.rglob("*") if path.is_file()}
         assert {f"{suite}/{path.parent}" for path in files} <= names
         assert {path.name for path in files} <= set(FILES)
@@ -242,7 +242,7 @@ def test_a_run_joins_those_that_are_kept_or_takes_its_own_place(run: Path, tmp_p
         if not (folder := tmp_path / "other" / label).exists():
             shutil.copytree(run, folder, symlinks=True)
         program.keep_runs([folder], results=tmp_path / "results", suite="suite", rounds=None, brief=brief)
-        inside = opened(tmp_path / "results/suite.zip")
+        inside = open_path(tmp_path / "results/suite.zip")
         return {path.relative_to(inside).as_posix(): path.read_bytes() for path in inside.glob("*/*")}
 
     first = keep_as("b")

@@ -13,7 +13,7 @@ from sottovoce.evaluation.losses import mean_loss, recordings_loss, usable_speec
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.utterances import record_lines
-from sottovoce.processes import joined
+from sottovoce.processes import process_group
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
 
@@ -40,7 +40,7 @@ def test_every_utterance_counts_once(recogniser: Recogniser, store: Store, batch
 
 
 def shared_loss(model: Path, place: Path) -> float:
-    with joined(torch.device("cpu")) as processes:
+    with process_group(torch.device("cpu")) as processes:
         return mean_loss(saved.load(model), Store(place), split="test", processes=processes)
 
 

@@ -11,13 +11,13 @@ from sottovoce.evaluation.evaluate import evaluate, score, select
 from sottovoce.evaluation.together import recognise_together
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
-from sottovoce.processes import joined
+from sottovoce.processes import process_group
 from sottovoce.store import Store
 
 
 def shared_evaluation(model: Path, place: Path) -> dict[str, Any]:
     store, recogniser = Store(place), saved.load(model)
-    with joined(torch.device("cpu")) as processes:
+    with process_group(torch.device("cpu")) as processes:
         chosen = select(store)
         hypotheses = recognise_together(recogniser, store, chosen.rows, processes=processes)
     return score(store, chosen, hypotheses).as_json()

@@ -117,7 +117,7 @@ class Small:
 
             return gradient
 
-        heard = loaded.heard(HeardBefore(0), room, dtype=torch.float32)
+        heard = loaded.hear(HeardBefore(0), room, dtype=torch.float32)
         return [gradient_of(heard.take(lines), draws) for lines, draws in zip(loaded.lines, loaded.draws, strict=True)]
 
 

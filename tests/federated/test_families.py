@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.federated import test_distributed, test_round
+from tests.federated import test_ranks, test_round
 from tests.federated.small import CPU, EXACT, TOKENS, Small, furthest, small, small_settings, start_stream
 from tests.federated.test_stacked import relative, updates_of
 from tests.guides import DOCS, blocks
@@ -29,7 +29,7 @@ from sottovoce.models import saved
 from sottovoce.models.family import REGISTERED, Family, find_family, recordings_heard
 from sottovoce.models.trainable import parse_part, split
 from sottovoce.models.utterances import record_lines
-from sottovoce.processes import joined
+from sottovoce.processes import process_group
 from sottovoce.seeds import stream, torch_stream
 
 FROM_THE_GUIDE = "gru_ctc:FAMILY"
@@ -76,9 +76,9 @@ def test_worker_processes_have_the_sequential_engines_bits(ours: Small) -> None:
 
 
 def rounds_of(family: str, store: Path, folder: Path) -> dict[str, Any]:
-    with joined(CPU) as processes:
+    with process_group(CPU) as processes:
         ours = small(store, folder / f"{processes.world}-{processes.rank}.jsonl", family=family, **RANDOM)
-        return test_distributed.rounds(ours, processes, stacked=False, steps=2)
+        return test_ranks.rounds(ours, processes, stacked=False, steps=2)
 
 
 def test_ranks_come_to_the_same(family: str, tones: Path, tmp_path: Path) -> None:

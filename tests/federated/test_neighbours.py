@@ -24,7 +24,7 @@ from sottovoce.federated.cohort import Clients, ClientsHere
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
-from sottovoce.processes import joined
+from sottovoce.processes import process_group
 
 COHORT, NEWCOMER = (0, 1, 3, 4, 6, 8), 5
 # With the newcomer, without it, and without each of the others.
@@ -75,7 +75,7 @@ def engine_of(name: str, ours: Small) -> Engine:
 
 def sums_of_ranks(name: str, store: Path, folder: Path, privacy: dict[str, Any]) -> list[NDArray[Any]]:
     torch.set_num_threads(1)
-    with joined(CPU) as processes:
+    with process_group(CPU) as processes:
         ours = small(store, folder / f"{processes.rank}.jsonl", privacy=privacy, **CHANCE)
         clients = ClientsOverRanks(engine_of(name, ours), processes, seconds=ours.room.population.seconds)
         if processes.first:

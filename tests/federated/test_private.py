@@ -13,7 +13,7 @@ from tests.federated.small import Small, small
 from torch import Tensor
 
 from sottovoce.federated.engines import Dropped, Engine, Trained
-from sottovoce.federated.private import Private, merged
+from sottovoce.federated.private import Private, whole_cohort
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.processes import ALONE, Processes
@@ -80,7 +80,7 @@ def test_figures_are_means_over_the_finite_clients_however_they_are_divided(ours
     norms_NH = np.array([[float(layer.norm()) for layer in update.values()] for update in updates])
     bounds_H = np.array(ours.plan.clipper.layer_bounds)
     norm_N = np.sqrt((norms_NH**2).sum(axis=1))
-    for private in (figures_of(ours, range(MANY)), merged(parts)):
+    for private in (figures_of(ours, range(MANY)), whole_cohort(parts)):
         private.signal_H = torch.zeros(len(names))
         found: Any = private.as_json(ours.plan)
         assert found["updates"] == found["cohort"] == MANY

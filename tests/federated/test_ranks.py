@@ -17,7 +17,7 @@ from sottovoce.federated.cohort import ClientsHere, CohortSum
 from sottovoce.federated.engines import StackedEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.privacy.adaptive import AdaptiveClipping
-from sottovoce.processes import Processes, joined
+from sottovoce.processes import Processes, process_group
 from sottovoce.store import Store
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def all_cases(store: Path, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    with joined(CPU) as processes:
+    with process_group(CPU) as processes:
         for name, case in CASES.items():
             ours = small(store, folder / f"{processes.world}-{processes.rank}-{name}.jsonl", **case)
             if name == "some clients fail":
@@ -127,7 +127,7 @@ def exact_sum(store: Path, folder: Path, processes: Processes) -> np.ndarray | N
 
 def votes(store: Path, folder: Path) -> list[bool]:
     """What the first of two processes hears in two rounds, before the second of which the other was asked to stop."""
-    with joined(CPU) as processes:
+    with process_group(CPU) as processes:
         ours = small(store, folder / f"votes-{processes.rank}.jsonl")
         heard = []
         for step in range(2):

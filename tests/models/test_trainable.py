@@ -138,7 +138,7 @@ def test_the_share_of_base_that_lora_trains() -> None:
 @pytest.mark.parametrize("text", [None, "lora(r=2)", "lora(r=2, alpha=8)", "blocks.1, output.bias", "*.norm.*"])
 def test_a_part_starts_as_the_whole_model(text: str | None) -> None:
     part = part_of(text)
-    assert torch.equal(score(part.frozen.joined(as_doubles(part))), score(START))
+    assert torch.equal(score(part.frozen.with_trained(as_doubles(part))), score(START))
     merged = part.frozen.merged(part.initial)
     assert merged.keys() == START.keys()
     assert all(torch.equal(merged[name], START[name]) for name in START)
@@ -154,7 +154,7 @@ def test_a_trained_part_computes_what_the_merged_model_computes(text: str) -> No
     trained = moved(part)
     expected = score(part.frozen.merged(trained))
     assert not torch.allclose(expected, score(START), rtol=1e-3)
-    torch.testing.assert_close(score(part.frozen.joined(trained)), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(score(part.frozen.with_trained(trained)), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_of_a_pair_follow_from_those_of_the_merged_matrix() -> None:
@@ -162,7 +162,7 @@ def test_gradients_of_a_pair_follow_from_those_of_the_merged_matrix() -> None:
     part = part_of("lora(r=2, alpha=6)")
     trained = moved(part)
     merged = {name: p.detach().requires_grad_() for name, p in part.frozen.merged(trained).items()}
-    ours = gradients(score(part.frozen.joined(trained)).sum(), trained)
+    ours = gradients(score(part.frozen.with_trained(trained)).sum(), trained)
     whole = gradients(score(merged).sum(), merged)
     for layer in range(SETTINGS.layers):
         for matrix in MATRICES:
@@ -180,11 +180,11 @@ def test_stacked_clients_share_what_is_frozen_and_each_computes_its_own(text: st
     """Client 1 has the first utterance, client 0 the second, and client 2 none."""
     part = part_of(text)
     trained = moved(part, 3)
-    stacked_B = score(part.frozen.joined(trained), Stacking(rows_B=[1, 0], clients=3))
+    stacked_B = score(part.frozen.with_trained(trained), Stacking(rows_B=[1, 0], clients=3))
     stacked = gradients(stacked_B.sum(), trained)
     for utterance, client in ((0, 1), (1, 0)):
         own = {name: p[client].detach().requires_grad_() for name, p in trained.items()}
-        alone = score(part.frozen.joined(own))[utterance]
+        alone = score(part.frozen.with_trained(own))[utterance]
         torch.testing.assert_close(stacked_B[utterance], alone, rtol=1e-12, atol=1e-12)
         for name, expected in gradients(alone, own).items():
             torch.testing.assert_close(stacked[name][client], expected, rtol=1e-9, atol=1e-12)
@@ -194,7 +194,7 @@ def test_stacked_clients_share_what_is_frozen_and_each_computes_its_own(text: st
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own tracing asks for it
 def test_a_compiled_block_takes_low_rank_weights() -> None:
     part = part_of("lora(r=2), blocks.2")
-    whole = part.frozen.joined(moved(part))
+    whole = part.frozen.with_trained(moved(part))
     compiled = partial(run_blocks, block=torch.compile(block, backend="eager", fullgraph=True))
     found, _ = forward(whole, FEATURES_BTF, LENGTHS_B, settings=SETTINGS, blocks=compiled)
     expected, _ = forward(whole, FEATURES_BTF, LENGTHS_B, settings=SETTINGS)

@@ -16,7 +16,7 @@ from sottovoce.cli import app
 from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting import archives
-from sottovoce.reporting.archives import as_typed, opened, pack, unpack
+from sottovoce.reporting.archives import as_typed, open_path, pack, unpack
 from sottovoce.reporting.records import find_runs, read_run
 
 NAMES = st.text("ab.-é", min_size=1, max_size=4).filter(lambda name: name.strip("."))
@@ -63,13 +63,13 @@ def test_the_same_files_give_the_same_archive(tmp_path: Path) -> None:
 
 
 def test_a_path_may_lead_into_an_archive(runs: Path, suite: Path, tmp_path: Path) -> None:
-    assert contents(opened(suite)) == contents(runs)
-    assert contents(opened(suite / "noisy")) == contents(runs / "noisy")
-    assert opened(suite / "noisy/ledger.jsonl").read_bytes() == (runs / "noisy/ledger.jsonl").read_bytes()
-    assert opened(runs) == runs
-    assert opened(tmp_path / "nowhere.zip/noisy") == tmp_path / "nowhere.zip/noisy"
+    assert contents(open_path(suite)) == contents(runs)
+    assert contents(open_path(suite / "noisy")) == contents(runs / "noisy")
+    assert open_path(suite / "noisy/ledger.jsonl").read_bytes() == (runs / "noisy/ledger.jsonl").read_bytes()
+    assert open_path(runs) == runs
+    assert open_path(tmp_path / "nowhere.zip/noisy") == tmp_path / "nowhere.zip/noisy"
     (tmp_path / "folder.zip").mkdir()
-    assert opened(tmp_path / "folder.zip") == tmp_path / "folder.zip"
+    assert open_path(tmp_path / "folder.zip") == tmp_path / "folder.zip"
 
 
 def test_an_archive_written_anew_is_read_anew(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_an_archive_written_anew_is_read_anew(tmp_path: Path) -> None:
     for content in ("one", "two"):
         (tmp_path / "folder/file").write_text(content)
         pack(tmp_path / "folder", tmp_path / "suite.zip")
-        assert (opened(tmp_path / "suite.zip") / "file").read_text() == content
+        assert (open_path(tmp_path / "suite.zip") / "file").read_text() == content
 
 
 def test_runs_are_found_in_archives_and_told_apart(runs: Path, suite: Path, copied: MakeRun, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_spoilt_ledger_is_named_as_the_user_named_it(copied: MakeRun, tmp_path
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith(f"{run / 'ledger.jsonl'} is not sound: results.json")
     assert json.loads(done.stdout)["problem"] == str(done.exception)
-    assert read_run("noisy", opened(run)).unsound == str(done.exception)
+    assert read_run("noisy", open_path(run)).unsound == str(done.exception)
 
 
 def test_a_release_without_its_ledger_is_named_as_the_user_named_it(copied: MakeRun, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_release_without_its_ledger_is_named_as_the_user_named_it(copied: Make
 
 def refused(archive: Path) -> str:
     with pytest.raises(InputError) as raised:
-        opened(archive / "run")
+        open_path(archive / "run")
     message = as_typed(str(raised.value))
     assert message.startswith(f"{archive}: cannot be unpacked: ")
     assert "\n" not in message

@@ -68,7 +68,7 @@ def test_a_release_keeps_to_itself_what_it_knows_of_people(run: Run, tmp_path: P
 
 def test_a_release_is_never_trained_in_stacks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the run folder's `engine.json` says."""
-    monkeypatch.setattr(engines, "_chosen", lambda *_, **__: {"engine": "stacked", "stack_size": 2})
+    monkeypatch.setattr(engines, "_choose_engine", lambda *_, **__: {"engine": "stacked", "stack_size": 2})
     with pytest.raises(AssertionError, match="its clients are trained apart"):
         run("federation.privacy.mode=secure")
 

@@ -15,7 +15,7 @@ from sottovoce.cli import app, main
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
-from sottovoce.reporting.archives import opened
+from sottovoce.reporting.archives import open_path
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
 RECIPE = """
@@ -177,7 +177,7 @@ def test_every_mark_alone_shows_a_missing_end(sottovoce: Command, folder: Path, 
 def test_a_plan_for_more_people_knows_how_many_steps_there_were(sottovoce: Command, tmp_path: Path) -> None:
     """Of a kept run, whose ledger does not say how many it set out to make."""
     for name in ("ledger.jsonl", "planned.json"):
-        shutil.copy(opened(KEPT / name), tmp_path)
+        shutil.copy(open_path(KEPT / name), tmp_path)
     done = sottovoce("ledger", tmp_path)
     assert done.code == 0, done.err
     shorten(tmp_path, to=20)

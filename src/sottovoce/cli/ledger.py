@@ -23,10 +23,10 @@ def ledger(
     """
     from sottovoce.privacy.ledger import verify
     from sottovoce.privacy.promise import figures, promise_of
-    from sottovoce.reporting.archives import as_typed, opened
+    from sottovoce.reporting.archives import as_typed, open_path
     from sottovoce.training.marks import CheckedLedger, check_ledger
 
-    place = opened(run)
+    place = open_path(run)
     path = run / "ledger.jsonl" if place.is_dir() else run
     try:
         found = check_ledger(place) if place.is_dir() else CheckedLedger(verify(place), agreeing=(), unread=())

@@ -53,11 +53,11 @@ def run(
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.smoke_runs import run_smoke
     from sottovoce.training.stages import run_recipe
-    from sottovoce.training.suites import chosen, run_suite
+    from sottovoce.training.suites import run_suite, select_runs
 
     experiment = load_experiment(recipe, overrides or [])
     if isinstance(experiment, Suite):
-        experiment = chosen(experiment, only)
+        experiment = select_runs(experiment, only)
     elif only is not None or at_once != 1:
         raise InputError(f"{recipe} is one run: --only and --at-once are for suites")
     if smoke:

@@ -81,7 +81,7 @@ def read(name: str, seen: tuple[str, ...] = ()) -> Content:
     base = content.pop("extends", None)
     if not (base is None or isinstance(base, str)):
         raise InputError(f"recipe {name}: extends={base!r}, expected the name of one recipe")
-    return _merged(read(base, (*seen, name)), content) if base else content
+    return _overlaid(read(base, (*seen, name)), content) if base else content
 
 
 def override(content: Content, changes: Sequence[str]) -> None:
@@ -228,7 +228,7 @@ def _entry(content: Mapping[str, Any], label: str, name: str) -> Content:
         raise InputError(f"recipe {name}: expected keys and values, found {shown(entry)}")
     # A run of the same suite has on it what is shared, and perhaps something else in its place.
     has_it = entry.get("extends") in [f"{home}/{known}" for known in written]
-    return entry if has_it or label not in written else _merged(_shared(content), entry)
+    return entry if has_it or label not in written else _overlaid(_shared(content), entry)
 
 
 def _elsewhere(run: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> Content:
@@ -242,11 +242,11 @@ def _elsewhere(run: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> Cont
     return content
 
 
-def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Content:
+def _overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> Content:
     """`top` over `base`, key by key; a mapping that names a thing takes the place of the base's."""
     result = dict(base)
     for key, value in top.items():
         old = result.get(key)
         joins = isinstance(value, dict) and isinstance(old, dict) and not value.keys() & _NAMING
-        result[key] = _merged(old, value) if joins else value  # type: ignore[arg-type]  # joins says old is a dict
+        result[key] = _overlaid(old, value) if joins else value  # type: ignore[arg-type]  # joins says old is a dict
     return result

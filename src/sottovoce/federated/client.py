@@ -227,7 +227,7 @@ class LoadedClient:
     draws: list[StepDraws]
     audio_seconds: float
 
-    def heard(self, before: HeardBefore, room: ClientRoom, *, dtype: torch.dtype) -> Features:
+    def hear(self, before: HeardBefore, room: ClientRoom, *, dtype: torch.dtype) -> Features:
         """Its features, which are kept in `before` where they may be."""
         if isinstance(self.sound, Features):
             return self.sound
@@ -266,7 +266,7 @@ def train_locally(
     weights.reset(server_P)
     losses = []
     for lines, draws in zip(loaded.lines, loaded.draws, strict=True):
-        whole = room.frozen.joined(weights.working)
+        whole = room.frozen.with_trained(weights.working)
         loss = step_loss(room.family, whole, heard.take(lines), settings=room.model, draws=draws)
         weights.set_gradients(gradients_of(loss, list(weights.working.values())))
         if local.proximal is not None:
@@ -288,7 +288,7 @@ def held_out_wer(parameters: Parameters, client: Client, room: ClientRoom, *, de
     """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10)."""
     if not len(client.held_out):
         raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
-    whole = room.frozen.joined(parameters)
+    whole = room.frozen.with_trained(parameters)
     recogniser = Recogniser(room.family, room.model, room.tokens, whole, room.store.language)
     said = [room.store.utterance(row).text or "" for row in client.held_out.tolist()]
     return word_error_rate(said, recognise(recogniser, room.store, client.held_out, device=device))

@@ -92,7 +92,7 @@ class Private:
         }
 
 
-def merged(parts: Sequence[Private]) -> Private:
+def whole_cohort(parts: Sequence[Private]) -> Private:
     """The figures of several processes, each of which had a part of one cohort."""
     clipping = [part.clipping for part in parts if part.clipping is not None]
     losses = [part.loss for part in parts if part.loss is not None]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
 from sottovoce.federated.engines.engine import Engine
-from sottovoce.federated.private import Private, merged
+from sottovoce.federated.private import Private, whole_cohort
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.processes import Processes, deal
@@ -65,7 +65,7 @@ class ClientsOverRanks:
             part.weighted.denominator,
             math.fsum(each.within for each in parts),  # half counts: exact
             interrupted=any(each.interrupted for each in parts),
-            diagnostics=merged(diagnostics) if diagnostics else None,
+            diagnostics=whole_cohort(diagnostics) if diagnostics else None,
         )
 
     def take_part(

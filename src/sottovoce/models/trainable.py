@@ -3,8 +3,8 @@
     start ─► split ─► trained   a dictionary of tensors like any model's: trained, sent, clipped, noised, stepped
                   └─► frozen    the rest, which stays as it is
 
-    frozen.joined(trained)      what a forward pass takes; gradients flow to `trained`
-    frozen.merged(trained)      a plain model again: what is evaluated and saved
+    frozen.with_trained(trained)    what a forward pass takes; gradients flow to `trained`
+    frozen.merged(trained)          a plain model again: what is evaluated and saved
 
 What is trained is written as a list of
     blocks.30-35, output, *.norm.*    names of parameters: a shell-like pattern, or what a name begins with
@@ -100,7 +100,7 @@ class Frozen:
     def to(self, device: torch.device, dtype: torch.dtype) -> "Frozen":
         return Frozen({name: tensor.to(device, dtype) for name, tensor in self.tensors.items()}, self.scale)
 
-    def joined(self, trained: Parameters) -> Parameters:
+    def with_trained(self, trained: Parameters) -> Parameters:
         """All that a forward pass needs. `trained` may have a leading client axis; what is frozen is shared."""
         if not self.tensors:
             return trained
@@ -153,7 +153,7 @@ def split(
     """
     if part is None:
         return Trainable(parameters, NOTHING_FROZEN)
-    chosen = _chosen(part, parameters)
+    chosen = _trained_names(part, parameters)
     initial: dict[str, Tensor] = {}
     for name, tensor in parameters.items():
         if name in chosen:
@@ -164,7 +164,7 @@ def split(
     return Trainable(initial, Frozen(frozen, 1.0 if part.lora is None else part.lora.scale))
 
 
-def _chosen(part: Part, parameters: Mapping[str, Tensor]) -> set[str]:
+def _trained_names(part: Part, parameters: Mapping[str, Tensor]) -> set[str]:
     chosen: set[str] = set()
     for pattern in part.patterns:
         matched = [name for name in parameters if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]

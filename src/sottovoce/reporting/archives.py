@@ -24,12 +24,12 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Runti
 _typed: dict[str, str] = {}  # where an archive is unpacked, and what the user called it
 
 
-def opened(path: Path) -> Path:
+def open_path(path: Path) -> Path:
     """`path` itself, or where it is an archive or lies in one, the folder that it means, unpacked for this process."""
     for place in (path, *path.parents):
         if place.suffix == SUFFIX and place.is_file():
             state = place.stat()
-            folder = _unpacked(place.resolve(), (state.st_ino, state.st_size, state.st_mtime_ns))
+            folder = _unpack_once(place.resolve(), (state.st_ino, state.st_size, state.st_mtime_ns))
             _typed[str(folder)] = str(place)
             return folder / path.relative_to(place)
     return path
@@ -72,7 +72,7 @@ def _check(files: list[tuple[str, int]]) -> None:
 
 
 @cache
-def _unpacked(archive: Path, state: tuple[int, int, int]) -> Path:
+def _unpack_once(archive: Path, state: tuple[int, int, int]) -> Path:
     """The content of `archive` as it is in this `state`. Its folder has the archive's own path, from which runs get
     their labels, and is gone when the process ends."""
     scratch = tempfile.mkdtemp(prefix="sottovoce-archive-")

@@ -13,7 +13,7 @@ from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.ledger import LedgerReport
 from sottovoce.privacy.promise import Promise, figures, promise_of
-from sottovoce.reporting.archives import as_typed, opened
+from sottovoce.reporting.archives import as_typed, open_path
 from sottovoce.training.marks import check_ledger
 from sottovoce.training.run_folder import (
     CONFIG,
@@ -161,7 +161,7 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
     """
     found: list[Path] = []
     for path in paths:
-        place = opened(path)
+        place = open_path(path)
         if not place.is_dir():
             raise InputError(f"run={path}: expected the folder of a run")
         inside = [place] if _is_run(place) else sorted(child for child in place.iterdir() if _is_run(child))

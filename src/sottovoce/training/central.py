@@ -202,7 +202,7 @@ def train_step(
     processes: Processes = ALONE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of `weights` on `batch`: the loss, the gradients' norm before clipping, and the norms by tensor."""
-    batch = _augmented(batch, augment, generator)
+    batch = _augment(batch, augment, generator)
     (draws,) = draw_steps(
         family,
         [len(batch)],
@@ -212,7 +212,7 @@ def train_step(
         generator=generator,
     )
     features = recordings_heard(family, batch, settings=settings)
-    loss = step_loss(family, frozen.joined(weights.working), features, settings=settings, draws=draws)
+    loss = step_loss(family, frozen.with_trained(weights.working), features, settings=settings, draws=draws)
     weights.set_gradients(gradients_of(loss, list(weights.working.values())))
     processes.average([weights.gradient])
     norm, norms = weights.step(lr=lr, max_norm=max_norm)
@@ -230,7 +230,7 @@ def starting_point(recipe: Recipe, tokens: Tokens, seed: Recogniser | None, *, l
     return Recogniser(family, settings, tokens, adapt(seed, settings, tokens, generator=generator), language)
 
 
-def _augmented(batch: Recordings, augment: Augmentation, generator: torch.Generator) -> Recordings:
+def _augment(batch: Recordings, augment: Augmentation, generator: torch.Generator) -> Recordings:
     """Speed and noise, where the recipe asks for them."""
     device = batch.samples_N.device
     if augment.speeds:

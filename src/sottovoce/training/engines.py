@@ -45,7 +45,7 @@ def choose_clients(
     processes: Processes = ALONE,
 ) -> ClientsHere | ClientsOverRanks:
     """The run's clients, here or over ranks; among several processes the first one chooses the engine for all."""
-    chosen = _chosen(recipe, population, start, plan, run=run, device=device) if processes.first else {}
+    chosen = _choose_engine(recipe, population, start, plan, run=run, device=device) if processes.first else {}
     chosen = processes.share(chosen)
     engine = build_engine(
         chosen["engine"], recipe, population, start, plan, device=device, stack_size=chosen.get("stack_size")
@@ -57,7 +57,7 @@ def choose_clients(
     return ClientsHere(engine)
 
 
-def _chosen(
+def _choose_engine(
     recipe: Recipe, population: Population, start: Recogniser, plan: Plan, *, run: RunFolder, device: torch.device
 ) -> dict[str, Any]:
     """Once chosen it stays: another would round differently, and a resumed run repeat other bits.

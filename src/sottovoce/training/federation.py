@@ -215,7 +215,7 @@ class Federating(Loop):
 
     def settle(self, step: int, due: Due) -> list[Record]:
         """Commit to the ledger: from then on the rounds since the last commit may be told of."""
-        metrics, diagnostics = self._pending.taken()
+        metrics, diagnostics = self._pending.take()
         # Without new rounds the last commit still stands, and only an evaluation is made up for.
         self._mark = self._ledger.commit(step=step - 1, result=self._digest) if metrics else self._ledger.mark
         if diagnostics:
@@ -275,7 +275,7 @@ class _Pending:
         if torch.cuda.is_available():
             self._metrics[-1]["device_memory_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
 
-    def taken(self) -> tuple[list[Record], list[Record]]:
+    def take(self) -> tuple[list[Record], list[Record]]:
         taken = self._metrics, self._diagnostics
         self._metrics, self._diagnostics = [], []
         return taken

@@ -164,7 +164,7 @@ def keep(
     """
     found = _newest(run, tokens=tokens, processes=processes, say=say)
     with loop.begun(found), interruptible() as asked, ExitStack() as held:
-        standing = _Standing() if found is None else _taken_up(found, run, measure=measure, processes=processes)
+        standing = _Standing() if found is None else _take_up(found, run, measure=measure, processes=processes)
         records = None
         if processes.first:
             # Before the first checkpoint nothing counts, the start's score included.
@@ -208,7 +208,7 @@ class _Keeper:
         pace = self.pace
         if self.standing.step == 0 and pace.evaluate_start:
             due = Due(record=True, evaluate=True, save=False)
-            self._report(due, self._between(due))
+            self._report(due, self._carry_out(due))
         while (step := self.standing.step) < pace.steps:
             if pace.patience is not None and self.standing.since_best >= pace.patience:
                 return Ended(step, "patience", f"no better model on the dev speakers in {pace.patience} evaluations")
@@ -217,17 +217,17 @@ class _Keeper:
             except Stop as stop:
                 # What was made since may be the best model, and must at least be looked at.
                 if self.standing.evaluated < step:
-                    self._between(Due(record=True, evaluate=True, save=True))
+                    self._carry_out(Due(record=True, evaluate=True, save=True))
                 return Ended(step, stop.reason, stop.words)
             self.standing = replace(self.standing, step=step + 1)
             stops = interrupted()
             due = pace.due(step + 1, stops=stops)
-            self._report(due, self._between(due))
+            self._report(due, self._carry_out(due))
             if stops and step + 1 < pace.steps:
                 return Ended(step + 1, "interrupted")
         return Ended(step, "finished")
 
-    def _between(self, due: Due) -> Score | None:
+    def _carry_out(self, due: Due) -> Score | None:
         """All that is due between two steps; the dev score, where the model was evaluated."""
         records = self.loop.settle(self.standing.step, due) if due.record or due.save else []
         if self.records is None:
@@ -280,7 +280,7 @@ def _newest(run: RunFolder, *, tokens: str, processes: Processes, say: Say) -> C
     return found
 
 
-def _taken_up(found: Checkpoint, run: RunFolder, *, measure: Measure, processes: Processes) -> _Standing:
+def _take_up(found: Checkpoint, run: RunFolder, *, measure: Measure, processes: Processes) -> _Standing:
     """Where `found` stands, with the folder's links in order: a kill may have come between a checkpoint and them."""
     if processes.first:
         checkpoint.point(run.checkpoints / checkpoint.LATEST, run.checkpoints / checkpoint.name(found.step))

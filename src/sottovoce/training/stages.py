@@ -25,7 +25,7 @@ from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
-from sottovoce.processes import ALONE, Processes, joined, own_device, restarted
+from sottovoce.processes import ALONE, Processes, own_device, process_group, restarted
 from sottovoce.seeds import derive
 from sottovoce.store import Progress, Store
 from sottovoce.training import central
@@ -81,7 +81,7 @@ def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings)
     """Run `recipe` in the folder `out`, its seed before it."""
     device = own_device(around.device)
     resume = resume or restarted() or (out / RESULTS).exists()  # a finished run only has to be shown
-    with joined(device) as processes:
+    with process_group(device) as processes:
         around = replace(around, device=device) if processes.first else around.silent(device)
         with agreeing(processes) as facts:
             facts |= {"code": code_version(), "recipe": recipe.model_dump(mode="json")}
@@ -89,8 +89,8 @@ def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings)
             if processes.first:
                 ensure_store(recipe, around.stores, around.on_prepare)
         if recipe.federation is not None:
-            return _federated(recipe, out=out, resume=resume, around=around, processes=processes)
-        return _central(recipe, out=out, resume=resume, around=around, processes=processes)
+            return _run_federated(recipe, out=out, resume=resume, around=around, processes=processes)
+        return _run_central(recipe, out=out, resume=resume, around=around, processes=processes)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Places:
 
 
 @contextmanager
-def _opened(
+def _open_folder(
     out: Path,
     recipe: Recipe,
     *,
@@ -176,7 +176,7 @@ def _seed_model(
 # Central training.
 
 
-def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, processes: Processes) -> Outcome:
+def _run_central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, processes: Processes) -> Outcome:
     seed, stopped = _seed_model(recipe.training.start_from, recipe, around, processes)
     if stopped is not None:
         return stopped
@@ -223,10 +223,10 @@ def _central(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, p
         best = load_recogniser(run.best)
         team = places.team(ALONE, best, around.device)
         (tested,) = score_models([best], recipe, places.tests, team)
-        return _finished(run, {"model": dict(best.about), "test": tested})
+        return _finish(run, {"model": dict(best.about), "test": tested})
 
     inputs = {**places.digests(), "tokens digest": tokens.digest, "number of processes": processes.world}
-    with _opened(out, recipe, inputs=inputs, resume=resume, processes=processes) as run:
+    with _open_folder(out, recipe, inputs=inputs, resume=resume, processes=processes) as run:
         return _known(run, processes) or go(run)
 
 
@@ -243,7 +243,7 @@ def _measure(recipe: Recipe, start: Recogniser, places: _Places, around: Surroun
     return measure
 
 
-def _finished(run: RunFolder, results: dict[str, Any]) -> Outcome:
+def _finish(run: RunFolder, results: dict[str, Any]) -> Outcome:
     write_json(run.path / RESULTS, results)
     return Outcome(run.path, results=results)
 
@@ -259,7 +259,7 @@ def _known(run: RunFolder, processes: Processes) -> Outcome | None:
 # Federated training.
 
 
-def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, processes: Processes) -> Outcome:
+def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, processes: Processes) -> Outcome:
     settings = recipe.federated
     seed, stopped = _seed_model(settings.seed_model, recipe, around, processes)
     if stopped is not None:
@@ -298,7 +298,7 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
         return choose_clients(recipe, population, start, plan, run=run, device=around.device, processes=processes)
 
     is_release = plan.settings.mode is Mode.SECURE
-    with _opened(out, recipe, inputs=inputs, resume=resume, processes=processes, is_release=is_release) as run:
+    with _open_folder(out, recipe, inputs=inputs, resume=resume, processes=processes, is_release=is_release) as run:
         if (known := _known(run, processes)) is not None:
             return known
         if not processes.first:
@@ -335,7 +335,7 @@ def _federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings,
             if ended.reason == "interrupted":
                 return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
-            return _finished(run, _results(recipe, run, start, plan, ended, places, team))
+            return _finish(run, _results(recipe, run, start, plan, ended, places, team))
 
 
 def starting_model(recipe: Recipe, seed: Seed | None, store: Store) -> Recogniser:

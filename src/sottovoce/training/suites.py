@@ -15,13 +15,13 @@ from sottovoce.children import ChildKilled, Children, children
 from sottovoce.config import Recipe, Suite, load_recipe
 from sottovoce.errors import InputError
 from sottovoce.interrupts import interruptible
-from sottovoce.processes import joined, own_device
+from sottovoce.processes import own_device, process_group
 from sottovoce.training.seeding import Seed, ancestors, seed_of
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 from sottovoce.training.stores import ensure_store
 
 
-def chosen(suite: Suite, patterns: str | None) -> Suite:
+def select_runs(suite: Suite, patterns: str | None) -> Suite:
     """The runs of `suite` whose labels fit one of the `patterns` (such as `dim*,global`); all of them for None."""
     if patterns is None:
         return suite
@@ -45,7 +45,7 @@ def run_suite(suite: Suite, *, out: Path, around: Surroundings, at_once: int = 1
     if at_once > 1:
         return _side_by_side(recipes, out=out, around=around, at_once=at_once)
     outcomes: dict[str, Outcome] = {}
-    with joined(own_device(around.device)) as processes:
+    with process_group(own_device(around.device)) as processes:
         for label, recipe in recipes.items():
             around.on_stage(label)
             outcomes[label] = run_recipe(recipe, out=out / label, resume=True, around=around)

@@ -59,7 +59,7 @@ class Team(AbstractContextManager["Team"]):
         """The text of each utterance in `rows` of `store`, with the help of all."""
         if self.processes.several:
             self._ask(_RecogniseOrder(str(store.path), rows), model)
-        return self._recognised(model, store, rows)
+        return self._recognise_together(model, store, rows)
 
     def evaluate(self, model: Recogniser, store: Store, *, split: str) -> Evaluation:
         """What `evaluate` gives, with the help of all."""
@@ -108,9 +108,9 @@ class Team(AbstractContextManager["Team"]):
         if isinstance(order, _LossOrder):
             mean_loss(model, store, split=order.split, device=self.device, processes=self.processes)
         else:
-            self._recognised(model, store, order.rows)
+            self._recognise_together(model, store, order.rows)
 
-    def _recognised(self, model: Recogniser, store: Store, rows: NDArray[np.int64]) -> list[str]:
+    def _recognise_together(self, model: Recogniser, store: Store, rows: NDArray[np.int64]) -> list[str]:
         return recognise_together(model, store, rows, processes=self.processes, device=self.device)
 
     @property

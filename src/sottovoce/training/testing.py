@@ -37,13 +37,13 @@ def score_models(
     """
     if any(model.family.recognition is None for model in models):
         return [{} for _ in models]
-    found = [_tested(model, recipe, tests, team, is_release=is_release) for model in models]
+    found = [_score_model(model, recipe, tests, team, is_release=is_release) for model in models]
     if is_release:
         hide_names([test for tested in found for test in tested.values()])
     return found
 
 
-def _tested(
+def _score_model(
     model: Recogniser, recipe: Recipe, tests: Mapping[str, tuple[Store, str]], team: Team, *, is_release: bool
 ) -> Tested:
     found = {}

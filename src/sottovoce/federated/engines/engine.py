@@ -38,7 +38,7 @@ class Dropped:
     reason: str
 
 
-def excused(client: int, error: Exception, *, forgiving: bool) -> Dropped:
+def excuse(client: int, error: Exception, *, forgiving: bool) -> Dropped:
     """`client`, dropped because of `error`. Raises it where it is no accident of the client's but a bug of ours.
 
     A `forgiving` engine cannot tell these two apart, nor may it: a release that failed, or not, with who is in the
@@ -60,7 +60,7 @@ class Engine(ABC):
 
     waited = 0.0  # seconds that training has waited for data in this round
 
-    def awaited(self, loading: Iterator[T]) -> Iterator[T]:
+    def time_waits(self, loading: Iterator[T]) -> Iterator[T]:
         """The items of `loading`, with the time that each one kept training waiting added to `waited`."""
         self.waited = 0.0
         while True:

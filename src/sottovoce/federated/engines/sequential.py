@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import ClientRoom, LoadedClient, held_out_wer, load_client, plan_client, train_locally
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excused
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
@@ -40,7 +40,7 @@ class SequentialEngine(Engine):
 
     def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
         with closing(ahead(self._load(cohort, step))) as loading:
-            for loaded in self.awaited(loading):
+            for loaded in self.time_waits(loading):
                 yield loaded if isinstance(loaded, Dropped) else self._train_one(server_P, loaded)
 
     def _load(self, cohort: Sequence[int], step: int) -> Iterator[LoadedClient | Dropped]:
@@ -49,16 +49,16 @@ class SequentialEngine(Engine):
                 planned = plan_client(self._room, client, step=step)
                 yield load_client(self._room, planned, step=step, device=self._device, before=self._before)
             except Exception as error:
-                yield excused(client, error, forgiving=self._room.forgiving)
+                yield excuse(client, error, forgiving=self._room.forgiving)
 
     def _train_one(self, server_P: Tensor, loaded: LoadedClient) -> Trained | Dropped:
         try:
-            return self._trained(server_P, loaded)
+            return self._train(server_P, loaded)
         except Exception as error:
-            return excused(loaded.client.index, error, forgiving=self._room.forgiving)
+            return excuse(loaded.client.index, error, forgiving=self._room.forgiving)
 
-    def _trained(self, server_P: Tensor, loaded: LoadedClient) -> Trained:
-        heard = loaded.heard(self._before, self._room, dtype=self.weights.dtype)
+    def _train(self, server_P: Tensor, loaded: LoadedClient) -> Trained:
+        heard = loaded.hear(self._before, self._room, dtype=self.weights.dtype)
         loss = train_locally(self.weights, loaded, heard, self._room, server_P=server_P)
         figures = self._figures(loaded, loss)
         # The working model is done with: it becomes the update.

@@ -31,7 +31,7 @@ from sottovoce.federated.client import (
     load_client,
     plan_client,
 )
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excused
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
@@ -93,10 +93,10 @@ class StackedEngine(Engine):
             try:
                 members.append(plan_client(self._room, index, step=step))
             except Exception as error:
-                yield excused(index, error, forgiving=self._room.forgiving)
+                yield excuse(index, error, forgiving=self._room.forgiving)
         groups = self._groups(members, step)
-        with closing(ahead(self._loaded(groups, step), depth=1)) as loading:
-            for loaded in self.awaited(loading):
+        with closing(ahead(self._load_stacks(groups, step), depth=1)) as loading:
+            for loaded in self.time_waits(loading):
                 if isinstance(loaded, Dropped):
                     yield loaded
                 else:
@@ -133,7 +133,7 @@ class StackedEngine(Engine):
         # An optimiser with a memory would go on moving a client that has no batches left.
         return not room.local.optimiser_remembers or len(one.batches) == len(other.batches)
 
-    def _loaded(self, groups: Sequence[Sequence[PlannedClient]], step: int) -> Iterator[_Stack | Dropped]:
+    def _load_stacks(self, groups: Sequence[Sequence[PlannedClient]], step: int) -> Iterator[_Stack | Dropped]:
         for group in groups:
             members = list(group)
             while members:
@@ -148,7 +148,7 @@ class StackedEngine(Engine):
         try:
             return load_client(self._room, planned, step=step, device=self._device, before=self._before)
         except Exception as error:
-            dropped = excused(planned.client.index, error, forgiving=self._room.forgiving)
+            dropped = excuse(planned.client.index, error, forgiving=self._room.forgiving)
             raise _ClientFailure(planned, dropped) from error
 
     # Training.
@@ -156,10 +156,10 @@ class StackedEngine(Engine):
     def _train_stack(self, server_P: Tensor, stack: _Stack) -> Iterator[Trained | Dropped]:
         """A stack that fails is trained in halves, down to the one client that it fails for."""
         try:
-            trained = self._trained(server_P, stack)
+            trained = self._train(server_P, stack)
         except Exception as error:
             self._weights.clear()
-            dropped = excused(stack.members[0].client.index, error, forgiving=self._room.forgiving)
+            dropped = excuse(stack.members[0].client.index, error, forgiving=self._room.forgiving)
             if len(stack.members) == 1:
                 yield dropped
                 return
@@ -170,8 +170,8 @@ class StackedEngine(Engine):
         for members in (stack.members[:half], stack.members[half:]):
             yield from self._train_stack(server_P, self._stack(members))
 
-    def _trained(self, server_P: Tensor, stack: _Stack) -> Trained:
-        weights, losses_N = self._fitted(server_P, stack)
+    def _train(self, server_P: Tensor, stack: _Stack) -> Trained:
+        weights, losses_N = self._train_locally(server_P, stack)
         figures = self._figures(stack, weights, losses_N)
         indices = tuple(member.client.index for member in stack.members)
         with torch.no_grad():
@@ -181,16 +181,16 @@ class StackedEngine(Engine):
     def _stack(self, members: list[LoadedClient]) -> _Stack:
         return _stacked(members, stacked=self._stacked, size=self.size if self._stacked.full else len(members))
 
-    def _fitted(self, server_P: Tensor, stack: _Stack) -> tuple[Weights, Tensor]:
+    def _train_locally(self, server_P: Tensor, stack: _Stack) -> tuple[Weights, Tensor]:
         """The weights of all clients after their local steps, and their mean losses."""
         room, local, count = self._room, self._room.local, stack.size
         weights = self._weights_for(count)
         weights.reset(server_P)
         total_N = torch.zeros(count, device=self._device)
-        heard = end_to_end([member.heard(self._before, room, dtype=self._dtype) for member in stack.members])
+        heard = end_to_end([member.hear(self._before, room, dtype=self._dtype) for member in stack.members])
         for lock_step in stack.steps:
             losses_N = self._stacked.losses(
-                room.frozen.joined(weights.working),
+                room.frozen.with_trained(weights.working),
                 masked(room.family, heard.take(lock_step.lines), lock_step.draws),
                 rows_U=lock_step.rows_U,
                 clients=count,

@@ -17,7 +17,7 @@ from sottovoce.children import leave_with
 from sottovoce.errors import InputError
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.engines import shared_memory
-from sottovoce.federated.engines.engine import Dropped, excused
+from sottovoce.federated.engines.engine import Dropped, excuse
 from sottovoce.federated.engines.sequential import SequentialEngine
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
@@ -95,13 +95,13 @@ def _serve(connection: "Connection[Answer, Job]", *, setting: int, memory: int) 
         job = connection.recv()
         answer: Answer
         try:
-            answer = _trained(engine, job, rows_NP, forgiving=known.room.forgiving)
+            answer = _train(engine, job, rows_NP, forgiving=known.room.forgiving)
         except Exception:
             answer = Failed(traceback.format_exc())
         connection.send(answer)
 
 
-def _trained(engine: SequentialEngine, job: Job, rows_NP: torch.Tensor, *, forgiving: bool) -> Done | Dropped:
+def _train(engine: SequentialEngine, job: Job, rows_NP: torch.Tensor, *, forgiving: bool) -> Done | Dropped:
     try:
         (trained,) = engine.train(rows_NP[SERVER], [job.client], step=job.step)
         if isinstance(trained, Dropped):
@@ -110,4 +110,4 @@ def _trained(engine: SequentialEngine, job: Job, rows_NP: torch.Tensor, *, forgi
         (figures,) = trained.figures
         return Done(float(trained.losses), figures, trained.audio_seconds, engine.waited)
     except Exception as error:  # around the training itself: a thread that cannot start, a loss that cannot be read
-        return excused(job.client, error, forgiving=forgiving)
+        return excuse(job.client, error, forgiving=forgiving)

@@ -130,9 +130,9 @@ class WorkersEngine(Engine):
                 if isinstance(result, Dropped):
                     yield result
                 else:
-                    yield from self._given(*result)
+                    yield from self._hand_over(*result)
 
-    def _given(self, job: Job, done: Done) -> Iterator[Trained]:
+    def _hand_over(self, job: Job, done: Done) -> Iterator[Trained]:
         """The update, and its slot back when it is done with."""
         update_P, loss = self._rows_NP[job.slot], torch.tensor(done.loss)
         try:

@@ -125,9 +125,9 @@ def loss(
 
 @dataclass(frozen=True, eq=False)
 class StackDraws:
-    """One step's draws of several clients: joined, and each one's own, None where it has no batch."""
+    """One step's draws of several clients: of all together, and each one's own, None where it has no batch."""
 
-    joined: Draws
+    of_all: Draws
     by_client: list[Draws | None]
 
 
@@ -135,12 +135,12 @@ def join(drawn_N: Sequence[Draws | None]) -> StackDraws:
     """The draws of several clients as one batch's, but for dropout, whose seeds stay each client's own."""
     active = [drawn for drawn in drawn_N if drawn is not None]
     positions = [drawn.positions for drawn in active if drawn.positions is not None]
-    joined = Draws(
+    of_all = Draws(
         kept=tuple(sorted({layer for drawn in active for layer in drawn.kept})),
         positions=_joined_positions(positions) if positions else None,
         dropout_seed=None,
     )
-    return StackDraws(joined, list(drawn_N))
+    return StackDraws(of_all, list(drawn_N))
 
 
 def _joined_positions(positions: Sequence[PositionDraws]) -> PositionDraws:
@@ -171,7 +171,7 @@ def losses(
     """
     stacking = Stacking(rows_U, clients, draws.by_client)
     log_probs_UTV, lengths_U = emit(
-        parameters, features, settings=settings, draws=draws.joined, stacking=stacking, **options
+        parameters, features, settings=settings, draws=draws.of_all, stacking=stacking, **options
     )
     return ctc.loss_by_row(
         log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U, rows_U=rows_U, rows=clients
