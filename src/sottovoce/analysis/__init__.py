@@ -1,0 +1,1 @@
+"""How the recordings of a store differ from client to client."""
