@@ -87,14 +87,14 @@ p {{ color: var(--quiet); font-size: .9rem; }}
 class Page:
     """What stands around a drawing in HTML. `description` is for whoever cannot see it.
 
-    `total` is the row set in bold; `spans` are words over several columns each, above the headings.
+    `total` is the row set in bold, if any; `spans` are words over several columns each, above the headings.
     """
 
     title: str
     description: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    total: int
+    total: int | None
     spans: Sequence[tuple[str, int]] = ()
     notes: Sequence[str] = ()
 
@@ -144,7 +144,7 @@ def _html(page: Page, *, svg: str) -> str:
         drawing = drawing.replace(colour, f"var(--drawn-{number})")
     head = ["".join(f'<th colspan="{width}">{escape(text)}</th>' for text, width in page.spans)] if page.spans else []
     head.append("".join(f"<th>{escape(heading)}</th>" for heading in page.headings))
-    total = page.total % len(page.rows)
+    total = None if page.total is None else page.total % len(page.rows)
     return _PAGE.format(
         title=escape(page.title),
         description=escape(page.description),

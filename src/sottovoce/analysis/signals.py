@@ -1,6 +1,6 @@
 """What an utterance sounds like, in four numbers: loudness, log-HNR, permutation entropy and blind SNR.
 
-Gao et al. (2022, §4.2) name these measures and leave most of their settings open; `MEASURES` says what is computed here.
+Gao et al. (2022, §4.2) name these measures and leave most settings open; `MEASURES` says what is computed here.
 All of them look at frames of 40 ms, three periods of the lowest voice, every 10 ms.
 
     N  samples    T  frames    L  lags
@@ -42,14 +42,16 @@ class Measure:
     """One of the four, by the name it has in JSON; `definition` is shown wherever its value is."""
 
     name: str
+    title: str
     unit: str
     definition: str
 
 
 MEASURES = (
-    Measure("loudness", "RMS", "linear root mean square of a frame, full scale = 1"),
+    Measure("loudness", "loudness", "RMS", "linear root mean square of a frame, full scale = 1"),
     Measure(
         "log_hnr",
+        "log-HNR",
         "dB",
         "harmonics-to-noise ratio, 10·log10(r / (1 − r)), r the highest peak of a frame's autocorrelation at "
         f"{LOWEST_HZ}–{HIGHEST_HZ} Hz (Hann window, its own autocorrelation divided out; Boersma 1993), "
@@ -57,12 +59,14 @@ MEASURES = (
     ),
     Measure(
         "permutation_entropy",
+        "permutation entropy",
         "0–1",
         "entropy of the orders of three samples next to one another (order 3, delay 1) in a frame, divided by log 3!; "
         "equal samples count as rising",
     ),
     Measure(
         "blind_snr",
+        "blind SNR",
         "dB",
         f"a frame's energy over that of its residual after linear prediction of order {LPC_ORDER} (autocorrelation, "
         f"Hann window), voiced frames only: r ≥ {VOICED_CORRELATION} and at least {100 * VOICED_LOUDNESS:.0f} % of the "
@@ -108,9 +112,7 @@ def permutation_entropy(block: Floats) -> Floats:
 def harmonicity(correlations_TL: Floats) -> Floats:
     """The highest peak of the normalised autocorrelation among the lags of a voice, between samples too; 0 without."""
     normal_TL = correlations_TL / np.maximum(correlations_TL[:, :1], np.finfo(np.float64).tiny) / _WINDOW_CORRELATION_L
-    left, middle, right = (
-        normal_TL[:, SHORTEST_LAG + shift : LONGEST_LAG + 1 + shift] for shift in (-1, 0, 1)
-    )
+    left, middle, right = (normal_TL[:, SHORTEST_LAG + shift : LONGEST_LAG + 1 + shift] for shift in (-1, 0, 1))
     is_peak = (middle >= left) & (middle > right)
     bend = np.where(is_peak, left - 2 * middle + right, -1.0)
     heights = np.where(is_peak, middle - (left - right) ** 2 / (8 * bend), 0.0)  # of the parabola through the three
@@ -139,7 +141,7 @@ def _blocks(samples: NDArray[np.int16]) -> Iterator[Floats]:
     for first in range(0, frames, BLOCK_FRAMES):
         count = min(BLOCK_FRAMES, frames - first)
         start = first * HOP_SAMPLES
-        yield samples[start : start + (count - 1) * HOP_SAMPLES + WINDOW_SAMPLES] * INT16_SCALE
+        yield np.multiply(samples[start : start + (count - 1) * HOP_SAMPLES + WINDOW_SAMPLES], INT16_SCALE)
 
 
 def _frames(block: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""`sottovoce stats`: how much speech there is and how it is spread over people."""
+"""`sottovoce stats`: how much speech there is, how it is spread over people, and how unlike they sound."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,38 +6,86 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli.console import Json, print_json, say, stdout
+from sottovoce.errors import InputError
 
 
 def stats(
     store: Annotated[Path, typer.Argument(help="A store made by `sottovoce prepare`.")],
     plot: Annotated[
-        Path | None, typer.Option(help="Draw minutes and utterances per speaker: FILE.png, .svg or .html.")
+        Path | None,
+        typer.Option(
+            help="Draw minutes and utterances per speaker (with --heterogeneity: strip plots and maps): "
+            "FILE.png, .svg or .html."
+        ),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Read the whole store first: is it as `prepare` wrote it?")
     ] = False,
+    heterogeneity: Annotated[
+        bool,
+        typer.Option(
+            "--heterogeneity",
+            help="Listen to it: loudness, log-HNR, permutation entropy and blind SNR over clients, and how well "
+            "speaker embeddings tell them apart; definitions are printed below the table. Not private.",
+        ),
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(metavar="STORE", help="With --heterogeneity: another store beside it.")
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(help="With --heterogeneity: listen to so many people, chosen by --seed.")
+    ] = None,
+    utterances: Annotated[
+        int | None, typer.Option(help="With --heterogeneity: listen to so many utterances of each, chosen by --seed.")
+    ] = None,
+    embedding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --heterogeneity: resemblyzer (the default where installed) or spectrum (needs nothing).",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="With --heterogeneity: decides who is heard, k-means and the map.  [default: 1]")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Hours, speakers and minutes per speaker of a store, per split and in all.
+    """Hours, speakers and minutes per speaker of a store, per split and in all; or how unlike its speakers sound.
 
     Example: sottovoce stats stores/crowd --plot crowd.html
     """
     from sottovoce.store import Store
-    from sottovoce.users.statistics import statistics, table
 
     if plot is not None:
         from sottovoce.drawing import check_plot  # only here: matplotlib takes its time to load
 
         check_plot(plot)
-    opened = Store(store)
-    opened.check(audio=check)
-    figures = statistics(opened)
+    stores = [Store(path) for path in (store, against) if path is not None]
+    for opened in stores:
+        opened.check(audio=check)
+    if heterogeneity:
+        from sottovoce.cli.heterogeneity import report_heterogeneity
+
+        seed = 1 if seed is None else seed
+        report_heterogeneity(
+            stores, plot=plot, users=users, utterances=utterances, embedding=embedding, seed=seed, json=json
+        )
+        return
+    for name, value in (
+        *(("against", against), ("users", users), ("utterances", utterances)),
+        *(("embedding", embedding), ("seed", seed)),
+    ):
+        if value is not None:
+            raise InputError(f"{name}={value}: expected --heterogeneity with it")
+    from sottovoce.users.statistics import statistics, table
+
+    figures = statistics(stores[0])
     if json:
         print_json(figures)
     else:
-        stdout.print(table(figures, title=f"{opened.name} ({opened.language})"))
+        stdout.print(table(figures, title=f"{stores[0].name} ({stores[0].language})"))
     if plot is not None:
         from sottovoce.users.figure import draw
 
-        draw(opened, plot)
+        draw(stores[0], plot)
         say(f"wrote {plot}")

@@ -1,0 +1,61 @@
+"""Heterogeneity as a table for the terminal and the page. It prints what `as_json` has and computes nothing."""
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group as Lines
+from rich.table import Table
+from rich.text import Text
+
+from sottovoce.analysis.signals import MEASURES
+
+HEADINGS = ("measure", "store", "clients", "mean", "std of means", "kurtosis", "mean std", "std of stds")
+
+
+def table(figures: dict[str, Any]) -> Lines:
+    """A row per measure and store, and below them what they mean."""
+    printed = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
+    for number, heading in enumerate(HEADINGS):
+        printed.add_column(heading, justify="left" if number < 2 else "right", overflow="fold")
+    for cells in rows(figures):
+        # Names are wrapped in Text: a bracket in them is no markup.
+        printed.add_row(*map(Text, cells))
+    return Lines(printed, Text(), *map(Text, notes(figures)))
+
+
+def rows(figures: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The cells of the table; purity, one number a store, stands in the column of means."""
+    cells = []
+    for measure in MEASURES:
+        for number, store in enumerate(figures["stores"]):
+            title = f"{measure.title} ({measure.unit})" if number == 0 else ""
+            cells.append((title, store["store"], *_cells(store["measures"][measure.name])))
+    for number, store in enumerate(figures["stores"]):
+        title = f"purity ({figures['embedding']})" if number == 0 else ""
+        cells.append((title, store["store"], f"{store['purity_clients']:,}", _number(store["purity"]), *("",) * 4))
+    return cells
+
+
+def notes(figures: dict[str, Any]) -> list[str]:
+    """Who was listened to, what each row means, and that none of it is private."""
+    lines = []
+    for store in figures["stores"]:
+        heard = f"{store['store']} ({store['language']}): {store['utterances']:,} utterances, {store['hours']:.2f} h"
+        lines.append(f"{heard}, {store['clients']:,} of {store['clients_in_store']:,} clients, seed {figures['seed']}")
+        lines += [
+            f"{store['store']}: {without:,} utterances have no {measure.title}"
+            for measure in MEASURES
+            if (without := store["measures"][measure.name]["utterances_without"])
+        ]
+    titles = {measure.name: measure.title for measure in MEASURES}
+    lines += [f"{titles.get(name, name)}: {meaning}." for name, meaning in figures["definitions"].items()]
+    return [*lines, figures["note"]]
+
+
+def _cells(spread: dict[str, Any]) -> tuple[str, ...]:
+    names = ("mean", "std_of_means", "kurtosis_of_means", "mean_of_stds", "std_of_stds")
+    return (f"{spread['clients']:,}", *(_number(spread[name]) for name in names))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
