@@ -1,4 +1,4 @@
-"""Can clients be told apart by where their utterances lie? k-means from k-means++ starts, and how pure its clusters are.
+"""Can clients be told apart by where their utterances lie? k-means from k-means++ starts, and its clusters' purity.
 
 N  points    D  dimensions    K  clusters
 """

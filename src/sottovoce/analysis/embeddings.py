@@ -1,7 +1,7 @@
 """Who an utterance sounds like, as a point: by a trained speaker encoder, or by statistics of its spectrum.
 
-The encoder has the weights that Resemblyzer's package carries (Apache-2.0) and does what its `embed_utterance` does; pauses
-are not trimmed. The package is found, not imported: it asks for modules that setuptools and SciPy have left behind.
+The encoder has the weights that Resemblyzer's package carries (Apache-2.0) and does what its `embed_utterance` does.
+Pauses are not trimmed. The package is found, not imported: it needs modules that setuptools and SciPy left behind.
 
     B  pieces    N  samples    T  frames    F  mel filters    D  dimensions
 """

@@ -20,12 +20,14 @@ Floats = NDArray[np.float64]
 WINDOW_SAMPLES = SAMPLE_RATE * 40 // 1000
 HOP_SAMPLES = SAMPLE_RATE * 10 // 1000
 INT16_SCALE = 1.0 / 32768.0
-# A minute at once: however long a recording is, its frames take a few dozen MB.
-BLOCK_FRAMES = 6000
+# Twenty seconds at once: however long a recording is, its frames take some 50 MB.
+BLOCK_FRAMES = 2000
 
 LOWEST_HZ, HIGHEST_HZ = 75, 400
 SHORTEST_LAG, LONGEST_LAG = SAMPLE_RATE // HIGHEST_HZ, SAMPLE_RATE // LOWEST_HZ
-FFT_SAMPLES = scipy.fft.next_fast_len(WINDOW_SAMPLES + LONGEST_LAG + 1, real=True)  # no lag wraps around
+HEAD_SAMPLES = WINDOW_SAMPLES - LONGEST_LAG - 1  # that fit into a frame at one lag past the longest too
+# Far less than a single step of 16 bits, far more than rounding.
+SILENCE = 1e-15
 HNR_LIMIT_DB = 40.0
 # Praat's own: how periodic a voiced frame is, and how loud beside the loudest one.
 VOICED_CORRELATION, VOICED_LOUDNESS = 0.45, 0.03
@@ -53,8 +55,8 @@ MEASURES = (
         "log_hnr",
         "log-HNR",
         "dB",
-        "harmonics-to-noise ratio, 10·log10(r / (1 − r)), r the highest peak of a frame's autocorrelation at "
-        f"{LOWEST_HZ}–{HIGHEST_HZ} Hz (Hann window, its own autocorrelation divided out; Boersma 1993), "
+        "harmonics-to-noise ratio, 10·log10(r / (1 − r)), r the highest peak of a frame's normalised "
+        f"cross-correlation with itself at {LOWEST_HZ}–{HIGHEST_HZ} Hz (Talkin 1995), "
         f"within ±{HNR_LIMIT_DB:.0f} dB, frames of digital silence left out",
     ),
     Measure(
@@ -82,14 +84,14 @@ def describe(samples: NDArray[np.int16]) -> Floats:
     loudness_T = np.concatenate([_loudness(block) for block in _blocks(samples)])
     rows, done = [], 0
     for block in _blocks(samples):
-        correlations_TL = _autocorrelations(block)
-        loud_T = loudness_T[done : done + len(correlations_TL)] >= VOICED_LOUDNESS * loudness_T.max()
-        done += len(correlations_TL)
-        audible_T = correlations_TL[:, 0] > 0
-        harmonicity_T = np.where(audible_T, harmonicity(correlations_TL), np.nan)
-        voiced_T = audible_T & loud_T & (harmonicity_T >= VOICED_CORRELATION)
-        snr_T = np.full(len(correlations_TL), np.nan)
-        snr_T[voiced_T] = prediction_gain_db(correlations_TL[voiced_T])
+        frames_TN = _frames(block)
+        frames_TN = frames_TN - frames_TN.mean(axis=1, keepdims=True)
+        loud_T = loudness_T[done : done + len(frames_TN)] >= VOICED_LOUDNESS * loudness_T.max()
+        done += len(frames_TN)
+        harmonicity_T = harmonicity(frames_TN)
+        voiced_T = loud_T & (harmonicity_T >= VOICED_CORRELATION)
+        snr_T = np.full(len(frames_TN), np.nan)
+        snr_T[voiced_T] = prediction_gain_db(autocorrelations(frames_TN[voiced_T]))
         rows.append(np.stack([hnr_db(harmonicity_T), permutation_entropy(block), snr_T]))
     return np.array([loudness_T.mean(), *(_mean(row_T) for row_T in np.concatenate(rows, axis=1))])
 
@@ -109,14 +111,21 @@ def permutation_entropy(block: Floats) -> Floats:
     return np.asarray(entropy_T / np.log(PATTERNS))
 
 
-def harmonicity(correlations_TL: Floats) -> Floats:
-    """The highest peak of the normalised autocorrelation among the lags of a voice, between samples too; 0 without."""
-    normal_TL = correlations_TL / np.maximum(correlations_TL[:, :1], np.finfo(np.float64).tiny) / _WINDOW_CORRELATION_L
+def harmonicity(frames_TN: Floats) -> Floats:
+    """How alike a frame's head and what follows it a period later are, at best, between samples too: 1 if periodic.
+
+    Every lag compares as many samples and has its own norm: a voice that swells is as periodic as a steady one.
+    """
+    head = scipy.fft.rfft(frames_TN[:, :HEAD_SAMPLES], n=WINDOW_SAMPLES)
+    products_TL = scipy.fft.irfft(head.conj() * scipy.fft.rfft(frames_TN), n=WINDOW_SAMPLES)[:, : LONGEST_LAG + 2]
+    running = np.pad(np.cumsum(np.square(frames_TN), axis=1), ((0, 0), (1, 0)))
+    energy_TL = running[:, HEAD_SAMPLES:] - running[:, : LONGEST_LAG + 2]
+    normal_TL = products_TL / np.sqrt(energy_TL[:, :1].clip(min=SILENCE) * energy_TL.clip(min=SILENCE))
     left, middle, right = (normal_TL[:, SHORTEST_LAG + shift : LONGEST_LAG + 1 + shift] for shift in (-1, 0, 1))
     is_peak = (middle >= left) & (middle > right)
     bend = np.where(is_peak, left - 2 * middle + right, -1.0)
     heights = np.where(is_peak, middle - (left - right) ** 2 / (8 * bend), 0.0)  # of the parabola through the three
-    return np.asarray(heights.max(axis=1))
+    return np.where(energy_TL[:, 0] > SILENCE, heights.max(axis=1), np.nan)
 
 
 def hnr_db(harmonicity_T: Floats) -> Floats:
@@ -125,9 +134,16 @@ def hnr_db(harmonicity_T: Floats) -> Floats:
     return np.asarray(10 * np.log10(share_T / (1 - share_T)))
 
 
+def autocorrelations(frames_TN: Floats) -> Floats:
+    """Of each frame under a Hann window, at the lags that linear prediction asks for."""
+    windowed_TN = frames_TN * np.hanning(WINDOW_SAMPLES)
+    pairs = ((windowed_TN[:, : WINDOW_SAMPLES - lag], windowed_TN[:, lag:]) for lag in range(LPC_ORDER + 1))
+    return np.stack([np.einsum("tn,tn->t", *pair) for pair in pairs], axis=1)
+
+
 def prediction_gain_db(correlations_TL: Floats) -> Floats:
     """Energy over residual energy, in dB, of the best linear prediction from the last ten samples."""
-    known = correlations_TL[:, : LPC_ORDER + 1] / correlations_TL[:, :1]
+    known = correlations_TL / correlations_TL[:, :1]
     known[:, 0] += LPC_FLOOR
     lags = np.abs(np.subtract.outer(np.arange(LPC_ORDER), np.arange(LPC_ORDER)))
     weights = np.linalg.solve(known[:, lags], known[:, 1:, None])[:, :, 0]
@@ -152,22 +168,6 @@ def _loudness(block: Floats) -> Floats:
     return np.asarray(np.sqrt(np.square(_frames(block)).mean(axis=1)))
 
 
-def _autocorrelations(block: Floats) -> Floats:
-    """Of each frame, without its mean and under a Hann window, up to one lag past the longest."""
-    frames_TN = _frames(block)
-    return _correlate((frames_TN - frames_TN.mean(axis=1, keepdims=True)) * _WINDOW)
-
-
-def _correlate(frames_TN: Floats) -> Floats:
-    spectrum = scipy.fft.rfft(frames_TN, n=FFT_SAMPLES)
-    power = np.square(spectrum.real) + np.square(spectrum.imag)
-    return np.asarray(scipy.fft.irfft(power, n=FFT_SAMPLES)[:, : LONGEST_LAG + 2])
-
-
 def _mean(values_T: Floats) -> float:
     has_value_T = ~np.isnan(values_T)
     return float(values_T[has_value_T].mean()) if has_value_T.any() else np.nan
-
-
-_WINDOW = np.hanning(WINDOW_SAMPLES)
-_WINDOW_CORRELATION_L = (_correlate(_WINDOW[None]) / np.square(_WINDOW).sum())[0]

@@ -9,14 +9,16 @@ from rich.text import Text
 
 from sottovoce.analysis.signals import MEASURES
 
-HEADINGS = ("measure", "store", "clients", "mean", "std of means", "kurtosis", "mean std", "std of stds")
+HEADINGS = ("measure", "store", "mean", "std of means", "kurtosis", "mean of stds", "std of stds")
 
 
 def table(figures: dict[str, Any]) -> Lines:
     """A row per measure and store, and below them what they mean."""
     printed = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for number, heading in enumerate(HEADINGS):
-        printed.add_column(heading, justify="left" if number < 2 else "right", overflow="fold")
+        # Two lines a heading and no break in a title: all of it fits 80 columns.
+        lines = heading.replace(" of ", " of\n") if " of " in heading else f"\n{heading}"
+        printed.add_column(lines, justify="left" if number < 2 else "right", no_wrap=number == 0, overflow="fold")
     for cells in rows(figures):
         # Names are wrapped in Text: a bracket in them is no markup.
         printed.add_row(*map(Text, cells))
@@ -28,11 +30,11 @@ def rows(figures: dict[str, Any]) -> list[tuple[str, ...]]:
     cells = []
     for measure in MEASURES:
         for number, store in enumerate(figures["stores"]):
-            title = f"{measure.title} ({measure.unit})" if number == 0 else ""
+            title = measure.title if number == 0 else ""
             cells.append((title, store["store"], *_cells(store["measures"][measure.name])))
     for number, store in enumerate(figures["stores"]):
         title = f"purity ({figures['embedding']})" if number == 0 else ""
-        cells.append((title, store["store"], f"{store['purity_clients']:,}", _number(store["purity"]), *("",) * 4))
+        cells.append((title, store["store"], _number(store["purity"]), *("",) * 4))
     return cells
 
 
@@ -41,7 +43,10 @@ def notes(figures: dict[str, Any]) -> list[str]:
     lines = []
     for store in figures["stores"]:
         heard = f"{store['store']} ({store['language']}): {store['utterances']:,} utterances, {store['hours']:.2f} h"
-        lines.append(f"{heard}, {store['clients']:,} of {store['clients_in_store']:,} clients, seed {figures['seed']}")
+        clients = (
+            f"{store['clients']:,} of {store['clients_in_store']:,} clients ({store['purity_clients']:,} for purity)"
+        )
+        lines.append(f"{heard}, {clients}, seed {figures['seed']}")
         lines += [
             f"{store['store']}: {without:,} utterances have no {measure.title}"
             for measure in MEASURES
@@ -54,7 +59,7 @@ def notes(figures: dict[str, Any]) -> list[str]:
 
 def _cells(spread: dict[str, Any]) -> tuple[str, ...]:
     names = ("mean", "std_of_means", "kurtosis_of_means", "mean_of_stds", "std_of_stds")
-    return (f"{spread['clients']:,}", *(_number(spread[name]) for name in names))
+    return tuple(_number(spread[name]) for name in names)
 
 
 def _number(value: float | None) -> str:
