@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 WINDOW_SAMPLES = SAMPLE_RATE * 40 // 1000
 HOP_SAMPLES = SAMPLE_RATE * 10 // 1000
 INT16_SCALE = 1.0 / 32768.0
-# Twenty seconds at once: however long a recording is, its frames take some 50 MB.
+# Twenty seconds at once: however long a recording is, its frames take some 75 MB.
 BLOCK_FRAMES = 2000
 
 LOWEST_HZ, HIGHEST_HZ = 75, 400
