@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli.console import Json, print_json, progress_bar, stderr, stdout
-from sottovoce.cli.recognition import BeamWidth, Device, LanguageModel, LmWeight, Model, Words, WordScore
+from sottovoce.cli.recognition import (
+    BeamWidth,
+    ByCtc,
+    CtcWeight,
+    Device,
+    EndThreshold,
+    LanguageModel,
+    LmWeight,
+    LongestShift,
+    Model,
+    Temperature,
+    Words,
+    WordScore,
+)
 from sottovoce.errors import InputError
 
 
@@ -21,6 +34,11 @@ def evaluate(
     lm_weight: LmWeight = None,
     words: Words = None,
     word_score: WordScore = None,
+    ctc: ByCtc = False,
+    ctc_weight: CtcWeight = None,
+    temperature: Temperature = None,
+    end_threshold: EndThreshold = None,
+    longest_shift: LongestShift = None,
     longest: Annotated[float, typer.Option(help="Leave out utterances longer than so many seconds.")] = 60.0,
     plot: Annotated[
         Path | None, typer.Option(help="Draw WER per speaker and by group: FILE.png, .svg or .html.")
@@ -40,6 +58,7 @@ def evaluate(
     from sottovoce.evaluation.figure import draw
     from sottovoce.evaluation.recognise import choose_device, recognise
     from sottovoce.evaluation.table import table
+    from sottovoce.models.attention_search import Search
     from sottovoce.models.saved import load
     from sottovoce.store import Store
 
@@ -52,13 +71,20 @@ def evaluate(
     store.check()
     check_language(recogniser, store)
     decode = choose_decoder(
+        recogniser.family,
         recogniser.tokens.pieces(),
         beam_width=beam_width,
         language_model=lm,
         lm_weight=lm_weight,
         words=words,
         word_score=word_score,
+        by_ctc=ctc,
+        ctc_weight=ctc_weight,
+        temperature=temperature,
+        end_threshold=end_threshold,
+        longest_shift=longest_shift,
     )
+    collapses: list[int] = []
     started = time.monotonic()
     chosen = select(store, split=split, longest_seconds=longest)
     with progress_bar(f"recognising {on}") as bar:
@@ -71,19 +97,23 @@ def evaluate(
             device=chosen_device,
             decode=decode,
             on_progress=lambda done: bar.update(task, completed=done),
+            on_collapse=collapses.append,
         )
     result = score(store, chosen, hypotheses)
     elapsed = time.monotonic() - started
     if out is not None:
         _write_texts(out, chosen.ids, chosen.references, hypotheses)
     if json:
-        print_json({"model": str(model)} | result.as_json() | {"elapsed_seconds": elapsed})
+        counted = {"collapsed": sum(collapses)} if isinstance(decode, Search) else {}
+        print_json({"model": str(model)} | result.as_json() | counted | {"elapsed_seconds": elapsed})
     else:
         stdout.print(table(result, title=f"{model} on {on}"))
         speed = f"{result.audio_seconds:,.0f} s of audio in {elapsed:,.1f} s on {chosen_device}"
         stderr.print(f"{speed} ({result.audio_seconds / elapsed:,.0f} × real time)", highlight=False)
     if plot is not None:
         draw(result, plot, title=f"{model.name} on {result.store}" + (f", {split}" if split else ""))
+    if sum(collapses):
+        stderr.print(f"the attention stopped listening in {sum(collapses):,} of {len(chosen.rows):,} utterances")
     for written in (place for place in (plot, out) if place is not None):
         stderr.print(f"wrote {written}", highlight=False)
 

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.console import Json, print_json, progress_bar, stderr
-from sottovoce.cli.recognition import BeamWidth, Device, LanguageModel, LmWeight, Model, Words, WordScore
+from sottovoce.cli.recognition import (
+    BeamWidth,
+    ByCtc,
+    CtcWeight,
+    Device,
+    EndThreshold,
+    LanguageModel,
+    LmWeight,
+    LongestShift,
+    Model,
+    Temperature,
+    Words,
+    WordScore,
+)
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,6 +54,11 @@ def transcribe(
     lm_weight: LmWeight = None,
     words: Words = None,
     word_score: WordScore = None,
+    ctc: ByCtc = False,
+    ctc_weight: CtcWeight = None,
+    temperature: Temperature = None,
+    end_threshold: EndThreshold = None,
+    longest_shift: LongestShift = None,
     window: Annotated[
         float, typer.Option(help="Recognise longer files in overlapping windows of so many seconds.")
     ] = 30.0,
@@ -65,12 +83,18 @@ def transcribe(
     targets = {} if out is None else _targets(files, out, places=places, ending=ENDINGS[format])
     recogniser = load(model)
     decode = choose_decoder(
+        recogniser.family,
         recogniser.tokens.pieces(),
         beam_width=beam_width,
         language_model=lm,
         lm_weight=lm_weight,
         words=words,
         word_score=word_score,
+        by_ctc=ctc,
+        ctc_weight=ctc_weight,
+        temperature=temperature,
+        end_threshold=end_threshold,
+        longest_shift=longest_shift,
     )
     found: list[Transcript] = []
     failed: list[Failure] = []
@@ -86,6 +110,9 @@ def transcribe(
                 stderr.print(f"{result.path}: {result.reason}", highlight=False, soft_wrap=True, markup=False)
                 continue
             found.append(result)
+            if result.collapsed:
+                counted = f"{result.path}: the attention stopped listening in {result.collapsed:,} windows"
+                stderr.print(counted, highlight=False, soft_wrap=True, markup=False)
             if out is not None:
                 _write(targets[result.path], _formatted(result, format))
             elif not one_document:

@@ -18,7 +18,7 @@ from sottovoce.evaluation.decoder import Decoder
 from sottovoce.evaluation.per_speaker import Interval, Spread, interval, rates, spread, sum_by
 from sottovoce.evaluation.recognise import Progress, recognise
 from sottovoce.evaluation.wer import Counts, Tally, count_characters, count_words, tally
-from sottovoce.models.decoding import greedy
+from sottovoce.models.attention_search import Search
 from sottovoce.models.saved import Recogniser
 from sottovoce.seeds import stream
 from sottovoce.store import Store
@@ -113,7 +113,7 @@ def evaluate(
     *,
     split: str | None = None,
     device: torch.device | str = "cpu",
-    decode: Decoder = greedy,
+    decode: Decoder | Search | None = None,
     longest_seconds: float = LONGEST_SECONDS,
     batch_seconds: float | None = None,
     seed: int = 1,

@@ -1,6 +1,7 @@
 """From utterances of a store to texts, as fast as the device goes.
 
     thread: read and pad ─► device: features, model ─► thread: decode, spell
+                                            (or search)
 
 Batches are full and of like lengths. While the device computes one, a thread pads the next ones (into pinned memory,
 for a GPU) and another decodes those before, so on a GPU neither waits for the other.
@@ -8,8 +9,10 @@ for a GPU) and another decodes those before, so on a GPU neither waits for the o
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +21,11 @@ from torch import Tensor
 
 from sottovoce.audio.batches import Batch, plan_epoch
 from sottovoce.errors import InputError
-from sottovoce.evaluation.decoder import Decoder
+from sottovoce.evaluation.decoder import Decoder, usual_decoder
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.models.decoding import greedy
-from sottovoce.models.family import recordings_heard
+from sottovoce.models.attention_search import Found, Search
+from sottovoce.models.decoding import Hypothesis
+from sottovoce.models.family import Recognition, recordings_heard
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.store import Store
@@ -31,6 +35,9 @@ DEVICE = "SOTTOVOCE_DEVICE"
 # Seconds of padded audio in a batch: enough to fill a GPU; on a processor, little enough for its caches.
 BATCH_SECONDS = {"cuda": 2_000.0}
 CPU_BATCH_SECONDS = 60.0
+# The same times the width of a beam, where that is more: every hypothesis has its own attention.
+SEARCH_SECONDS = {"cuda": 40_000.0}
+CPU_SEARCH_SECONDS = 600.0
 # Batches that may wait to be decoded: their log-probabilities stay in the device's memory until then.
 IN_FLIGHT = 3
 
@@ -58,15 +65,32 @@ def placed(recogniser: Recogniser, device: torch.device) -> Recogniser:
 
 def emissions(recogniser: Recogniser, recordings: Recordings) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T, V] of what was said, and their lengths [B] on the host."""
-    family, settings = recogniser.family, recogniser.settings
-    if family.recognition is None:
-        raise InputError(f"models of family={family.name} do not write down what they hear")
-    features = recordings_heard(family, recordings, settings=settings)
-    return family.recognition.emit(recogniser.parameters, features, settings=settings)
+    recognition, settings = recognition_of(recogniser), recogniser.settings
+    features = recordings_heard(recogniser.family, recordings, settings=settings)
+    return recognition.emit(recogniser.parameters, features, settings=settings)
 
 
-def batch_seconds_on(device: torch.device) -> float:
-    return BATCH_SECONDS.get(device.type, CPU_BATCH_SECONDS)
+def searched(recogniser: Recogniser, recordings: Recordings, how: Search) -> list[Found]:
+    """The best text of each recording, by the family's own search."""
+    recognition, settings = recognition_of(recogniser), recogniser.settings
+    if recognition.search is None:
+        raise InputError(f"models of family={recogniser.family.name} have no search but CTC's")
+    features = recordings_heard(recogniser.family, recordings, settings=settings)
+    return [texts[0] for texts in recognition.search(recogniser.parameters, features, settings=settings, how=how)]
+
+
+def recognition_of(recogniser: Recogniser) -> Recognition[Any]:
+    """How `recogniser` writes; refuses one that does not."""
+    if recogniser.family.recognition is None:
+        raise InputError(f"models of family={recogniser.family.name} do not write down what they hear")
+    return recogniser.family.recognition
+
+
+def batch_seconds_on(device: torch.device, decode: Decoder | Search | None = None) -> float:
+    seconds = BATCH_SECONDS.get(device.type, CPU_BATCH_SECONDS)
+    if not isinstance(decode, Search):
+        return seconds
+    return min(seconds, SEARCH_SECONDS.get(device.type, CPU_SEARCH_SECONDS) / decode.width)
 
 
 def recognise(
@@ -75,19 +99,22 @@ def recognise(
     rows: NDArray[np.int64],
     *,
     device: torch.device | str = "cpu",
-    decode: Decoder = greedy,
+    decode: Decoder | Search | None = None,
     batch_seconds: float | None = None,
     on_progress: Progress | None = None,
+    on_collapse: Progress | None = None,
 ) -> list[str]:
-    """The text of each utterance in `rows` of `store`, words separated by single spaces.
+    """The text of each utterance in `rows` of `store`, words separated by single spaces; greedily by default.
 
-    `on_progress` is told how many utterances have been computed. On a GPU batches are padded to few different
-    lengths, so that a compiled family is compiled few times.
+    `on_progress` is told how many utterances have been computed, `on_collapse` how often in all an attention has
+    stopped listening. On a GPU batches are padded to few different lengths, so that a compiled family is compiled few
+    times.
     """
     device = torch.device(device)
     recogniser = placed(recogniser, device)
+    decode = usual_decoder(recogniser.family) if decode is None else decode
     lengths = store.audio_offsets[rows + 1] - store.audio_offsets[rows]
-    max_seconds = batch_seconds_on(device) if batch_seconds is None else batch_seconds
+    max_seconds = batch_seconds_on(device, decode) if batch_seconds is None else batch_seconds
     plan = plan_epoch(
         lengths,
         max_seconds=max_seconds,
@@ -98,7 +125,7 @@ def recognise(
     )
     texts = [""] * len(rows)
     waiting: deque[tuple[Batch, Future[list[str]]]] = deque()
-    done = 0
+    done = collapsed = 0
 
     def collect() -> None:
         batch, found = waiting.popleft()
@@ -107,8 +134,13 @@ def recognise(
 
     with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="decode") as thread:
         for batch, speech in ahead(_speech(store, rows, plan.batches, device)):
-            log_probs_BTV, lengths_B = emissions(recogniser, speech)
-            waiting.append((batch, thread.submit(spell, recogniser.tokens, decode, log_probs_BTV, lengths_B)))
+            if isinstance(decode, Search):
+                found = searched(recogniser, speech, decode)
+                collapsed += sum(hypothesis.collapsed for hypothesis in found)
+                work = partial(spell, recogniser.tokens, found)
+            else:
+                work = partial(_decoded, recogniser.tokens, decode, *emissions(recogniser, speech))
+            waiting.append((batch, thread.submit(work)))
             if len(waiting) > IN_FLIGHT:
                 collect()
             done += len(batch.rows)
@@ -116,12 +148,17 @@ def recognise(
                 on_progress(done)
         while waiting:
             collect()
+    if on_collapse is not None:
+        on_collapse(collapsed)
     return texts
 
 
-def spell(tokens: Tokens, decode: Decoder, log_probs_BTV: Tensor, lengths_B: Tensor) -> list[str]:
-    """The decoded texts of a batch. Two spaces in a row, or one at an end, mean no more than one between words."""
-    hypotheses = decode(log_probs_BTV, lengths_B)
+def _decoded(tokens: Tokens, decode: Decoder, log_probs_BTV: Tensor, lengths_B: Tensor) -> list[str]:
+    return spell(tokens, decode(log_probs_BTV, lengths_B))
+
+
+def spell(tokens: Tokens, hypotheses: Sequence[Hypothesis]) -> list[str]:
+    """The texts of a batch. Two spaces in a row, or one at an end, mean no more than one between words."""
     return [" ".join(tokens.decode(hypothesis.tokens).split()) for hypothesis in hypotheses]
 
 

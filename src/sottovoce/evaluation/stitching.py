@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.models.ctc import BLANK, Span
+from sottovoce.models.ctc import BLANK, Span, Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,54 @@ def stitch(windows: Iterable[Piece], *, silent: Sequence[int]) -> Iterator[Piece
         yield Piece(start, last.log_probs_TV[start - last.start :])
 
 
+@dataclass(frozen=True, slots=True)
+class WordsHeard:
+    """The words of a window, in frames of the recording, as the window's own `start` and `end` are."""
+
+    start: int
+    end: int
+    words: Sequence[Word]
+
+    def said_in(self, start: int, end: int) -> Iterator[Word]:
+        """The words whose middle is in [start, end)."""
+        return (word for word in self.words if 2 * start <= word.start + word.end < 2 * end)
+
+
+def stitch_words(windows: Iterable[WordsHeard]) -> Iterator[Word]:
+    """The words of a recording from windows that were searched one by one: each overlap is cut as in `stitch`."""
+    start, last = 0, None
+    for window in windows:
+        if last is not None:
+            assert last.start <= window.start <= last.end, (last.start, last.end, window.start, window.end)
+            cut = window.start + _pause(
+                ~(_speech(last, window.start, last.end) | _speech(window, window.start, last.end))
+            )
+            yield from last.said_in(start, cut)
+            start = cut
+        last = window
+    if last is not None:
+        yield from last.said_in(start, last.end + 1)
+
+
+def _speech(heard: WordsHeard, start: int, end: int) -> NDArray[np.bool_]:
+    """Which of the frames [start, end) are inside a word."""
+    spoken_O = np.zeros(end - start, dtype=np.bool_)
+    for word in heard.words:
+        spoken_O[max(word.start - start, 0) : max(word.end - start, 0)] = True
+    return spoken_O
+
+
+def attended_spans(tokens: Sequence[int], frames: Sequence[int]) -> list[Span]:
+    """Tokens that were each heard at one of `frames`: a frame long, less where the next follows, never before the last.
+
+    >>> attended_spans([5, 6, 7], [2, 1, 4])
+    [Span(token=5, start=2, end=2), Span(token=6, start=2, end=3), Span(token=7, start=4, end=5)]
+    """
+    starts = np.maximum.accumulate(np.asarray(frames, dtype=np.int64)).tolist()
+    ends = [min(start + 1, following) for start, following in zip(starts, [*starts[1:], np.inf], strict=False)]
+    return [Span(token, start, int(end)) for token, start, end in zip(tokens, starts, ends, strict=True)]
+
+
 def best_path(log_probs_TV: Tensor) -> NDArray[np.int64]:
     """The best token of every frame, or the blank."""
     return np.asarray(log_probs_TV.argmax(dim=-1).cpu().numpy(), dtype=np.int64)
@@ -76,10 +124,14 @@ def path_spans(path_T: NDArray[np.int64]) -> list[Span]:
 
 def _cut(before_OV: Tensor, after_OV: Tensor, silent: Sequence[int]) -> int:
     """The frame of an overlap at which to go from the window `before` to the window `after`."""
-    shared = len(before_OV)
-    first, stop = shared // 4, shared - shared // 4
     wanted = torch.as_tensor(silent)
-    is_pause_O = np.isin(best_path(before_OV), wanted) & np.isin(best_path(after_OV), wanted)
+    return _pause(np.isin(best_path(before_OV), wanted) & np.isin(best_path(after_OV), wanted))
+
+
+def _pause(is_pause_O: NDArray[np.bool_]) -> int:
+    """The middle of the longest pause in the middle half of an overlap, or else of the overlap."""
+    shared = len(is_pause_O)
+    first, stop = shared // 4, shared - shared // 4
     starts, ends = _runs(is_pause_O[first:stop].astype(np.int64))
     lengths = np.where(is_pause_O[first:stop][starts], ends - starts, 0) if len(starts) else starts
     if not lengths.any():

@@ -1,6 +1,7 @@
 """From audio files of any length to words with their times.
 
 A file longer than a window is recognised in windows that overlap (`stitching`), read from disk as they are needed.
+CTC's log-probabilities are stitched before they are decoded; what was searched with attention is stitched by word.
 Every window is normalised by its own loudness, as every utterance was in training: a file of one window gives what
 its utterance in a store would give, and in a long recording each half minute is heard at its own level.
 
@@ -9,6 +10,7 @@ Windows of all files go through the model in batches, in order, so that many sho
 Shapes: B windows, T frames, V outputs (the blank, then the tokens).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,12 +23,21 @@ import torch
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.corpora.recordings import Unusable
 from sottovoce.errors import InputError
-from sottovoce.evaluation.decoder import Decoder
+from sottovoce.evaluation.decoder import Decoder, usual_decoder
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.evaluation.recognise import batch_seconds_on, emissions, placed
+from sottovoce.evaluation.recognise import batch_seconds_on, emissions, placed, recognition_of, searched
 from sottovoce.evaluation.sound import SUFFIXES, Samples, blocks, windows
-from sottovoce.evaluation.stitching import Piece, best_path, path_spans, stitch
+from sottovoce.evaluation.stitching import (
+    Piece,
+    WordsHeard,
+    attended_spans,
+    best_path,
+    path_spans,
+    stitch,
+    stitch_words,
+)
 from sottovoce.models import ctc
+from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.decoding import WORD_BOUNDARY, greedy
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.utterances import record_lines
@@ -46,11 +57,12 @@ class TimedWord:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was said in a file."""
+    """What was said in a file, and in how many of its windows an attention has stopped listening."""
 
     path: Path
     seconds: float
     words: tuple[TimedWord, ...]
+    collapsed: int = 0
 
     @property
     def text(self) -> str:
@@ -58,7 +70,8 @@ class Transcript:
 
     def as_json(self) -> dict[str, Any]:
         words = [{"text": word.text, "start": word.start, "end": word.end} for word in self.words]
-        return {"path": str(self.path), "seconds": self.seconds, "text": self.text, "words": words}
+        found = {"path": str(self.path), "seconds": self.seconds, "text": self.text, "words": words}
+        return found | ({"collapsed_windows": self.collapsed} if self.collapsed else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +106,24 @@ def transcribe(
     paths: Sequence[Path],
     *,
     device: torch.device | str = "cpu",
-    decode: Decoder = greedy,
+    decode: Decoder | Search | None = None,
     window_seconds: float = WINDOW_SECONDS,
     batch_seconds: float | None = None,
 ) -> Iterator[Transcript | Failure]:
     """What is said in each of `paths`, in order; a file that cannot be read does not stop the others.
 
-    Beam search decodes piece by piece; greedy decoding does not notice where the pieces meet.
+    By default decoding is greedy. By CTC, beam search decodes piece by piece; greedy decoding does not notice where the
+    pieces meet.
     """
     device = torch.device(device)
     recogniser = placed(recogniser, device)
-    seconds = batch_seconds_on(device) if batch_seconds is None else batch_seconds
-    frame = _frame_samples(recogniser)
+    decode = usual_decoder(recogniser.family) if decode is None else decode
+    seconds = batch_seconds_on(device, decode) if batch_seconds is None else batch_seconds
+    frame = recognition_of(recogniser).samples_per_frame(recogniser.settings)
     heard = _listen(paths, window_seconds=window_seconds, frame_samples=frame)
-    emitted = _emitted(recogniser, ahead(_batched(heard, max_samples=int(seconds * SAMPLE_RATE))), device=device)
-    for number, results in groupby(emitted, key=lambda result: result.file):
+    batches = ahead(_batched(heard, max_samples=int(seconds * SAMPLE_RATE)))
+    recognised = _recognised(recogniser, batches, decode, device=device)
+    for number, results in groupby(recognised, key=lambda result: result.file):
         try:
             yield _transcript(paths[number], results, recogniser, decode, frame_samples=frame)
         except Unusable as reason:
@@ -117,20 +133,13 @@ def transcribe(
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Samples of one file from its frame `start` on, or why there are none. `emission` comes from the model."""
+    """Samples of one file from its frame `start` on, or why there are none. What was `heard` comes from the model."""
 
     file: int
     start: int
     samples: Samples
     trouble: Unusable | None = None
-    emission: torch.Tensor | None = None
-
-
-def _frame_samples(recogniser: Recogniser) -> int:
-    """How many samples a frame of the model stands for."""
-    if recogniser.family.recognition is None:
-        raise InputError(f"models of family={recogniser.family.name} do not write down what they hear")
-    return recogniser.family.recognition.samples_per_frame(recogniser.settings)
+    heard: torch.Tensor | Found | None = None
 
 
 def _listen(paths: Sequence[Path], *, window_seconds: float, frame_samples: int) -> Iterator[_Window]:
@@ -170,52 +179,79 @@ def _batched(heard: Iterable[_Window], *, max_samples: int) -> Iterator[list[_Wi
         yield batch
 
 
-def _emitted(recogniser: Recogniser, batches: Iterable[list[_Window]], *, device: torch.device) -> Iterator[_Window]:
-    """The same windows with their log-probabilities, on the host."""
+def _recognised(
+    recogniser: Recogniser, batches: Iterable[list[_Window]], decode: Decoder | Search, *, device: torch.device
+) -> Iterator[_Window]:
+    """The same windows with what was heard, on the host: their log-probabilities or, of a search, their texts."""
     for batch in batches:
         sound = [window for window in batch if window.trouble is None]
-        emitted: Iterator[torch.Tensor] = iter(())
+        heard: Iterator[torch.Tensor | Found] = iter(())
         if sound:
+            recordings = record_lines([window.samples for window in sound], device=device)
             with torch.no_grad():
-                log_probs_BTV, lengths_B = emissions(
-                    recogniser, record_lines([window.samples for window in sound], device=device)
-                )
-            log_probs_BTV = log_probs_BTV.cpu()
-            emitted = (emission[:length] for emission, length in zip(log_probs_BTV, lengths_B.tolist(), strict=True))
+                if isinstance(decode, Search):
+                    heard = iter(searched(recogniser, recordings, decode))
+                else:
+                    log_probs_BTV, lengths_B = emissions(recogniser, recordings)
+                    lines = zip(log_probs_BTV.cpu(), lengths_B.tolist(), strict=True)
+                    heard = (emission[:length] for emission, length in lines)
         for window in batch:
             if window.trouble is not None:
                 yield window
             else:
-                yield _Window(window.file, window.start, window.samples, emission=next(emitted))
+                yield _Window(window.file, window.start, window.samples, heard=next(heard))
 
 
 def _transcript(
-    path: Path, results: Iterable[_Window], recogniser: Recogniser, decode: Decoder, *, frame_samples: int
+    path: Path, results: Iterable[_Window], recogniser: Recogniser, decode: Decoder | Search, *, frame_samples: int
 ) -> Transcript:
     """The transcript of one file; raises `Unusable` when its windows end with trouble."""
-    samples = 0
+    samples = collapsed = 0
+    pieces = recogniser.tokens.pieces()
 
-    def pieces_heard() -> Iterator[Piece]:
+    def sound() -> Iterator[_Window]:
         nonlocal samples
         for window in results:
             if window.trouble is not None:
                 raise window.trouble
-            assert window.emission is not None
             samples = window.start * frame_samples + len(window.samples)
-            yield Piece(window.start, window.emission)
+            yield window
 
-    pieces = recogniser.tokens.pieces()
-    silent = [ctc.BLANK, *(i for i, piece in enumerate(pieces) if piece == WORD_BOUNDARY)]
-    stitched = stitch(pieces_heard(), silent=silent)
+    def pieces_heard() -> Iterator[Piece]:
+        for window in sound():
+            assert isinstance(window.heard, torch.Tensor)
+            yield Piece(window.start, window.heard)
+
+    def words_heard() -> Iterator[WordsHeard]:
+        nonlocal collapsed
+        for window in sound():
+            assert isinstance(window.heard, Found)
+            collapsed += window.heard.collapsed
+            frames = [window.start + frame for frame in window.heard.frames]
+            end = window.start + math.ceil(len(window.samples) / frame_samples)
+            yield WordsHeard(window.start, end, ctc.words(attended_spans(window.heard.tokens, frames), pieces))
+
+    if isinstance(decode, Search):
+        found = list(stitch_words(words_heard()))
+    else:
+        found = _ctc_words(stitch(pieces_heard(), silent=_silent(pieces)), pieces, decode)
+    seconds = frame_samples / SAMPLE_RATE
+    timed = tuple(_timed(word, frame_seconds=seconds) for word in found)
+    return Transcript(path, samples / SAMPLE_RATE, timed, collapsed)
+
+
+def _silent(pieces: Sequence[str]) -> list[int]:
+    """The blank, and the word boundary where it is a token of its own."""
+    return [ctc.BLANK, *(i for i, piece in enumerate(pieces) if piece == WORD_BOUNDARY)]
+
+
+def _ctc_words(stitched: Iterable[Piece], pieces: Sequence[str], decode: Decoder) -> list[ctc.Word]:
+    """The words of pieces that follow one another."""
     if decode is greedy:
         # Only the best tokens of each frame are kept: some megabytes for ten hours.
         path_T = np.concatenate([best_path(piece.log_probs_TV) for piece in stitched])
-        found = ctc.words(path_spans(path_T), pieces)
-    else:
-        found = [word for piece in stitched for word in _decoded_words(piece, pieces, decode)]
-    return Transcript(
-        path, samples / SAMPLE_RATE, tuple(_timed(word, frame_seconds=frame_samples / SAMPLE_RATE) for word in found)
-    )
+        return ctc.words(path_spans(path_T), pieces)
+    return [word for piece in stitched for word in _decoded_words(piece, pieces, decode)]
 
 
 def _decoded_words(piece: Piece, pieces: Sequence[str], decode: Decoder) -> Iterator[ctc.Word]:

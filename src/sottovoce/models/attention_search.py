@@ -102,7 +102,7 @@ GREEDY = Search(width=1, temperature=1.0, end_threshold=None, longest_shift=None
 
 @dataclass(frozen=True, slots=True)
 class Found(Hypothesis):
-    """A hypothesis whose `frames` are where the attention was at each token. `ended`: it was not cut off at its longest."""
+    """A hypothesis whose `frames` are where the attention was at each token; `ended` unless it was cut off."""
 
     ended: bool
 
@@ -120,7 +120,7 @@ def search(
     ctc_log_probs_UTV: Tensor | None = None,
     how: Search = GREEDY,
 ) -> list[list[Found]]:
-    """The best texts of each utterance, the best first; `lengths_U` is on the host. An utterance without a frame is silent."""
+    """The best texts of each utterance, the best first; nothing is said without a frame. `lengths_U` is on the host."""
     if how.ctc_weight and ctc_log_probs_UTV is None:
         raise InputError(f"attention search: ctc_weight={how.ctc_weight} needs a model with CTC log-probabilities")
     silent = [Found([], [], 0.0, ended=True)]

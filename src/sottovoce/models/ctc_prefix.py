@@ -1,4 +1,4 @@
-"""CTC prefix scores (Watanabe et al. 2017): how probable it is that what was said begins with these tokens, and goes on.
+"""CTC prefix scores (Watanabe et al. 2017): how probable it is that what was said begins with these tokens.
 
     p(h …) = p(h, and nothing more) + Σ_c p(h c …)
 

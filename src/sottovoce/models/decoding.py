@@ -4,7 +4,7 @@ Shapes: B utterances, T frames, V outputs (the blank, then the tokens), N tokens
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +85,8 @@ class BeamSearch:
             raise InputError(f"beam search: width={width}, expected at least 1")
         if word_score and words is None:
             raise InputError(f"beam search: word_score={word_score} needs a list of words")
-        if language_model is not None and not language_model.is_file():
-            raise InputError(f"beam search: language_model={language_model}, expected a KenLM file (ARPA or binary)")
+        if language_model is not None:
+            _check_file(language_model)
         decoder, dictionary = _import_flashlight()
         assert pieces[BLANK] == "", f"output {BLANK} is the blank, which has no text: {pieces[BLANK]!r}"
         self._outputs = len(pieces)
@@ -148,6 +148,20 @@ class BeamSearch:
         return Hypothesis(path_T[begins].tolist(), begins.tolist(), float(best.score))
 
 
+def whole_text_scorer(path: Path, pieces: Sequence[str]) -> Callable[[Sequence[int]], float]:
+    """log10 p(tokens) of a whole text, by a KenLM file over tokens as `BeamSearch` takes it."""
+    _check_file(path)
+    with _extra():
+        import kenlm
+    entries, config = _as_in_files(pieces), kenlm.Config()
+    config.show_progress = False
+    try:
+        model = kenlm.Model(str(path), config)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return lambda tokens: float(model.score(" ".join(entries[token] for token in tokens), bos=True, eos=True))
+
+
 def read_words(path: Path) -> list[str]:
     """The words of a list (one a line; anything after the first field is ignored) or of an ARPA file's unigrams.
 
@@ -195,8 +209,16 @@ def _language_model(decoder: Any, dictionary: Any, path: Path | None) -> Any:
     try:
         return KenLM(str(path), dictionary)
     except RuntimeError as error:
-        reason = str(error).splitlines()[-1]
-        raise InputError(f"beam search: language_model={path} cannot be read ({reason})") from None
+        raise _unreadable(path, error) from None
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise InputError(f"beam search: language_model={path}, expected a KenLM file (ARPA or binary)")
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"beam search: language_model={path} cannot be read ({str(error).splitlines()[-1]})")
 
 
 def _import_flashlight() -> tuple[Any, Any]:

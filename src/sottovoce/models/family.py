@@ -24,6 +24,7 @@ from torch import Tensor
 from sottovoce.audio.augment import SpecAugmentSettings, apply_masks, draw_masks
 from sottovoce.errors import InputError
 from sottovoce.models import log_mel
+from sottovoce.models.attention_search import Found
 from sottovoce.models.utterances import Features, Recordings
 
 Parameters = Mapping[str, Tensor]
@@ -65,10 +66,14 @@ class Recognition(Generic[S]):
 
     `emit(parameters, features, settings=…)` gives log-probabilities [U, T, V], the blank first, and their lengths [U]
     on the host; each of these frames stands for `samples_per_frame` samples.
+    A family that decodes with attention has a `search(parameters, features, settings=…, how=…)` as well, where `how` is
+    a `Search`: the best texts of each utterance, the best first (`models.attention_search`). It is used unless CTC is
+    asked for.
     """
 
     emit: Callable[..., tuple[Tensor, Tensor]]
     samples_per_frame: Callable[[S], int]
+    search: Callable[..., list[list[Found]]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
