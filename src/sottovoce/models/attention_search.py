@@ -153,7 +153,7 @@ def _run(
     for step in range(beams.steps):
         log_probs_BV, after, attention_BT = decoder.step(memory_BTD, lengths_B, beams.tokens_UK.flatten(), state)
         following_UKV = None if ctc is None else ctc_prefix.following(*ctc)
-        log_probs_UKV = log_probs_BV.float().unflatten(0, (-1, width))
+        log_probs_UKV = log_probs_BV.float().view(-1, width, log_probs_BV.shape[-1])
         peaks_UK = attention_BT.argmax(dim=-1).view(-1, width)
         beams.advance(step, _weighted(log_probs_UKV, following_UKV, how=how), peaks_UK)
         state = _gathered(state, after, beams.parent_rows())
