@@ -26,6 +26,7 @@ from sottovoce.federated.engines import SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.flat.layout import Layout
 from sottovoce.models import saved
+from sottovoce.models.attention_search import GREEDY, Search
 from sottovoce.models.family import REGISTERED, Family, find_family, recordings_heard
 from sottovoce.models.trainable import parse_part, split
 from sottovoce.models.utterances import record_lines
@@ -149,6 +150,20 @@ def test_padding_changes_nothing(untrained: Any) -> None:
         log_probs_UTV, lengths_U = found.recognition.emit(parameters, heard, settings=settings)
         emitted.append(log_probs_UTV[0, : lengths_U[0]])
     torch.testing.assert_close(emitted[0], emitted[1], rtol=1e-9, atol=1e-9)
+
+
+def test_padding_changes_no_search(untrained: Any) -> None:
+    """The best text scores alone what it does beside a longer utterance; scores are sums of a few tens in float32."""
+    found, settings, parameters = untrained
+    if found.recognition is None or found.recognition.search is None:
+        return
+    noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
+    for how in (GREEDY, Search(width=4, ctc_weight=0.3)):
+        scores = []
+        for utterances in ([noise[:5_000]], [noise[:5_000], noise]):
+            heard = recordings_heard(found, record_lines(utterances), settings=settings)
+            scores.append(found.recognition.search(parameters, heard, settings=settings, how=how)[0][0].score)
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
 def test_without_draws_the_loss_is_that_of_evaluation(untrained: Any) -> None:
