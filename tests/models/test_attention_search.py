@@ -13,7 +13,7 @@ from tests.models.toy_decoder import Toy, plain_greedy, score_of
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.models import ctc_prefix
+from sottovoce.models import attention_search, ctc_prefix
 from sottovoce.models.attention_search import END, GREEDY, JUMP_COST, AttentionDecoder, Found, Search, search
 
 PLAIN = Search(width=1, temperature=1.0, end_threshold=None, longest_shift=None, normalised=False)
@@ -202,7 +202,20 @@ def test_a_language_model_ranks_the_best_texts_again() -> None:
     assert found == before[-1]
 
 
-def test_few_steps_wait_for_the_host() -> None:
+@pytest.mark.parametrize("how", [GREEDY, Search(width=5), Search(width=4, ctc_weight=0.3, results=3)])
+def test_how_often_the_host_asks_changes_nothing(how: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Toy(outputs=6, size=8, seed=1, end=1.0)
+    memory_UTD, lengths_U = toy.memory([30, 5, 17, 0, 9, 2])
+    ctc = emissions(2, 30, 6, utterances=6)
+    found = []
+    for steps in (1, 3, 8, 100):
+        monkeypatch.setattr(attention_search, "STEPS_A_QUESTION", {"cpu": steps})
+        found.append(search(toy.decoder(), memory_UTD, lengths_U, ctc_log_probs_UTV=ctc, how=how))
+    read = [[[(one.tokens, one.frames, one.ended) for one in texts] for texts in every] for every in found]
+    assert all(one == read[0] for one in read)
+
+
+def test_rows_are_dropped_as_utterances_end() -> None:
     """A decoder is asked once for all hypotheses of all utterances, and no more after the last of them is decided."""
     toy = Toy(outputs=6, size=8, seed=1, end=4.0)
     plain = toy.decoder()

@@ -17,10 +17,11 @@ Shapes: U utterances, K hypotheses of each (slots), B = U·K rows, T frames, D f
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import InputError
@@ -32,10 +33,8 @@ END = 0
 JUMP_COST = 1e4
 # Nobody says so many tokens in one frame: an attention that does has stopped listening.
 STUCK_TOKENS = 4
-# On a GPU, steps between two questions of the host; each would make it wait for the device.
-STEPS_UNASKED = 8
-
-State = TypeVar("State", bound=NamedTuple)
+# Steps between two questions of the host, which would make a GPU wait for each.
+STEPS_A_QUESTION = {"cuda": 8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +148,7 @@ def _run(
     lengths_B = beams.lengths_U.repeat_interleave(width)
     state = decoder.start(memory_BTD, lengths_B)
     ctc = None if ctc_log_probs_UTV is None else ctc_prefix.begin(ctc_log_probs_UTV, beams.lengths_U, prefixes=width)
-    asks_every = STEPS_UNASKED if memory_UTD.is_cuda else 1
+    steps_a_question = STEPS_A_QUESTION.get(memory_UTD.device.type, 1)
     for step in range(beams.steps):
         log_probs_BV, after, attention_BT = decoder.step(memory_BTD, lengths_B, beams.tokens_UK.flatten(), state)
         following_UKV = None if ctc is None else ctc_prefix.following(*ctc)
@@ -159,7 +158,7 @@ def _run(
         state = _gathered(state, after, beams.parent_rows())
         if ctc is not None and following_UKV is not None:
             ctc = ctc[0], ctc_prefix.extend(*ctc, following_UKV, beams.parents_UK, beams.tokens_UK)
-        if (step + 1) % asks_every:
+        if (step + 1) % steps_a_question:
             continue
         speaking = beams.speaking()
         if not len(speaking):
@@ -309,7 +308,8 @@ class _Beams:
         ]
 
 
-def _found(read_S2: "np.ndarray[Any, np.dtype[np.int64]]", score: float) -> Found:
+def _found(read_S2: NDArray[np.int64], score: float) -> Found:
+    """A hypothesis of the tokens and frames of its steps."""
     if score == -np.inf:  # a decoder that gives no numbers
         return Found([], [], score, ended=False)
     ended = bool(read_S2[-1, 0] == END)
