@@ -1,6 +1,6 @@
 """Attention search with a decoder of random weights: steps, time a step, and times real time; no encoder.
 
-    python benchmarks/search.py [--width 10] [--size 128] [--utterances 8] [--seconds 4] [--threads 2] [--device cpu]
+    python benchmarks/search.py [--width 10] [--size 128] [--utterances 8] [--seconds 4] [--threads 1] [--device cpu]
 
 The decoder is a GRU with location-aware attention, as large as `tiny` by default, over 500 tokens. It is made to end
 after six tokens a second, which is fast speech in sentence pieces, so that every run takes as many steps. A frame is
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--utterances", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
