@@ -30,9 +30,20 @@ from sottovoce.text.tokens import CharacterTokens
 from sottovoce.users import PopulationSettings, build_population
 
 TOKENS = CharacterTokens.seen_in("abcde")
-# What makes a family's model small and leaves nothing to chance; where nothing is said, its own `tiny`.
+# What makes a family's model small; where nothing is said, its own `tiny`.
 MODELS: dict[str, dict[str, Any]] = {
     DEFAULT: {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0, "layer_drop": 0.0},
+    "crdnn": {
+        "channels": (2, 3),
+        "rnn_layers": 2,
+        "rnn_width": 6,
+        "dnn_width": 8,
+        "embedding": 4,
+        "decoder_width": 7,
+        "location_channels": 2,
+        "location_reach": 3,
+        "dropout": 0.15,
+    },
 }
 LOCAL: dict[str, Any] = {"batch_seconds": 2.0, "lr": 0.3, "local_steps": 2, "spec_augment": None}
 CPU = torch.device("cpu")

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
-from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, step_loss
+from sottovoce.models.family import Family, Parameters, Progress, StepDraws, draw_steps, step_loss
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
@@ -173,14 +174,17 @@ class ClientRoom:
     def draws(self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int) -> list[StepDraws]:
         """What chance decides in each of the local steps of `client`."""
         group = self.draw_group(client, step=step)
+        sizes = [len(batch.rows) for batch in batches]
+        begun = accumulate(sizes[:-1], initial=0)  # utterances before each step; a pass holds each of them once
         return draw_steps(
             self.family,
-            [len(batch.rows) for batch in batches],
+            sizes,
             samples=[int(speech.lengths[batch.rows].max()) for batch in batches],
             settings=self.model,
             spec_augment=self.local.spec_augment_at(step),
             generator=torch_stream(self.seed, "local steps", step, client.key),
             shared=None if group is None else torch_stream(self.seed, "layer-drop", step, group),
+            progress=[Progress(number, count // len(speech.rows)) for number, count in enumerate(begun)],
         )
 
     def draw_group(self, client: Client, *, step: int) -> int | None:

@@ -72,6 +72,13 @@ def loss(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_leng
     return torch.where(counted_B, losses_B, 0).sum() / counted_B.sum().clamp(min=1)
 
 
+def loss_by_token(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
+    """`loss` with each utterance's own divided by its tokens: what torch calls its mean."""
+    counted_B, losses_B = _counted_losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
+    tokens_B = token_lengths_B.to(losses_B.device, non_blocking=True).clamp(min=1)
+    return torch.where(counted_B, losses_B / tokens_B, 0).sum() / counted_B.sum().clamp(min=1)
+
+
 def loss_by_row(
     log_probs_BTV: Tensor,
     lengths_B: Tensor,

@@ -33,7 +33,10 @@ D = TypeVar("D")  # what chance decides in one training step
 
 DEFAULT = "ctc_transformer"
 # Imported when they are asked for, so that nothing above this room, and no family, needs to know another.
-REGISTERED: Mapping[str, str] = {DEFAULT: "sottovoce.models.transformer:FAMILY"}
+REGISTERED: Mapping[str, str] = {
+    DEFAULT: "sottovoce.models.transformer:FAMILY",
+    "crdnn": "sottovoce.models.crdnn:FAMILY",
+}
 
 
 class Place(NamedTuple):
@@ -41,6 +44,13 @@ class Place(NamedTuple):
 
     kind: str
     layer: int | None = None
+
+
+class Progress(NamedTuple):
+    """How far a client's local training is, or central training: steps done, and passes over the data."""
+
+    step: int
+    epoch: int
 
 
 class Options(Protocol):
@@ -58,6 +68,10 @@ class Options(Protocol):
 
 def never(_settings: Any) -> bool:
     return False
+
+
+def none(_settings: Any) -> frozenset[str]:
+    return frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +115,9 @@ class Family(Generic[S, D]):
     tensors, in the order of the network. `corrected` says which tensors LoRA corrects, `of_tokens` which are new
     under another token set, `unusable` why no loss can be computed for an utterance. `loss` without draws (None) is
     that of evaluation, in which chance decides nothing.
+    `at(settings, draws, progress)` are a step's draws where they also depend on how far training is.
+    `statistics(settings)` names the tensors that count what was seen (batch-norm's): the gradient that `loss` gives
+    them is the way they go back in this step, whatever the learning rate; clients' updates hold them like all others.
     `shared_chance(settings)`: whether `draw` uses the second generator, which a group of clients shares. `mask` is
     SpecAugment, None where features are not time by frequency. `faster(family, working, …)` is the family again with
     compiled or recorded functions for training `working`, or a part of a model where that is None.
@@ -122,6 +139,8 @@ class Family(Generic[S, D]):
     hear: Callable[..., Features] = log_mel.hear
     mask: Callable[..., Tensor] | None = apply_masks
     shared_chance: Callable[[S], bool] = never
+    at: Callable[[S, D, Progress], D] | None = None
+    statistics: Callable[[S], frozenset[str]] = none
     recognition: Recognition[S] | None = None
     stacked: Stacked[S, D] | None = None
     faster: Callable[..., "Family[S, D]"] | None = None
@@ -176,6 +195,7 @@ def draw_steps(
     spec_augment: SpecAugmentSettings | None,
     generator: torch.Generator,
     shared: torch.Generator | None = None,
+    progress: Sequence[Progress] | None = None,
 ) -> list[StepDraws]:
     """Draw several steps at once: of so many `utterances` each, padded to so many `samples`, on the host.
 
@@ -185,6 +205,8 @@ def draw_steps(
     if spec_augment is not None and family.mask is not None:
         masks = torch.split(draw_masks(sum(utterances), settings=spec_augment, generator=generator), list(utterances))
     models = family.draw(settings, utterances, samples=samples, generator=generator, shared=shared)
+    if family.at is not None and progress is not None:
+        models = [family.at(settings, model, place) for model, place in zip(models, progress, strict=True)]
     return [StepDraws(model, own, spec_augment) for model, own in zip(models, masks, strict=True)]
 
 

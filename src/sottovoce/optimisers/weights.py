@@ -3,7 +3,7 @@
 Shapes: P flat length, H parameter tensors. "..." is nothing (one model) or N (stacked clients, a row each).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
 import torch
@@ -20,7 +20,8 @@ class Weights:
 
     `working` is what the forward pass takes, by name: the master itself in float32, or its copy in a narrower `dtype`
     (in float64 the master is as wide). Addresses never change. Gradients arrive by `set_gradients` in that same type;
-    `step` clips them, moves the master and refreshes the copy.
+    `step` clips them, moves the master and refreshes the copy. `statistics` names tensors that no optimiser moves: what
+    arrives as their gradient is the way they go back, and is no part of any norm.
 
     >>> from sottovoce.optimisers import SGD
     >>> weights = Weights(Layout.of({"w": torch.zeros(2)}), SGD(), device=torch.device("cpu"), dtype=torch.float32)
@@ -38,8 +39,10 @@ class Weights:
         device: torch.device,
         dtype: torch.dtype,
         rows: int | None = None,
+        statistics: Collection[str] = (),
     ) -> None:
         self.layout = layout
+        self._statistics = sorted(set(statistics) & set(layout.names))
         lead = () if rows is None else (rows,)
         self.master = layout.zeros(*lead, device=device, dtype=torch.promote_types(dtype, torch.float32))
         self._copy = self.master if dtype == self.master.dtype else layout.zeros(*lead, device=device, dtype=dtype)
@@ -86,7 +89,24 @@ class Weights:
         Nothing waits for the device, so a norm that is not finite is not acted upon here: it makes every weight NaN,
         and whoever reads it must stop before the weights are used.
         """
-        return self._flat.step(self.gradient, lr=lr, max_norm=max_norm)
+        if not self._statistics:
+            return self._flat.step(self.gradient, lr=lr, max_norm=max_norm)
+        moved = self._move_statistics()
+        norms = self._flat.step(self.gradient, lr=lr, max_norm=max_norm)
+        with torch.no_grad():
+            for name, tensor in moved.items():
+                self.masters[name].copy_(tensor)
+        self._flat.refresh()
+        return norms
+
+    @torch.no_grad()
+    def _move_statistics(self) -> dict[str, Tensor]:
+        """The statistics after this step; their gradients become zero."""
+        views, moved = self.layout.views(self.gradient), {}
+        for name in self._statistics:
+            moved[name] = self.masters[name] - views[name]
+            views[name].zero_()
+        return moved
 
     @property
     def dtype(self) -> torch.dtype:

@@ -21,7 +21,7 @@ from sottovoce.evaluation.measures import LOSS, WER, Measure, Score
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import gradients_of
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Family, draw_steps, find_family, recordings_heard, sped_up, step_loss
+from sottovoce.models.family import Family, Progress, draw_steps, find_family, recordings_heard, sped_up, step_loss
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
 from sottovoce.models.speech import Place, Speech, endless_batches
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
@@ -96,6 +96,7 @@ class _Central(Loop):
             self._settings.built_optimiser(),
             device=device,
             dtype=precision(self._settings.precision, device),
+            statistics=start.family.statistics(start.settings),
         )
         self._weights.load(start.parameters)
         self._family = sped_up(
@@ -141,6 +142,7 @@ class _Central(Loop):
             yield
 
     def step(self, step: int) -> None:
+        epoch = self._place.epoch
         self._place, batch = next(self._batches)
         loss, norm, norms = train_step(
             self._weights,
@@ -152,6 +154,7 @@ class _Central(Loop):
             settings=self._start.settings,
             generator=torch_stream(self._recipe.seed, "step", step, self._processes.rank),
             processes=self._processes,
+            progress=Progress(step, epoch),
         )
         self._log.add(loss, norm, norms, audio_seconds=batch.audio_seconds * self._processes.world)
 
@@ -200,6 +203,7 @@ def train_step(
     generator: torch.Generator,
     frozen: Frozen = NOTHING_FROZEN,
     processes: Processes = ALONE,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of `weights` on `batch`: the loss, the gradients' norm before clipping, and the norms by tensor."""
     batch = _augment(batch, augment, generator)
@@ -210,6 +214,7 @@ def train_step(
         settings=settings,
         spec_augment=augment.spec_augment,
         generator=generator,
+        progress=None if progress is None else [progress],
     )
     features = recordings_heard(family, batch, settings=settings)
     loss = step_loss(family, frozen.with_trained(weights.working), features, settings=settings, draws=draws)

@@ -43,7 +43,13 @@ def build_server_pass(
     speech = public_speech(recipe, settings, start, population, place)
     part, dtype = trained_part(recipe, start), precision(recipe.federated.precision, device)
     frozen = part.frozen.to(device, dtype)
-    weights = Weights(Layout.of(part.initial), settings.built_optimiser(), device=device, dtype=dtype)
+    weights = Weights(
+        Layout.of(part.initial),
+        settings.built_optimiser(),
+        device=device,
+        dtype=dtype,
+        statistics=start.family.statistics(start.settings),
+    )
     family = sped_up(
         start.family,
         weights.working if recipe.federated.trainable is None else None,

@@ -34,7 +34,13 @@ class SequentialEngine(Engine):
     ) -> None:
         self._room, self._device, self._weighting = room.on(device, dtype), device, weighting
         self._before = HeardBefore(room_for_hearing(device))
-        self.weights = Weights(layout, room.local.built_optimiser(), device=device, dtype=dtype)
+        self.weights = Weights(
+            layout,
+            room.local.built_optimiser(),
+            device=device,
+            dtype=dtype,
+            statistics=room.family.statistics(room.model),
+        )
         if faster is not None:
             self._room = replace(self._room, family=faster(self.weights.working))
 

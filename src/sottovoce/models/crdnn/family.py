@@ -1,0 +1,180 @@
+"""The CRDNN as a family: what a recipe may choose of it, its joint loss, and what chance decides.
+
+Shapes: U utterances, T encoder steps, L tokens of the longest text, V tokens with the blank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from sottovoce.audio.features import HOP_SAMPLES, frame_count
+from sottovoce.errors import InputError
+from sottovoce.models import ctc, module
+from sottovoce.models.crdnn import settings as architecture
+from sottovoce.models.crdnn.decoder import END, teacher_forced
+from sottovoce.models.crdnn.network import encode
+from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, named_settings
+from sottovoce.models.family import Family, Parameters, Progress, Recognition
+from sottovoce.models.utterances import Features
+from sottovoce.seeds import seeded_kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A named size, and what differs from it; see `Settings` for what the loss may be."""
+
+    family: str = "crdnn"
+    size: str = "gao"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.15
+    norm: Literal["layer", "batch"] = "layer"
+    mu: Annotated[float, Field(ge=0, le=1)] = 0.7
+    label_smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
+    ctc_epochs: Annotated[int, Field(ge=0)] | None = None
+    ctc_steps: Annotated[int, Field(ge=0)] | None = None
+    as_released: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise InputError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
+
+    def settings(self, *, tokens: int) -> Settings:
+        given = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "family"}
+        return named_settings(tokens=tokens, **given)
+
+
+KINDS = {
+    "cnn.conv1": "first convolutions",
+    "cnn.norm1": "first convolutions' norms",
+    "cnn.conv2": "second convolutions",
+    "cnn.norm2": "second convolutions' norms",
+    "rnn.forward.input": "LSTM, forward, input",
+    "rnn.forward.recurrent": "LSTM, forward, recurrent",
+    "rnn.backward.input": "LSTM, backward, input",
+    "rnn.backward.recurrent": "LSTM, backward, recurrent",
+    "dnn.linear": "DNN",
+    "dnn.norm": "DNN's norms",
+    "ctc": "CTC head",
+    "embedding": "embedding of tokens",
+    "attention.key": "attention: keys",
+    "attention.query": "attention: queries",
+    "attention.score": "attention: scores",
+    "attention.places": "attention: places",
+    "attention.location": "attention: location",
+    "attention.value": "attention: values",
+    "gru.input": "GRU, input",
+    "gru.recurrent": "GRU, recurrent",
+    "readout": "readout",
+    "output": "token head",
+}
+
+
+def corrected(name: str) -> bool:
+    """Every matrix but what belongs to a single token, or is one row or a norm."""
+    return name.endswith(".weight") and not name.startswith(("cnn.", "embedding.", "attention.score."))
+
+
+def unusable(_settings: Settings, samples: int, tokens: Sequence[int]) -> str | None:
+    steps = frame_count(samples) // POOLING
+    if not steps:
+        return "too short for one encoder step"
+    if ctc.required_frames(tokens) > steps:
+        return "text too long for its audio"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What is decided for one training step: the seed of its dropout, and whether CTC is part of its loss."""
+
+    seed: int
+    with_ctc: bool = True
+
+
+def draw(
+    settings: Settings,
+    utterances: Sequence[int],
+    *,
+    samples: Sequence[int],
+    generator: torch.Generator,
+    shared: torch.Generator | None = None,
+) -> list[Draws]:
+    return [Draws(seed) for seed in module.draw(settings, utterances, generator=generator)]
+
+
+def at(settings: Settings, draws: Draws, progress: Progress) -> Draws:
+    """CTC helps attention to find its way, and is left out once that is known."""
+    over = (
+        (settings.ctc_epochs is not None and progress.epoch >= settings.ctc_epochs),
+        (settings.ctc_steps is not None and progress.step >= settings.ctc_steps),
+    )
+    return replace(draws, with_ctc=not any(over))
+
+
+def loss(parameters: Parameters, features: Features, *, settings: Settings, draws: Draws | None) -> Tensor:
+    """mu·CE + (1 − mu)·CTC (Gao et al., Eq. 3), or CE alone."""
+    if draws is None:
+        return _joint(parameters, features, settings=settings, with_ctc=True, training=False)
+    with seeded_kernels(draws.seed, device=features.features_UTF.device):
+        return _joint(parameters, features, settings=settings, with_ctc=draws.with_ctc, training=True)
+
+
+def _joint(
+    parameters: Parameters, features: Features, *, settings: Settings, with_ctc: bool, training: bool
+) -> Tensor:
+    encoded = encode(parameters, features, settings=settings, training=training)
+    mu, parts = settings.mu if with_ctc else 1.0, []
+    if mu > 0:
+        log_probs_ULV, _ = teacher_forced(
+            parameters, encoded.memory_UTD, encoded.lengths_U, features.tokens_UL, settings=settings, training=training
+        )
+        smoothing = settings.label_smoothing
+        parts.append(mu * cross_entropy(log_probs_ULV, features.tokens_UL, features.token_lengths_U, smoothing=smoothing))
+    if mu < 1:
+        texts = (encoded.lengths_U, features.tokens_UL, features.token_lengths_U)
+        parts.append((1 - mu) * ctc.loss_by_token(encoded.ctc_log_probs_UTV, *texts))
+    return torch.stack(parts).sum()
+
+
+def cross_entropy(log_probs_ULV: Tensor, tokens_UL: Tensor, token_lengths_U: Tensor, *, smoothing: float) -> Tensor:
+    """The mean over all tokens of a batch, ends of texts included; `smoothing` of it is the mean over the vocabulary."""
+    device = log_probs_ULV.device
+    targets_UL = F.pad(tokens_UL, (0, 1), value=END).to(device, non_blocking=True)  # zero behind each text, as END is
+    counted_UL = torch.arange(targets_UL.shape[1]) <= token_lengths_U[:, None]
+    said_UL = log_probs_ULV.gather(2, targets_UL[:, :, None])[:, :, 0]
+    smoothed_UL = (1 - smoothing) * said_UL + smoothing * log_probs_ULV.mean(dim=2)
+    return -torch.where(counted_UL.to(device, non_blocking=True), smoothed_UL, 0).sum() / int(counted_UL.sum())
+
+
+def emit(parameters: Parameters, features: Features, *, settings: Settings) -> tuple[Tensor, Tensor]:
+    """The CTC head's log-probabilities [U, T, V] and their lengths [U]."""
+    encoded = encode(parameters, features, settings=settings)
+    return encoded.ctc_log_probs_UTV, encoded.lengths_U
+
+
+def samples_per_frame(_settings: Settings) -> int:
+    return POOLING * HOP_SAMPLES
+
+
+FAMILY = Family(
+    name="crdnn",
+    Options=Options,
+    Settings=Settings,
+    tiny={"size": "tiny"},
+    shapes=architecture.parameter_shapes,
+    init=architecture.init,
+    place=module.place,
+    kinds=KINDS,
+    corrected=corrected,
+    of_tokens=frozenset({"ctc.weight", "ctc.bias", "embedding.weight", "output.weight", "output.bias"}),
+    unusable=unusable,
+    draw=draw,
+    at=at,
+    loss=loss,
+    statistics=architecture.statistics,
+    recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame),
+)

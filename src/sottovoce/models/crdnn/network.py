@@ -1,0 +1,188 @@
+"""The encoder: convolutions, pooling over time, bidirectional LSTMs, a small DNN, and a CTC head.
+
+    features ─► CNN blocks ─► max over 4 frames ─► LSTMs ─► DNN ─► memory ─► linear ─► CTC's log-probabilities
+
+Shapes: U utterances, T frames (10 ms before the pooling, 40 ms after), F frequency bins, C channels, D width, V tokens.
+
+What stands behind an utterance's end changes nothing: convolutions see its own frames mirrored there, as they do at the
+end of a batch; pooling takes whole windows; LSTMs run over packed sequences. The released model does none of that, and
+neither do we where settings say `as_released`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings
+from sottovoce.models.family import Parameters
+from sottovoce.models.module import with_corrections
+from sottovoce.models.utterances import Features
+
+SLOPE = 0.01  # of the LeakyReLUs
+EPS = 1e-5
+MOMENTUM = 0.1  # of batch-norm's running statistics
+
+
+class Encoded(NamedTuple):
+    """What the decoder attends to, the encoder steps of each utterance (on the host), and CTC's log-probabilities."""
+
+    memory_UTD: Tensor
+    lengths_U: Tensor
+    ctc_log_probs_UTV: Tensor
+
+
+def encode(parameters: Parameters, features: Features, *, settings: Settings, training: bool = False) -> Encoded:
+    """In training, dropout draws from torch's own generator (`seeded_kernels`), and batch-norm uses the batch."""
+    weights = with_corrections(parameters)
+    dropout = settings.dropout if training else 0.0
+    features_UTF = features.features_UTF.to(weights["ctc.weight"].dtype)
+    lengths_U = step_lengths(features.frames_U, features_UTF.shape[1], settings)
+    x_UTD = convolve(weights, features_UTF, features.frames_U, settings=settings, dropout=dropout)
+    x_UTD = recur(weights, x_UTD, None if settings.as_released else lengths_U, settings=settings, dropout=dropout)
+    inside_N = None if settings.as_released else _inside(lengths_U, x_UTD.shape[1]).to(x_UTD.device, non_blocking=True)
+    for layer in range(settings.dnn_layers):
+        stem = f"dnn.{layer}"
+        x_UTD = F.linear(x_UTD, weights[f"{stem}.linear.weight"], weights[f"{stem}.linear.bias"])
+        x_UTD = _normalise(weights, f"{stem}.norm", x_UTD, inside_N, settings=settings, training=training)
+        x_UTD = F.dropout(F.leaky_relu(x_UTD, SLOPE), dropout, training=dropout > 0)
+    scores_UTV = F.linear(x_UTD, weights["ctc.weight"], weights["ctc.bias"])
+    return Encoded(x_UTD, lengths_U, log_softmax(scores_UTV))
+
+
+def log_softmax(scores: Tensor) -> Tensor:
+    return scores.log_softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def step_lengths(frames_U: Tensor, frames: int, settings: Settings) -> Tensor:
+    """Encoder steps of each utterance, on the host: whole windows, or as released its share of the batch, rounded."""
+    if settings.as_released:
+        return (frames_U * (frames // POOLING) / max(frames, 1)).round().long()
+    return frames_U // POOLING
+
+
+# Convolutions, on [U, C, T, F] that lies in memory as [U, T, F, C]: what norms and LSTMs want.
+
+
+def convolve(
+    weights: Mapping[str, Tensor], features_UTF: Tensor, frames_U: Tensor, *, settings: Settings, dropout: float
+) -> Tensor:
+    """The CNN blocks and the pooling over time: [U, T/4, F·C]."""
+    short = max(POOLING - features_UTF.shape[1], 0)  # a batch of less than one step
+    x_UCTF = F.pad(features_UTF, (0, 0, 0, short))[:, None]
+    ends_U = None if settings.as_released else _ends(frames_U, x_UCTF)
+    for block in range(len(settings.channels)):
+        for number in (1, 2):
+            conv, norm = f"cnn.{block}.conv{number}", f"cnn.{block}.norm{number}"
+            x_UCTF = F.pad(_mirrored(x_UCTF, ends_U), (1, 1, 1, 1), mode="reflect")
+            x_UCTF = F.conv2d(x_UCTF, weights[f"{conv}.weight"], weights[f"{conv}.bias"])
+            x_UTFC, gain_FC = x_UCTF.permute(0, 2, 3, 1), weights[f"{norm}.weight"]
+            x_UTFC = F.leaky_relu(F.layer_norm(x_UTFC, gain_FC.shape, gain_FC, weights[f"{norm}.bias"], EPS), SLOPE)
+            x_UCTF = x_UTFC.permute(0, 3, 1, 2)
+        x_UCTF = F.max_pool2d(x_UCTF, (1, 2))
+        if dropout:
+            x_UCTF = _drop_planes(x_UCTF, dropout, bins=settings.as_released)
+    x_UCTF = F.max_pool2d(x_UCTF, (POOLING, 1))
+    return x_UCTF.permute(0, 2, 3, 1).flatten(2)
+
+
+def _ends(frames_U: Tensor, x_UCTF: Tensor) -> Tensor | None:
+    """Where utterances end within the batch, on its device; None where all are as long as it."""
+    return None if bool((frames_U == x_UCTF.shape[2]).all()) else frames_U.to(x_UCTF.device, non_blocking=True)
+
+
+def _mirrored(x_UCTF: Tensor, ends_U: Tensor | None) -> Tensor:
+    """The first frame behind each utterance made the last but one of it, as reflection pads it when it is alone."""
+    if ends_U is None:
+        return x_UCTF
+    mirror_U = (ends_U - 2).clamp(min=0)[:, None, None, None]
+    _, channels, frames, bins = x_UCTF.shape
+    mirror_UC1F = x_UCTF.gather(2, mirror_U.expand(-1, channels, 1, bins))
+    behind_UT = torch.arange(frames, device=x_UCTF.device) == ends_U[:, None]
+    return torch.where(behind_UT[:, None, :, None], mirror_UC1F, x_UCTF)
+
+
+def _drop_planes(x_UCTF: Tensor, dropout: float, *, bins: bool) -> Tensor:
+    """Whole channels dropped or, as released, whole frequency bins."""
+    utterances, channels, _, frequencies = x_UCTF.shape
+    shape = (utterances, 1, 1, frequencies) if bins else (utterances, channels, 1, 1)
+    return x_UCTF * F.dropout(x_UCTF.new_ones(shape), dropout)
+
+
+# LSTMs.
+
+
+def recur(
+    weights: Mapping[str, Tensor], x_UTD: Tensor, lengths_U: Tensor | None, *, settings: Settings, dropout: float
+) -> Tensor:
+    """Bidirectional LSTMs over each utterance's own steps, or without lengths over the whole batch: [U, T, 2D]."""
+    steps = x_UTD.shape[1]
+    whole_U = torch.full((len(x_UTD),), steps) if lengths_U is None else lengths_U.clamp(min=1)
+    packed = pack_padded_sequence(x_UTD, whole_U, batch_first=True, enforce_sorted=False)
+    data, state = packed.data, x_UTD.new_zeros(2, len(x_UTD), settings.rnn_width)
+    for layer in range(settings.rnn_layers):
+        if layer:
+            data = F.dropout(data, dropout, training=dropout > 0)
+        own = [
+            weights[f"rnn.{layer}.{direction}.{part}.{kind}"]
+            for direction in DIRECTIONS
+            for kind in ("weight", "bias")
+            for part in ("input", "recurrent")
+        ]
+        # One layer at a time: cuDNN's own dropout between layers would not follow our seeds.
+        data = _lstm(data, packed.batch_sizes, (state, state), own, True, 1, 0.0, False, True)[0]
+    packed = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+    return pad_packed_sequence(packed, batch_first=True, total_length=steps)[0]
+
+
+_lstm: Any = torch._VF.lstm  # type: ignore[attr-defined]  # what nn.LSTM calls: torch leaves it undeclared
+
+
+# Normalisation in the DNN.
+
+
+def _inside(lengths_U: Tensor, steps: int) -> Tensor:
+    """Places of the steps that belong to utterances, in the batch laid end to end; at least one of each."""
+    return (torch.arange(steps) < lengths_U.clamp(min=1)[:, None]).flatten().nonzero()[:, 0]
+
+
+def _normalise(
+    weights: Mapping[str, Tensor],
+    stem: str,
+    x_UTD: Tensor,
+    inside_N: Tensor | None,
+    *,
+    settings: Settings,
+    training: bool,
+) -> Tensor:
+    gain_D, bias_D = weights[f"{stem}.weight"], weights[f"{stem}.bias"]
+    if settings.norm == "layer":
+        return F.layer_norm(x_UTD, gain_D.shape, gain_D, bias_D, EPS)
+    mean_D, variance_D = weights[f"{stem}.mean"], weights[f"{stem}.variance"]
+    if training:
+        x_ND = x_UTD.flatten(0, 1)
+        x_ND = x_ND if inside_N is None else x_ND.index_select(0, inside_N)
+        kept = (mean_D, variance_D)
+        variance_D, mean_D = torch.var_mean(x_ND, dim=0, correction=0)
+        seen = (mean_D.detach(), variance_D.detach() * (len(x_ND) / max(len(x_ND) - 1, 1)))
+        for running_D, seen_D in zip(kept, seen, strict=True):
+            x_UTD = _Move.apply(x_UTD, running_D, seen_D)  # type: ignore[no-untyped-call]
+    # Noise may have made a variance negative.
+    return (x_UTD - mean_D) * (gain_D * (variance_D.clamp(min=0) + EPS).rsqrt()) + bias_D
+
+
+class _Move(torch.autograd.Function):
+    """Nothing to x; the running statistic's "gradient" is how far it moves back in this step (`Family.statistics`)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, running: Tensor, seen: Tensor) -> Tensor:
+        ctx.save_for_backward(running, seen)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        running, seen = ctx.saved_tensors
+        return gradients[0], MOMENTUM * (running - seen), None
