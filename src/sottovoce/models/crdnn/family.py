@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from sottovoce.audio.features import HOP_SAMPLES, frame_count
+from sottovoce.audio.features import HOP_SAMPLES
 from sottovoce.errors import InputError
 from sottovoce.models import ctc, module
 from sottovoce.models.crdnn import settings as architecture
 from sottovoce.models.crdnn.decoder import END, teacher_forced
+from sottovoce.models.crdnn.front import frames_of, hear
 from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, named_settings
 from sottovoce.models.family import Family, Parameters, Progress, Recognition
@@ -78,8 +79,8 @@ def corrected(name: str) -> bool:
     return name.endswith(".weight") and not name.startswith(("cnn.", "embedding.", "attention.score."))
 
 
-def unusable(_settings: Settings, samples: int, tokens: Sequence[int]) -> str | None:
-    steps = frame_count(samples) // POOLING
+def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | None:
+    steps = frames_of(samples, settings) // POOLING
     if not steps:
         return "too short for one encoder step"
     if ctc.required_frames(tokens) > steps:
@@ -175,6 +176,7 @@ FAMILY = Family(
     draw=draw,
     at=at,
     loss=loss,
+    hear=hear,
     statistics=architecture.statistics,
     recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame),
 )
