@@ -2,7 +2,8 @@
 
 Theirs: centred Hamming windows of 25 ms, a 400-point power spectrum, triangles that are symmetric in Hertz and as wide
 as the mel scale's step below them, decibels floored 80 below an utterance's loudest. They normalise by a running mean
-and deviation of each bin that no checkpoint holds and no server averages; here each utterance has its own.
+and deviation of each filter, which their federation neither sends nor averages; here these are settings (an imported
+model has them) or, without, each utterance's own.
 
 Shapes: U utterances, N samples of the longest, T frames of the longest, F mel features.
 """
@@ -34,7 +35,11 @@ def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = tor
         return log_mel.hear(recordings, settings=settings, dtype=dtype, **options)
     features_UTF = decibels(_lines(recordings))
     frames_U = recordings.lengths_U // HOP_SAMPLES + 1
-    features_UTF = _normalised(features_UTF, frames_U.to(features_UTF.device, non_blocking=True))
+    if settings.feature_mean is not None and settings.feature_deviation is not None:
+        mean_F, deviation_F = map(features_UTF.new_tensor, (settings.feature_mean, settings.feature_deviation))
+        features_UTF = (features_UTF - mean_F) / deviation_F
+    else:
+        features_UTF = _normalised(features_UTF, frames_U.to(features_UTF.device, non_blocking=True))
     return Features(features_UTF.to(dtype), frames_U, recordings.tokens_UL, recordings.token_lengths_U)
 
 

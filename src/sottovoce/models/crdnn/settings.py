@@ -28,7 +28,8 @@ class Settings:
     """The architecture and its loss. `tokens` counts the blank, which also begins and ends every text.
 
     The loss is mu·CE + (1 − mu)·CTC, in local training for the first `ctc_epochs` epochs and `ctc_steps` steps, and CE
-    alone afterwards; None is for ever. `as_released`: padding is part of the speech, as in the released code.
+    alone afterwards; None is for ever. `as_released`: features are SpeechBrain's and padding is part of the speech; each
+    mel filter is normalised by `feature_mean` and `feature_deviation` then, or by its own in each utterance.
     """
 
     tokens: int
@@ -48,6 +49,8 @@ class Settings:
     ctc_epochs: int | None = None
     ctc_steps: int | None = None
     as_released: bool = False
+    feature_mean: tuple[float, ...] | None = None
+    feature_deviation: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         counts = ("rnn_layers", "rnn_width", "dnn_layers", "dnn_width", "embedding", "decoder_width")
@@ -65,6 +68,11 @@ class Settings:
         for name in ("mu", "label_smoothing"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise InputError(f"model: {name}={value}, expected a number in [0, 1]")
+        for name in ("feature_mean", "feature_deviation"):
+            if (values := getattr(self, name)) is not None and not (self.as_released and len(values) == MEL_COUNT):
+                raise InputError(f"model: {len(values)} numbers as {name}, expected {MEL_COUNT}, and as_released")
+        if self.feature_deviation is not None and min(self.feature_deviation) <= 0:
+            raise InputError("model: feature_deviation has a number that is not positive")
         for name in ("ctc_epochs", "ctc_steps"):
             if (limit := getattr(self, name)) is not None and limit < 0:
                 raise InputError(f"model: {name}={limit}, expected at least 0")
