@@ -33,9 +33,7 @@ def test_no_optimiser_no_rate_and_no_norm_touches_statistics(optimiser: dict[str
 
 def test_the_copy_to_compute_with_has_them_too() -> None:
     tensors = {"w": torch.ones(2), "mean": torch.ones(3)}
-    weights = Weights(
-        Layout.of(tensors), build_optimiser("sgd"), device=CPU, dtype=torch.bfloat16, statistics={"mean"}
-    )
+    weights = Weights(Layout.of(tensors), build_optimiser("sgd"), device=CPU, dtype=torch.bfloat16, statistics={"mean"})
     weights.load(tensors)
     weights.set_gradients([None, torch.full((3,), 0.5, dtype=torch.bfloat16)])
     weights.step(lr=1.0, max_norm=1.0)

@@ -32,7 +32,9 @@ def theirs(tmp_path: Path) -> Path:
     torch.save(state, folder / "model.ckpt")
     pieces = train_sentence_pieces(["ab ba", "abba c", "c ab"], size=SETTINGS.tokens - 1)
     (folder / "6_unigram.model").write_bytes(pieces.model)
-    torch.save({"count": 3, "glob_mean": torch.zeros(80), "glob_std": torch.full((80,), 2.0)}, folder / "normalizer.ckpt")
+    torch.save(
+        {"count": 3, "glob_mean": torch.zeros(80), "glob_std": torch.full((80,), 2.0)}, folder / "normalizer.ckpt"
+    )
     return folder
 
 

@@ -1,8 +1,8 @@
 """Models that others have trained, as one of ours: so far SpeechBrain's CRDNN recipes.
 
-    FOLDER/model.ckpt | asr.ckpt                        the modules' weights
-    FOLDER/tokenizer.ckpt | tokenizer.model | *_unigram.model    the sentence pieces
-    FOLDER/normalizer.ckpt                              the mean and deviation of features; each utterance's own without
+FOLDER/model.ckpt | asr.ckpt                        the modules' weights
+FOLDER/tokenizer.ckpt | tokenizer.model | *_unigram.model    the sentence pieces
+FOLDER/normalizer.ckpt                              the mean and deviation of features; each utterance's own without
 """
 
 from collections.abc import Mapping

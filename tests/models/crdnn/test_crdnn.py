@@ -38,7 +38,8 @@ def heard(*utterances: int, padding: int = 0) -> Features:
 
 # Sources: the released code's modules counted, see docs/decisions/016-crdnn.md.
 @pytest.mark.parametrize(
-    ("size", "tokens", "count"), [("gao", 500, 158_907_410), ("speechbrain", 500, 148_182_546), ("template", 250, 46_337_102)]
+    ("size", "tokens", "count"),
+    [("gao", 500, 158_907_410), ("speechbrain", 500, 148_182_546), ("template", 250, 46_337_102)],
 )
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 def test_named_sizes_have_as_many_parameters_as_were_released(size: str, tokens: int, count: int, norm: str) -> None:
@@ -167,7 +168,9 @@ def test_weights_of_something_else_are_refused() -> None:
 
 def test_as_released_padding_is_heard_as_silence() -> None:
     """Laid in lines or end to end; centred windows give one frame more than there are hops."""
-    noise = [stream(1, "noise", i).integers(-3000, 3000, size=size).astype(np.int16) for i, size in enumerate((3000, 9000))]
+    noise = [
+        stream(1, "noise", i).integers(-3000, 3000, size=size).astype(np.int16) for i, size in enumerate((3000, 9000))
+    ]
     lines, ends = (FAMILY.hear(laid(noise, [[1], [2]]), settings=SETTINGS) for laid in (record_lines, record))
     assert lines.frames_U.tolist() == [19, 57]
     assert torch.equal(lines.features_UTF, ends.features_UTF)

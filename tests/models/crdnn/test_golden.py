@@ -1,4 +1,4 @@
-"""Outputs, losses, gradients and statistics against SpeechBrain's modules; tests/golden/make_crdnn.py made the numbers."""
+"""The CRDNN against SpeechBrain's own modules; tests/golden/make_crdnn.py made the numbers."""
 
 import json
 from typing import Any
@@ -75,7 +75,10 @@ def test_features_are_speechbrains() -> None:
 
 def test_a_checkpoint_of_theirs_becomes_ours() -> None:
     ours = {name: tensor.float() for name, tensor in weights().items()}
-    state = {their_name(name): t.transpose(2, 3) if name.startswith("cnn.") and t.dim() == 4 else t for name, t in ours.items()}
+    state = {
+        their_name(name): t.transpose(2, 3) if name.startswith("cnn.") and t.dim() == 4 else t
+        for name, t in ours.items()
+    }
     state["0.DNN.block_0.norm.norm.num_batches_tracked"] = torch.tensor(7)
     settings = settings_of(state, where="model.ckpt", dropout=0.0)
     assert settings == SETTINGS

@@ -3,7 +3,8 @@
     token ─► embedding ─┬─► GRU ─► query ─► attention over memory ─► context ─┬─► readout ─► output
     last context ───────┘     └───────────────────────────────────────────────┘
 
-Shapes: B rows (utterances, or hypotheses of a search), T encoder steps, L tokens, D width, A attention's width, V tokens.
+Shapes: B rows (utterances, or hypotheses of a search), T encoder steps, L tokens of a text, D width, A attention's
+width, V tokens.
 
 Token 0 is the blank, and begins and ends every text. The attention of the step before is looked at, not trained
 through, as in the released code. `start` and `step` are what a search calls.
@@ -55,7 +56,7 @@ def step(
     *,
     settings: Settings,
 ) -> tuple[Tensor, DecoderState, Tensor]:
-    """One token further: log-probabilities [B, V] of what follows `tokens_B`, the state then, and the attention [B, T]."""
+    """One token further: log-probabilities [B, V] of what follows `tokens_B`, the next state, the attention [B, T]."""
     weights = with_corrections(parameters)
     lengths_B1 = lengths_B.to(memory_BTD.device, non_blocking=True).clamp(min=1)[:, None]
     outside_BT = ~_inside(memory_BTD, lengths_B1)
@@ -127,4 +128,4 @@ def _linear(weights: Parameters, name: str, x: Tensor) -> Tensor:
     return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
-_gru_cell: Any = torch._VF.gru_cell  # type: ignore[attr-defined]  # what nn.GRUCell calls: torch leaves it undeclared
+_gru_cell: Any = torch._VF.gru_cell  # what nn.GRUCell calls

@@ -5,7 +5,7 @@ Shapes: U utterances, T encoder steps, L tokens of the longest text, V tokens wi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -124,9 +124,7 @@ def loss(parameters: Parameters, features: Features, *, settings: Settings, draw
         return _joint(parameters, features, settings=settings, with_ctc=draws.with_ctc, training=True)
 
 
-def _joint(
-    parameters: Parameters, features: Features, *, settings: Settings, with_ctc: bool, training: bool
-) -> Tensor:
+def _joint(parameters: Parameters, features: Features, *, settings: Settings, with_ctc: bool, training: bool) -> Tensor:
     encoded = encode(parameters, features, settings=settings, training=training)
     mu, parts = settings.mu if with_ctc else 1.0, []
     if mu > 0:
@@ -134,7 +132,9 @@ def _joint(
             parameters, encoded.memory_UTD, encoded.lengths_U, features.tokens_UL, settings=settings, training=training
         )
         smoothing = settings.label_smoothing
-        parts.append(mu * cross_entropy(log_probs_ULV, features.tokens_UL, features.token_lengths_U, smoothing=smoothing))
+        parts.append(
+            mu * cross_entropy(log_probs_ULV, features.tokens_UL, features.token_lengths_U, smoothing=smoothing)
+        )
     if mu < 1:
         texts = (encoded.lengths_U, features.tokens_UL, features.token_lengths_U)
         parts.append((1 - mu) * ctc.loss_by_token(encoded.ctc_log_probs_UTV, *texts))
@@ -142,7 +142,7 @@ def _joint(
 
 
 def cross_entropy(log_probs_ULV: Tensor, tokens_UL: Tensor, token_lengths_U: Tensor, *, smoothing: float) -> Tensor:
-    """The mean over all tokens of a batch, ends of texts included; `smoothing` of it is the mean over the vocabulary."""
+    """The mean over all tokens of a batch and the ends of texts; `smoothing` of it is the mean over the vocabulary."""
     device = log_probs_ULV.device
     targets_UL = F.pad(tokens_UL, (0, 1), value=END).to(device, non_blocking=True)  # zero behind each text, as END is
     counted_UL = torch.arange(targets_UL.shape[1]) <= token_lengths_U[:, None]

@@ -138,7 +138,7 @@ def recur(
     return pad_packed_sequence(packed, batch_first=True, total_length=steps)[0]
 
 
-_lstm: Any = torch._VF.lstm  # type: ignore[attr-defined]  # what nn.LSTM calls: torch leaves it undeclared
+_lstm: Any = torch._VF.lstm  # what nn.LSTM calls
 
 
 # Normalisation in the DNN.

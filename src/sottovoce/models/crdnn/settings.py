@@ -1,4 +1,6 @@
-"""The architecture of a CRDNN with an attention decoder, its named sizes, and the shapes and first values of its tensors.
+"""The architecture of a CRDNN with an attention decoder: named sizes, the shapes of its tensors, their first values.
+
+Tensors go by these names, each with `weight` and mostly `bias`:
 
     cnn.B.conv1, norm1, conv2, norm2   one block each, on [channels, time, frequency]; norms are over [bins, channels]
     rnn.L.forward|backward             LSTMs: input and recurrent matrices, gates in torch's order (i, f, g, o)
@@ -28,8 +30,8 @@ class Settings:
     """The architecture and its loss. `tokens` counts the blank, which also begins and ends every text.
 
     The loss is mu·CE + (1 − mu)·CTC, in local training for the first `ctc_epochs` epochs and `ctc_steps` steps, and CE
-    alone afterwards; None is for ever. `as_released`: features are SpeechBrain's and padding is part of the speech; each
-    mel filter is normalised by `feature_mean` and `feature_deviation` then, or by its own in each utterance.
+    alone afterwards; None is for ever. `as_released`: features are SpeechBrain's, and padding is part of the speech.
+    Each mel filter is normalised by `feature_mean` and `feature_deviation` then or, without, in each utterance alone.
     """
 
     tokens: int
@@ -83,7 +85,14 @@ class Settings:
 
 
 SIZES: Mapping[str, Mapping[str, Any]] = {
-    "tiny": {"channels": (8, 16), "rnn_layers": 2, "rnn_width": 96, "dnn_width": 96, "embedding": 32, "decoder_width": 96},
+    "tiny": {
+        "channels": (8, 16),
+        "rnn_layers": 2,
+        "rnn_width": 96,
+        "dnn_width": 96,
+        "embedding": 32,
+        "decoder_width": 96,
+    },
     "small": {"channels": (32, 48), "rnn_layers": 3, "rnn_width": 256, "dnn_width": 256, "decoder_width": 256},
     "template": {"channels": (128,), "rnn_layers": 4, "rnn_width": 512, "dnn_width": 512, "decoder_width": 512},
     "gao": {},  # 158,907,410 parameters with 500 tokens
