@@ -9,6 +9,7 @@ end of a batch; pooling takes whole windows; LSTMs run over packed sequences. Th
 neither do we where settings say `as_released`.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -133,12 +134,22 @@ def recur(
             for part in ("input", "recurrent")
         ]
         # One layer at a time: cuDNN's own dropout between layers would not follow our seeds.
-        data = _lstm(data, packed.batch_sizes, (state, state), own, True, 1, 0.0, False, True)[0]
+        data = _bidirectional(data, packed.batch_sizes, state, own)
     packed = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
     return pad_packed_sequence(packed, batch_first=True, total_length=steps)[0]
 
 
 _lstm: Any = torch._VF.lstm  # what nn.LSTM calls
+
+
+def _bidirectional(data: Tensor, batch_sizes: Tensor, state: Tensor, weights: list[Tensor]) -> Tensor:
+    """One layer over packed steps, which begins with `state` in both directions."""
+    training = torch.is_grad_enabled()  # cuDNN keeps what its backward pass needs only then
+    with warnings.catch_warnings():
+        # cuDNN would have all matrices before all biases, in one piece: they are copied for it.
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        found: Tensor = _lstm(data, batch_sizes, (state, state), weights, True, 1, 0.0, training, True)[0]
+    return found
 
 
 # Normalisation in the DNN.
