@@ -112,3 +112,16 @@ def test_mistakes_in_local_settings_are_one_line(changes: dict[str, Any], messag
 def test_a_proximal_term_that_pushes_away_is_refused(mu: float) -> None:
     with pytest.raises(InputError, match="expected a finite number, at least 0"):
         Proximal(mu=mu)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [({"ctc_epochs": 1}, "first pass"), ({"ctc_steps": 1}, "first step")])
+def test_a_family_may_know_how_far_local_training_is(tones: Path, limit: dict[str, int], expected: str) -> None:
+    """Epochs and steps are counted within a client's round."""
+    room = small_room(tones, family="crdnn", model=limit, local={"local_epochs": 3, "batch_seconds": 1.0})
+    for step in (0, 5):
+        loaded = loaded_client(room, 4, step=step)
+        sizes, passes = [len(lines) for lines in loaded.lines], len(loaded.speech.rows)
+        first = [sum(sizes[:number]) < passes for number in range(len(sizes))]
+        assert sum(first) * 3 == len(first)
+        wanted = first if expected == "first pass" else [number == 0 for number in range(len(sizes))]
+        assert [draws.model.with_ctc for draws in loaded.draws] == wanted
