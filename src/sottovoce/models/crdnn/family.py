@@ -5,6 +5,7 @@ Shapes: U utterances, T encoder steps, L tokens of the longest text, V tokens wi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from sottovoce.audio.features import HOP_SAMPLES
 from sottovoce.errors import InputError
-from sottovoce.models import ctc, module
+from sottovoce.models import attention_search, ctc, module
+from sottovoce.models.attention_search import AttentionDecoder, Found, Search
 from sottovoce.models.crdnn import settings as architecture
-from sottovoce.models.crdnn.decoder import END, teacher_forced
+from sottovoce.models.crdnn.decoder import END, start, step, teacher_forced
 from sottovoce.models.crdnn.front import frames_of, hear
 from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, named_settings
@@ -157,6 +159,17 @@ def emit(parameters: Parameters, features: Features, *, settings: Settings) -> t
     return encoded.ctc_log_probs_UTV, encoded.lengths_U
 
 
+def search(parameters: Parameters, features: Features, *, settings: Settings, how: Search) -> list[list[Found]]:
+    """The best texts of each utterance, by the decoder and, where `how` asks for it, the CTC head."""
+    encoded = encode(parameters, features, settings=settings)
+    decoder = AttentionDecoder(
+        start=partial(start, parameters, settings=settings), step=partial(step, parameters, settings=settings)
+    )
+    return attention_search.search(
+        decoder, encoded.memory_UTD, encoded.lengths_U, ctc_log_probs_UTV=encoded.ctc_log_probs_UTV, how=how
+    )
+
+
 def samples_per_frame(_settings: Settings) -> int:
     return POOLING * HOP_SAMPLES
 
@@ -178,5 +191,5 @@ FAMILY = Family(
     loss=loss,
     hear=hear,
     statistics=architecture.statistics,
-    recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame),
+    recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame, search=search),
 )
