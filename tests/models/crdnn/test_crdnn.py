@@ -9,8 +9,9 @@ import torch
 from tests.golden.make_crdnn import FRAMES, SETTINGS, TOKENS, features, weights
 
 from sottovoce.errors import InputError
+from sottovoce.models.attention_search import Search
 from sottovoce.models.crdnn.decoder import start, step, teacher_forced
-from sottovoce.models.crdnn.family import FAMILY, Draws, Options, at, loss, unusable
+from sottovoce.models.crdnn.family import FAMILY, Draws, Options, at, loss, search, unusable
 from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.settings import Settings, parameter_shapes, statistics
 from sottovoce.models.crdnn.speechbrain import converted, settings_of
@@ -108,6 +109,16 @@ def test_ctc_alone_needs_no_decoder() -> None:
     parameters = {name: tensor.requires_grad_() for name, tensor in own_weights(PLAIN).items()}
     value = loss(parameters, heard(0, 1), settings=replace(PLAIN, mu=0.0), draws=Draws(1))
     assert torch.autograd.grad(value, parameters["output.weight"], allow_unused=True) == (None,)
+
+
+def test_a_decoder_that_was_never_trained_decides_nothing() -> None:
+    settings, found = replace(PLAIN, mu=0.0), []
+    for factor in (1.0, -3.0):
+        parameters = own_weights(settings)
+        parameters["output.weight"] = parameters["output.weight"] * factor
+        texts = search(parameters, heard(0, 1), settings=settings, how=Search(width=2))
+        found.append([own[0].tokens for own in texts])
+    assert found[0] == found[1]
 
 
 def test_dropout_follows_its_seed() -> None:

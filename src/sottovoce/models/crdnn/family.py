@@ -161,6 +161,8 @@ def emit(parameters: Parameters, features: Features, *, settings: Settings) -> t
 
 def search(parameters: Parameters, features: Features, *, settings: Settings, how: Search) -> list[list[Found]]:
     """The best texts of each utterance, by the decoder and, where `how` asks for it, the CTC head."""
+    if settings.mu == 0:  # the decoder was never trained: it must decide nothing
+        how = replace(how, ctc_weight=1.0, end_threshold=None, longest_shift=None)
     encoded = encode(parameters, features, settings=settings)
     decoder = AttentionDecoder(
         start=partial(start, parameters, settings=settings), step=partial(step, parameters, settings=settings)
