@@ -9,7 +9,15 @@ import torch
 from tests.reference_round import Gradient, Model, train_client
 
 from sottovoce.audio.features import MEL_COUNT
-from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
+from sottovoce.evaluation.evaluate import select
+from sottovoce.federated.client import (
+    ClientRoom,
+    LoadedClient,
+    LocalTraining,
+    SharedSpeech,
+    load_client,
+    plan_client,
+)
 from sottovoce.federated.cohort import Clients, ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine
 from sottovoce.federated.heard_before import HeardBefore
@@ -62,14 +70,30 @@ def small_room(
     people: dict[str, Any] | None = None,
     cohort_size: int = 3,
     family: str = DEFAULT,
+    shared_dev: str | None = None,
 ) -> ClientRoom:
+    """`shared_dev` names a split that all clients have."""
     population = build_population(Store(store), PopulationSettings(split=("train",), **people or {}), seed=1)
     found = find_family(family)
     settings = small_settings(found, **model or {})
     chosen = LOCAL | (local or {})
     if "local_epochs" in chosen:
         chosen["local_steps"] = None
-    return ClientRoom(population, TOKENS, found, settings, LocalTraining(**chosen), seed=2, cohort_size=cohort_size)
+    return ClientRoom(
+        population,
+        TOKENS,
+        found,
+        settings,
+        LocalTraining(**chosen),
+        seed=2,
+        cohort_size=cohort_size,
+        shared_dev=None if shared_dev is None else shared_speech(Store(store), shared_dev),
+    )
+
+
+def shared_speech(store: Store, split: str) -> SharedSpeech:
+    chosen = select(store, split=split)
+    return SharedSpeech(store, chosen.rows, chosen.references)
 
 
 def small_settings(family: Family[Any, Any], **model: Any) -> Any:

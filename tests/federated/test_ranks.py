@@ -37,6 +37,16 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "shares by utterances": {"privacy": {"weighting": "utterances", "clip_bound": math.inf}, "cohort_size": 9},
     "shares by loss": {"privacy": {"weighting": "loss", "clip_bound": math.inf}, "cohort_size": 9},
+    "shares by loss as released": {
+        "privacy": {"weighting": "loss_released", "clip_bound": math.inf},
+        "local": {"local_epochs": 2},
+        "cohort_size": 9,
+    },
+    "shares by WER as released": {
+        "privacy": {"weighting": "wer_released", "clip_bound": math.inf},
+        "shared_dev": "dev",
+        "cohort_size": 9,
+    },
     "one client, or none": {"privacy": {"noise_multiplier": 0.7}, "cohort_size": 1},
     "some clients fail": {"privacy": {"weighting": "utterances", "clip_bound": math.inf}, "cohort_size": 9},
 }

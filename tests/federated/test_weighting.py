@@ -2,22 +2,38 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.federated.small import as_model, furthest, small, update_of
+from tests.federated.small import CPU, Small, as_model, furthest, loaded_client, small, update_of
 
+from sottovoce.config import Federation
 from sottovoce.errors import InputError
+from sottovoce.evaluation.recognise import recognise
+from sottovoce.evaluation.wer import word_error_rate
+from sottovoce.federated.client import train_locally
+from sottovoce.federated.engines import Engine, StackedEngine, Trained
+from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.weighting import ClientFigures, WeightedSum
 from sottovoce.flat.layout import Layout
+from sottovoce.models.saved import Recogniser
+from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Weighting
 
 LAYOUT = Layout.of({"w": torch.zeros(3)})
-SHARED = [Weighting.UTTERANCES, Weighting.SECONDS, Weighting.LOSS, Weighting.WER]
+SHARED = [weighting for weighting in Weighting if weighting is not Weighting.UNIFORM]
+LEAKING = [Weighting.LOSS, Weighting.WER, Weighting.LOSS_RELEASED, Weighting.WER_RELEASED]
+# What each is measured by, but for the amounts: clients' own held-out speech, everybody's, passes over their speech.
+MEASURED: dict[str, Any] = {
+    "people": {"holdout": 0.25},
+    "local": {"local_epochs": 2, "batch_seconds": 1.3},
+    "shared_dev": "dev",
+}
 
 figures = st.builds(
     ClientFigures,
@@ -41,9 +57,12 @@ def direct(weighting: Weighting, clients: list[ClientFigures]) -> np.ndarray:
             amounts = np.array([client.utterances for client in clients], dtype=np.float64)
         case Weighting.SECONDS:
             amounts = np.array([client.seconds for client in clients])
-        case Weighting.LOSS:  # softmax(−loss); shifting all losses changes no share
+        case Weighting.LOSS | Weighting.LOSS_RELEASED:  # softmax(−loss); shifting all losses changes no share
             losses = np.array([client.loss for client in clients], dtype=np.float64)
             amounts = np.exp(-(losses - losses.min()))
+        case Weighting.WER_RELEASED:  # exp(100 − WER in per cent, at most 100); shifting changes no share
+            points = 100 * np.minimum([client.wer for client in clients], 1.0)
+            amounts = np.exp(points.min() - points)
         case _:  # softmax(1 − WER)
             amounts = np.exp(1 - np.array([client.wer for client in clients], dtype=np.float64))
     return amounts / amounts.sum()
@@ -108,19 +127,17 @@ def test_with_a_cap_a_weight_is_the_clients_own_and_the_denominator_public() -> 
     assert together.denominator == 7.5
 
 
-@pytest.mark.parametrize("weighting", [Weighting.LOSS, Weighting.WER])
+@pytest.mark.parametrize("weighting", LEAKING)
 def test_weights_that_leak_are_refused_under_privacy(weighting: Weighting) -> None:
     with pytest.raises(InputError, match=f"weighting={weighting} with noise_multiplier=1.0: such weights leak"):
         plan_for(weighting, noise_multiplier=1.0, clip_bound=1.0)
 
 
-@pytest.mark.parametrize("weighting", ["seconds", "loss", "wer"])
+@pytest.mark.parametrize("weighting", ["seconds", "loss", "wer", "loss_released", "wer_released"])
 def test_a_round_uses_them(weighting: str, tones: Path, tmp_path: Path) -> None:
     """One SGD step of the server against Σ ω·Δ, with ω from what the clients measured themselves."""
     privacy = {"clip_bound": math.inf, "weighting": weighting}
-    ours = small(
-        tones, tmp_path / "l.jsonl", privacy=privacy, people={"holdout": 0.25}, cohort_size=9, dtype=torch.float64
-    )
+    ours = small(tones, tmp_path / "l.jsonl", privacy=privacy, cohort_size=9, dtype=torch.float64, **MEASURED)
     start = ours.model()
     found: list[ClientFigures] = []
     for trained in ours.engine.train(ours.server.parameters_P, range(9), step=0):
@@ -132,5 +149,75 @@ def test_a_round_uses_them(weighting: str, tones: Path, tmp_path: Path) -> None:
         expected = {name: expected[name] - share * update[name] for name in expected}
     ours.round(0)
     assert furthest(ours.model(), expected, start) < 1
-    assert len({round(share, 9) for share in shares}) > 1 or weighting == "wer"
+    assert len({round(share, 9) for share in shares}) > 1 or weighting.startswith("wer")
     assert as_model(ours.layout, ours.server.result_P).keys() == start.keys()
+
+
+@pytest.mark.parametrize("weighting", LEAKING)
+def test_stacks_measure_what_clients_measure_one_by_one(weighting: Weighting, tones: Path, tmp_path: Path) -> None:
+    """In float64: losses but for the order of sums, and the same words."""
+    privacy = {"weighting": weighting}
+    ours = small(tones, tmp_path / "l.jsonl", privacy=privacy, cohort_size=9, dtype=torch.float64, **MEASURED)
+    options: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "weighting": weighting}
+    alone, stacked = (
+        measured_by(engine, ours) for engine in (ours.engine, StackedEngine(ours.room, ours.layout, size=4, **options))
+    )
+    assert alone.keys() == stacked.keys() == set(range(9))
+    for client, own in alone.items():
+        assert own.wer == stacked[client].wer
+        assert (own.wer is None) == (own.loss is not None) == weighting.startswith("loss")
+        # Stacks add losses up in float32.
+        assert (own.loss or 0.0) == pytest.approx(stacked[client].loss or 0.0, rel=1e-6)
+
+
+def measured_by(engine: Engine, ours: Small) -> dict[int, ClientFigures]:
+    found: dict[int, ClientFigures] = {}
+    for trained in engine.train(ours.server.parameters_P, range(9), step=0):
+        assert isinstance(trained, Trained), trained
+        found |= dict(zip(trained.clients, trained.figures, strict=True))
+    return found
+
+
+def test_the_loss_as_released_is_that_of_the_last_local_epoch(tones: Path, tmp_path: Path) -> None:
+    """A client's steps one by one: half of them are its second epoch."""
+    ours = small(tones, tmp_path / "l.jsonl", privacy={"weighting": "loss_released"}, cohort_size=9, **MEASURED)
+    loaded = loaded_client(ours.room, 3, step=0)
+    heard = loaded.hear(HeardBefore(0), ours.room, dtype=torch.float32)
+    weights = Weights(ours.layout, ours.room.local.built_optimiser(), device=CPU, dtype=torch.float32)
+    losses_L = train_locally(weights, loaded, heard, ours.room, server_P=ours.server.parameters_P)
+    assert len(losses_L) >= 4
+    last = losses_L[len(losses_L) // 2 :]
+    assert measured_by(ours.engine, ours)[3].loss == float(last.mean()) != float(losses_L.mean())
+    assert sorted(torch.cat(loaded.lines[len(last) :]).tolist()) == list(range(len(loaded.speech.rows)))
+
+
+def test_the_wer_as_released_is_that_of_the_same_speech_for_all(tones: Path, tmp_path: Path) -> None:
+    ours = small(tones, tmp_path / "l.jsonl", privacy={"weighting": "wer_released"}, cohort_size=9, **MEASURED)
+    shared = ours.room.shared_dev
+    assert shared is not None
+    assert not set(shared.rows.tolist()) & set(ours.room.population.utterance_rows().tolist())
+    (trained,) = ours.engine.train(ours.server.parameters_P, [3], step=0)
+    assert isinstance(trained, Trained)
+    room = ours.room
+    local = ours.layout.views(ours.server.parameters_P - trained.update)
+    model = Recogniser(room.family, room.model, room.tokens, dict(local), shared.store.language)
+    assert trained.figures[0].wer == word_error_rate(shared.texts, recognise(model, shared.store, shared.rows))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy": {"weighting": "wer"}}, "weighting=wer is measured on clients' held-out speech"),
+        ({"privacy": {"weighting": "loss_released"}}, "expected local.local_epochs"),
+        ({"shared_dev": {"utterances": 4}}, "shared_dev with privacy.weighting=uniform: only wer_released reads it"),
+    ],
+)
+def test_recipes_without_what_weights_are_measured_by_are_refused(changes: dict[str, Any], words: str) -> None:
+    federation = {
+        "steps": 1,
+        "cohort_size": 1,
+        "local": {"batch_seconds": 2, "lr": 0.1, "local_steps": 1},
+        "server": {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1}},
+    }
+    with pytest.raises(ValueError, match=words):
+        Federation(**federation | changes)

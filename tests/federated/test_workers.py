@@ -70,6 +70,20 @@ def test_updates_have_the_bits_of_the_sequential_engine(three: WorkersEngine, to
     assert figures_of(three, ours) == figures_of(ours.engine, ours)
 
 
+@pytest.mark.parametrize("weighting", ["loss_released", "wer_released"])
+def test_they_measure_what_one_process_does(weighting: str, tones: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = RANDOM | {"privacy": {"weighting": weighting}, "shared_dev": "dev"}
+    ours = small(tones, tmp_path / "ledger.jsonl", **changes)
+    with closing(workers_of(ours)) as engine:
+        expected, found = ({}, {})
+        for kept, one in ((expected, ours.engine), (found, engine)):
+            for result in one.train(ours.server.parameters_P, EVERYBODY, step=2):
+                assert isinstance(result, Trained)
+                kept[result.clients[0]] = result.figures
+    assert found == expected
+    assert found.keys() == set(EVERYBODY)
+
+
 def figures_of(engine: Engine, ours: Small) -> dict[int, Any]:
     found = {}
     for result in engine.train(ours.server.parameters_P, EVERYBODY, step=2):

@@ -1,6 +1,6 @@
 """Recipes: YAML in, one validated object out. Everything a run can be told is named here."""
 
-from sottovoce.config.federation import Clients, Extrapolation, Federation, PassSettings, Privacy
+from sottovoce.config.federation import Clients, Extrapolation, Federation, PassSettings, Privacy, SharedDev
 from sottovoce.config.loading import as_yaml, load_experiment, load_recipe, validate
 from sottovoce.config.reading import is_recipe, plain_name, public_name, recipe_names
 from sottovoce.config.recipe import Experiment, Paper, Recipe, Suite, SuiteRun
@@ -26,6 +26,7 @@ __all__ = [
     "PassSettings",
     "Privacy",
     "Recipe",
+    "SharedDev",
     "Suite",
     "SuiteRun",
     "SyntheticCorpus",

@@ -155,6 +155,18 @@ class PassSettings(Section):
         return build_optimiser(**self.optimiser)
 
 
+class SharedDev(Section):
+    """The speech on which every client's model is tried where `privacy.weighting` is `wer_released`.
+
+    `data` is a place whose people are no clients: `STORE:split`, or `split` of `data.store`; None is `data.dev`. Each
+    client of each round recognises all of it, which costs more than training on little speech does: hence `utterances`
+    of it, drawn once and the same for all; None takes the whole, as the released code does.
+    """
+
+    data: PathText | None = None
+    utterances: int | None = Field(default=100, ge=1)
+
+
 class Federation(Section):
     """Federated training: `steps` rounds (T), each with `cohort_size` clients (S) in expectation.
 
@@ -164,10 +176,11 @@ class Federation(Section):
     auto` measures which one is the fastest here, and says so in the run folder's `engine.json`. `trainable` names
     the part of the model that is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides
     the seed's LayerNorms by this and multiplies the matrices behind them (see `models.rescaling`): the same
-    function, other updates. `server_pass` trains on public speech after every round.
+    function, other updates. `server_pass` trains on public speech after every round. `shared_dev` is what clients are
+    weighted by, under `privacy.weighting: wer_released` alone.
     """
 
-    unwritten = frozenset({"rescale_norms", "server_pass", "measure"})
+    unwritten = frozenset({"rescale_norms", "server_pass", "shared_dev", "measure"})
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
@@ -178,6 +191,7 @@ class Federation(Section):
     local: LocalTraining
     server: ServerSettings
     server_pass: PassSettings | None = None
+    shared_dev: SharedDev | None = None
     privacy: Privacy = Privacy()
     engine: Literal["auto", "sequential", "stacked", "workers"] = "auto"
     stack_size: int | None = Field(default=None, ge=1)  # clients at once; None: what fits into the device's memory
@@ -204,4 +218,22 @@ class Federation(Section):
                 "engine=stacked with privacy.mode=secure: in a stack the rounding of one client's numbers hangs on who "
                 "else is there, which no clipping bounds; expected auto, sequential or workers"
             )
+        self._check_weighting()
         return self
+
+    def _check_weighting(self) -> None:
+        """Every client must have what its weight is measured by."""
+        weighting = self.privacy.weighting
+        if weighting is Weighting.WER and self.clients.holdout is None:
+            raise ValueError("privacy.weighting=wer is measured on clients' held-out speech: expected clients.holdout")
+        if weighting is Weighting.LOSS_RELEASED and self.local.local_epochs is None:
+            raise ValueError(
+                "privacy.weighting=loss_released is the loss of the last local epoch: expected local.local_epochs"
+            )
+        if weighting is not Weighting.WER_RELEASED and self.shared_dev is not None:
+            raise ValueError(f"shared_dev with privacy.weighting={weighting}: only wer_released reads it")
+
+    @property
+    def weighed_on(self) -> SharedDev | None:
+        """The shared speech that clients are weighted by; None where they are not."""
+        return (self.shared_dev or SharedDev()) if self.privacy.weighting is Weighting.WER_RELEASED else None

@@ -35,16 +35,22 @@ class Recipe(Section):
         if (self.central is None) == (self.federation is None):
             raise ValueError("expected exactly one of the sections central and federation")
         if self.federation is not None and self.federation.server_pass is not None:
-            self._check_pass(self.federation.server_pass.data)
+            judged = {"data.dev": (self.data.dev,), "data.test": self.data.test}
+            self._check_public("federation.server_pass.data", self.federation.server_pass.data, judged)
+        if self.federation is not None and self.federation.shared_dev is not None:
+            shared = self.federation.shared_dev.data
+            if (
+                shared is not None
+            ):  # models may be weighted by what they are chosen by, but not by what they are tested on
+                self._check_public("federation.shared_dev.data", shared, {"data.test": self.data.test})
         return self
 
-    def _check_pass(self, data: str) -> None:
-        """The server's own speech is neither the clients' nor what models are chosen by or tested on."""
-        used = {"data.train": self.data.train, "data.dev": (self.data.dev,), "data.test": self.data.test}
-        for what, places in used.items():
+    def _check_public(self, key: str, data: str, judged: Mapping[str, tuple[str, ...]]) -> None:
+        """Speech that is public is neither the clients' nor what models are `judged` by."""
+        for what, places in {"data.train": self.data.train, **judged}.items():
             if self.data.place(data) in map(self.data.place, places):
                 whose = "the clients' speech" if what == "data.train" else "what the model is judged by"
-                raise ValueError(f"federation.server_pass.data={data} is in {what}, {whose}: expected other people's")
+                raise ValueError(f"{key}={data} is in {what}, {whose}: expected other people's")
 
     @property
     def people_seed(self) -> int:

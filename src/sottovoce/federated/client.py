@@ -15,18 +15,17 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.audio.batches import Batch, client_batches
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.evaluation.recognise import recognise
-from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
-from sottovoce.models.family import Family, Parameters, Progress, StepDraws, draw_steps, step_loss
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.family import Family, Progress, StepDraws, draw_steps, step_loss
 from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.models.utterances import Features, Recordings, record
@@ -117,8 +116,19 @@ class LocalTraining:
 
 
 @dataclass(frozen=True, eq=False)
+class SharedSpeech:
+    """Utterances of a store that every client has a copy of, and what is said in them."""
+
+    store: Store
+    rows: NDArray[np.int64]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class ClientRoom:
     """Everything that a client's training is made of, whichever engine runs it. `frozen` is not trained.
+
+    `shared_dev` is what every client's model is tried on where its weight hangs on that.
 
     `forgiving`: whatever goes wrong with one client, it is dropped and the round goes on, as a release must.
     """
@@ -133,6 +143,7 @@ class ClientRoom:
     longest_seconds: float = 36.0
     frozen: Frozen = NOTHING_FROZEN
     forgiving: bool = False
+    shared_dev: SharedSpeech | None = None
     _known: Kept[Speech] = field(default_factory=lambda: Kept(KNOWN_BYTES), repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> "ClientRoom":
@@ -264,7 +275,7 @@ def train_locally(
 ) -> Tensor:
     """Local training of one client on what was `heard` of it, from `server_P` to `weights.master`.
 
-    Returns the mean loss, on the device.
+    Returns the loss of each local step, on the device.
     """
     local = room.local
     weights.reset(server_P)
@@ -277,7 +288,7 @@ def train_locally(
             weights.add_to_gradients(local.proximal.pull(weights.master, server_P))
         weights.step(lr=local.lr, max_norm=local.clip_gradients)
         losses.append(loss.detach())
-    return torch.stack(losses).mean()
+    return torch.stack(losses)
 
 
 def gradients_of(loss: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -286,13 +297,3 @@ def gradients_of(loss: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | No
     It depends on none where a part is trained and layer-drop left out every block of it.
     """
     return torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
-
-
-def held_out_wer(parameters: Parameters, client: Client, room: ClientRoom, *, device: torch.device) -> float:
-    """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10)."""
-    if not len(client.held_out):
-        raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
-    whole = room.frozen.with_trained(parameters)
-    recogniser = Recogniser(room.family, room.model, room.tokens, whole, room.store.language)
-    said = [room.store.utterance(row).text or "" for row in client.held_out.tolist()]
-    return word_error_rate(said, recognise(recogniser, room.store, client.held_out, device=device))

@@ -6,6 +6,11 @@ sum is divided by a public number: the plan's business. Without privacy, shares 
     utterances, seconds    ω_k = n_k / Σ n            FedAvg (McMahan et al. 2017)
     loss                   ω = softmax(−loss)         Gao et al. 2022, Eq. 9
     wer                    ω = softmax(1 − WER)       Gao et al. 2022, Eq. 10
+    loss_released          ω ∝ exp(−loss)             their released code: of the last local epoch
+    wer_released           ω ∝ exp(100 − WER in %)    their released code: on shared speech, at most 100 %
+
+The equations' WERs are shares, so their weights differ by e at most; the code's differ by e for each point, and nearly
+all of the weight is the best client's.
 
 All of these are exp(score) divided by its sum over the cohort, so they can be summed client by client: the sum is kept
 in units of the heaviest client so far, and scaled down whenever a heavier one comes.
@@ -23,7 +28,10 @@ from sottovoce.privacy.settings import Weighting
 
 @dataclass(frozen=True)
 class ClientFigures:
-    """What a client's weight may depend on, and how many of its utterances could not be used, by reason. Private."""
+    """What a client's weight may depend on, and how many of its utterances could not be used, by reason. Private.
+
+    `loss` and `wer` are measured as the weighting asks (`federated.measured`), and only where it does.
+    """
 
     utterances: int
     seconds: float
@@ -42,6 +50,8 @@ SCORES: Mapping[Weighting, Callable[[ClientFigures], float]] = {
     Weighting.SECONDS: lambda client: math.log(max(client.seconds, 1e-9)),
     Weighting.LOSS: lambda client: -_given(client.loss),
     Weighting.WER: lambda client: 1 - _given(client.wer),
+    Weighting.LOSS_RELEASED: lambda client: -_given(client.loss),
+    Weighting.WER_RELEASED: lambda client: 100 - 100 * min(_given(client.wer), 1.0),
 }
 
 

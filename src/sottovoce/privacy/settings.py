@@ -24,13 +24,21 @@ class Mode(StrEnum):
 
 
 class Weighting(StrEnum):
-    """What a user's weight depends on. By loss or WER: only without differential privacy."""
+    """What a user's weight depends on (`federated.weighting` has the formulas). By loss or WER: only without privacy.
+
+    Those called `released` are what the released code of Gao et al. computes, the others are their equations.
+    """
 
     UNIFORM = "uniform"
     UTTERANCES = "utterances"
     SECONDS = "seconds"
-    LOSS = "loss"
-    WER = "wer"
+    LOSS = "loss"  # of all local steps
+    WER = "wer"  # on the client's own held-out speech
+    LOSS_RELEASED = "loss_released"  # of the last local epoch
+    WER_RELEASED = "wer_released"  # on speech that all clients share
+
+
+BY_DATA = (Weighting.UTTERANCES, Weighting.SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,15 +152,15 @@ def _check_noise(settings: PrivacySettings) -> None:
 
 def _check_weights(settings: PrivacySettings) -> None:
     weighting, private = settings.weighting, settings.z > 0
-    if private and weighting in (Weighting.LOSS, Weighting.WER):
+    if private and weighting not in (Weighting.UNIFORM, *BY_DATA):
         raise InputError(
             f"weighting={weighting} with noise_multiplier={settings.z}: such weights leak and one user can move "
             "everybody's; expected uniform, or utterances or seconds with a weight_cap"
         )
     if private and weighting is not Weighting.UNIFORM and settings.weight_cap is None:
         raise InputError(f"weighting={weighting} with privacy: expected a public weight_cap")
-    if weighting is Weighting.UNIFORM and settings.weight_cap is not None:
-        raise InputError(f"weight_cap={settings.weight_cap} with weighting=uniform: expected utterances or seconds")
+    if weighting not in BY_DATA and settings.weight_cap is not None:
+        raise InputError(f"weight_cap={settings.weight_cap} with weighting={weighting}: expected utterances or seconds")
     if settings.weight_cap is not None and not (math.isfinite(settings.weight_cap) and settings.weight_cap > 0):
         raise InputError(f"weight_cap={settings.weight_cap}: expected a positive public number")
     if settings.denominator is not None and not (math.isfinite(settings.denominator) and settings.denominator > 0):

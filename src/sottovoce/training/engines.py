@@ -1,13 +1,14 @@
 """Who trains the clients of a run, with which engine: the recipe's, or the fastest one here."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from sottovoce.config import Federation, Recipe
 from sottovoce.errors import InputError, promise
-from sottovoce.federated.client import ClientRoom
+from sottovoce.federated.client import ClientRoom, SharedSpeech
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import (
     Dropped,
@@ -43,13 +44,20 @@ def choose_clients(
     run: RunFolder,
     device: torch.device,
     processes: Processes = ALONE,
+    shared_dev: SharedSpeech | None = None,
 ) -> ClientsHere | ClientsOverRanks:
     """The run's clients, here or over ranks; among several processes the first one chooses the engine for all."""
-    chosen = _choose_engine(recipe, population, start, plan, run=run, device=device) if processes.first else {}
-    chosen = processes.share(chosen)
-    engine = build_engine(
-        chosen["engine"], recipe, population, start, plan, device=device, stack_size=chosen.get("stack_size")
+
+    def build(name: str, stack_size: int | None = None) -> Engine:
+        return build_engine(
+            name, recipe, population, start, plan, device=device, stack_size=stack_size, shared_dev=shared_dev
+        )
+
+    chosen = (
+        _choose_engine(recipe, population, start, plan, run=run, device=device, build=build) if processes.first else {}
     )
+    chosen = processes.share(chosen)
+    engine = build(chosen["engine"], chosen.get("stack_size"))
     if isinstance(engine, StackedEngine) and processes.first and "stack_size" not in chosen:
         write_json(run.path / ENGINE, {**chosen, "stack_size": engine.size})  # what fits may be another number tomorrow
     if processes.several:
@@ -58,7 +66,14 @@ def choose_clients(
 
 
 def _choose_engine(
-    recipe: Recipe, population: Population, start: Recogniser, plan: Plan, *, run: RunFolder, device: torch.device
+    recipe: Recipe,
+    population: Population,
+    start: Recogniser,
+    plan: Plan,
+    *,
+    run: RunFolder,
+    device: torch.device,
+    build: Callable[[str], Engine],
 ) -> dict[str, Any]:
     """Once chosen it stays: another would round differently, and a resumed run repeat other bits.
 
@@ -77,7 +92,7 @@ def _choose_engine(
     elif secure:
         asked, why = "sequential", {"why": "a release trains every client apart from the others"}
     else:
-        asked, why = _fastest(recipe, population, start, plan, device=device)
+        asked, why = _fastest(recipe, population, start, plan, device=device, build=build)
     write_json(known, {"engine": asked, **why})
     return {"engine": asked, **why}
 
@@ -91,6 +106,7 @@ def build_engine(
     *,
     device: torch.device,
     stack_size: int | None = None,
+    shared_dev: SharedSpeech | None = None,
 ) -> Engine:
     """The engine called `name`."""
     settings = recipe.federated
@@ -105,6 +121,7 @@ def build_engine(
         longest_seconds=recipe.data.longest_seconds,
         frozen=trained_part(recipe, start).frozen,
         forgiving=plan.settings.mode is Mode.SECURE,
+        shared_dev=shared_dev,
     )
     common: dict[str, Any] = {
         "device": device,
@@ -149,7 +166,13 @@ def _for_cpu(settings: Federation) -> tuple[Any, dict[str, Any]]:
 
 
 def _fastest(
-    recipe: Recipe, population: Population, start: Recogniser, plan: Plan, *, device: torch.device
+    recipe: Recipe,
+    population: Population,
+    start: Recogniser,
+    plan: Plan,
+    *,
+    device: torch.device,
+    build: Callable[[str], Engine],
 ) -> tuple[Any, dict[str, Any]]:
     """Train a few clients with each engine and throw the updates away: nothing is released, nothing is spent."""
     server_P = plan.layout.flatten(trained_part(recipe, start).initial).to(device)
@@ -159,7 +182,7 @@ def _fastest(
     for name in ("sequential", "stacked"):
         if name == "stacked" and start.family.stacked is None:
             continue
-        engine = build_engine(name, recipe, population, start, plan, device=device)
+        engine = build(name)
         # The first pass compiles.
         for repeat in range(2):
             torch.cuda.synchronize(device)

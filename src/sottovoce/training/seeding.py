@@ -23,6 +23,7 @@ from sottovoce.training.stores import find_place, open_place
 from sottovoce.users.population import Population, shared_speakers
 
 SERVER_PASS = "federation.server_pass.data"
+SHARED_DEV = "federation.shared_dev"
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,13 @@ def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
 
 
 def _beside_training(recipe: Recipe) -> dict[str, str]:
-    """The places that a run has looked at besides what it trains on: where its model was chosen, its server's own."""
-    settings = None if recipe.federation is None else recipe.federation.server_pass
-    return {"data.dev": recipe.data.dev} | ({} if settings is None else {SERVER_PASS: settings.data})
+    """The places that a run has looked at besides what it trains on: where its model was chosen, its server's own, and
+    what its clients were weighted by."""
+    settings = recipe.federation
+    own = None if settings is None or settings.server_pass is None else settings.server_pass.data
+    shared = None if settings is None or settings.weighed_on is None else settings.weighed_on.data
+    named = {"data.dev": recipe.data.dev, SERVER_PASS: own, SHARED_DEV: shared}
+    return {what: place for what, place in named.items() if place is not None}
 
 
 def ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe | None]]:

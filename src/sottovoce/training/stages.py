@@ -36,8 +36,18 @@ from sottovoce.training.keeper import Ended, Report, Say
 from sottovoce.training.marks import check_resumable
 from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import POPULATION, RESULTS, RunFolder, open_run
-from sottovoce.training.seeding import SERVER_PASS, Seed, check_evaluated, find_seed, folder_of, heard_by, split_keys
+from sottovoce.training.seeding import (
+    SERVER_PASS,
+    SHARED_DEV,
+    Seed,
+    check_evaluated,
+    find_seed,
+    folder_of,
+    heard_by,
+    split_keys,
+)
 from sottovoce.training.server_pass import build_server_pass
+from sottovoce.training.shared_dev import check_weighting, choose_shared_dev
 from sottovoce.training.speakers import choose_tokens, population_of, training_rows
 from sottovoce.training.step_log import NO_EVENTS
 from sottovoce.training.stores import check_scored, ensure_store, find_place, open_place
@@ -95,27 +105,32 @@ def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings)
 
 @dataclass(frozen=True)
 class _Places:
-    """The stores of a run: what it trains on, what it chooses by, what it is tested on, and its server's own."""
+    """The stores of a run: what it trains on, what it chooses by, what it is tested on, its server's own, and what
+    its clients are weighted by."""
 
     store: Store
     dev: tuple[Store, str]
     tests: dict[str, tuple[Store, str]]
     of_server: tuple[Store, str] | None
+    shared_dev: tuple[Store, str] | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, stores: Path) -> "_Places":
         tests = {name: find_place(name, recipe, stores) for name in recipe.data.test}
         own = None if recipe.federation is None else recipe.federation.server_pass
+        shared = None if recipe.federation is None else recipe.federation.weighed_on
         return cls(
             open_place(recipe.data.store, stores),
             find_place(recipe.data.dev, recipe, stores),
             tests,
             None if own is None else find_place(own.data, recipe, stores),
+            None if shared is None else find_place(shared.data or recipe.data.dev, recipe, stores),
         )
 
     @property
     def evaluated(self) -> dict[str, tuple[Store, str]]:
-        return {"data.dev": self.dev} | {f"data.test {name}": place for name, place in self.tests.items()}
+        shared = {} if self.shared_dev is None else {SHARED_DEV: self.shared_dev}
+        return {"data.dev": self.dev} | {f"data.test {name}": place for name, place in self.tests.items()} | shared
 
     def team(self, processes: Processes, start: Recogniser, device: torch.device) -> Team:
         stores = {str(store.path): store for store, _ in self.evaluated.values()}
@@ -273,6 +288,8 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
         check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
         start = starting_model(recipe, seed, places.store)
         check_language(start, places.store)
+        check_weighting(recipe, start)
+        shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
         measure = _measure(recipe, start, places, around)
         model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
         facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(model)}
@@ -295,7 +312,16 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
     team = places.team(processes, start, around.device)
 
     def clients(run: RunFolder) -> ClientsHere | ClientsOverRanks:
-        return choose_clients(recipe, population, start, plan, run=run, device=around.device, processes=processes)
+        return choose_clients(
+            recipe,
+            population,
+            start,
+            plan,
+            run=run,
+            device=around.device,
+            processes=processes,
+            shared_dev=shared_dev,
+        )
 
     is_release = plan.settings.mode is Mode.SECURE
     with _open_folder(out, recipe, inputs=inputs, resume=resume, processes=processes, is_release=is_release) as run:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.federated.client import ClientRoom, LoadedClient, held_out_wer, load_client, plan_client, train_locally
+from sottovoce.federated.client import ClientRoom, LoadedClient, load_client, plan_client, train_locally
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
+from sottovoce.federated.measured import measured_loss, measured_wer
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Family, Parameters
@@ -65,22 +66,20 @@ class SequentialEngine(Engine):
 
     def _train(self, server_P: Tensor, loaded: LoadedClient) -> Trained:
         heard = loaded.hear(self._before, self._room, dtype=self.weights.dtype)
-        loss = train_locally(self.weights, loaded, heard, self._room, server_P=server_P)
-        figures = self._figures(loaded, loss)
+        losses_L = train_locally(self.weights, loaded, heard, self._room, server_P=server_P)
+        figures = self._figures(loaded, losses_L)
         # The working model is done with: it becomes the update.
         with torch.no_grad():
             update_P = self.weights.master.neg_().add_(server_P)
-        return Trained(update_P, (loaded.client.index,), loss, (figures,), loaded.audio_seconds)
+        return Trained(update_P, (loaded.client.index,), losses_L.mean(), (figures,), loaded.audio_seconds)
 
-    def _figures(self, loaded: LoadedClient, loss: Tensor) -> ClientFigures:
-        """Loss and WER are looked at only where weights depend on them: reading the loss waits for the device."""
-        wer = None
-        if self._weighting is Weighting.WER:
-            wer = held_out_wer(self.weights.working, loaded.client, self._room, device=self._device)
+    def _figures(self, loaded: LoadedClient, losses_L: Tensor) -> ClientFigures:
+        room, weighting = self._room, self._weighting
+        wer = measured_wer(self.weights.working, loaded.client, room, weighting=weighting, device=self._device)
         return ClientFigures(
             utterances=len(loaded.speech.rows),
             left_out=loaded.speech.left_out,
             seconds=loaded.client.seconds,
-            loss=float(loss) if self._weighting is Weighting.LOSS else None,
+            loss=measured_loss(losses_L, room, weighting=weighting),
             wer=wer,
         )

@@ -8,7 +8,7 @@ are not finite spoils its own row and no other.
 Who shares a stack: clients with the same shared draw of layer-drop (`layerdrop_group`), so that a dropped block is
 skipped for all of them, and among these clients with about as much speech, so that nobody waits.
 
-Shapes: N clients of a stack, U utterances of a lock-step, P flat length.
+Shapes: N clients of a stack, L local steps, U utterances of a lock-step, P flat length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,12 +27,12 @@ from sottovoce.federated.client import (
     LoadedClient,
     PlannedClient,
     gradients_of,
-    held_out_wer,
     load_client,
     plan_client,
 )
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
+from sottovoce.federated.measured import last_epoch, measured_wer
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Stacked, StepDraws, masked
@@ -171,8 +171,8 @@ class StackedEngine(Engine):
             yield from self._train_stack(server_P, self._stack(members))
 
     def _train(self, server_P: Tensor, stack: _Stack) -> Trained:
-        weights, losses_N = self._train_locally(server_P, stack)
-        figures = self._figures(stack, weights, losses_N)
+        weights, losses_N, by_step = self._train_locally(server_P, stack)
+        figures = self._figures(stack, weights, self._weighed_by(stack, losses_N, by_step))
         indices = tuple(member.client.index for member in stack.members)
         with torch.no_grad():
             updates_NP = weights.master[: len(indices)].neg_().add_(server_P)
@@ -181,12 +181,13 @@ class StackedEngine(Engine):
     def _stack(self, members: list[LoadedClient]) -> _Stack:
         return _stacked(members, stacked=self._stacked, size=self.size if self._stacked.full else len(members))
 
-    def _train_locally(self, server_P: Tensor, stack: _Stack) -> tuple[Weights, Tensor]:
-        """The weights of all clients after their local steps, and their mean losses."""
+    def _train_locally(self, server_P: Tensor, stack: _Stack) -> tuple[Weights, Tensor, list[Tensor]]:
+        """The weights of all clients after their local steps, their mean losses and, if they count, those by step."""
         room, local, count = self._room, self._room.local, stack.size
         weights = self._weights_for(count)
         weights.reset(server_P)
         total_N = torch.zeros(count, device=self._device)
+        by_step: list[Tensor] = []
         heard = end_to_end([member.hear(self._before, room, dtype=self._dtype) for member in stack.members])
         for lock_step in stack.steps:
             losses_N = self._stacked.losses(
@@ -205,8 +206,10 @@ class StackedEngine(Engine):
                 weights.add_to_gradients(pull_NP.mul_(active_N[:, None]))
             weights.step(lr=local.lr, max_norm=local.clip_gradients)
             total_N += losses_N.detach()
+            if self._weighting is Weighting.LOSS_RELEASED:
+                by_step.append(losses_N.detach().clone())
         steps_N = torch.tensor([float(len(member.lines)) for member in stack.members])
-        return weights, total_N[: len(steps_N)] / steps_N.to(self._device, non_blocking=True)
+        return weights, total_N[: len(steps_N)] / steps_N.to(self._device, non_blocking=True), by_step
 
     def _weights_for(self, count: int) -> Weights:
         """Stacks of one size share their memory; the last, smaller one of a round takes the front of it."""
@@ -218,14 +221,23 @@ class StackedEngine(Engine):
             )
         return self._weights[count]
 
-    def _figures(self, stack: _Stack, weights: Weights, losses_N: Tensor) -> tuple[ClientFigures, ...]:
-        losses = losses_N.tolist() if self._weighting is Weighting.LOSS else [None] * len(stack.members)
+    def _weighed_by(self, stack: _Stack, losses_N: Tensor, by_step: list[Tensor]) -> list[float] | list[None]:
+        """The losses that weights depend on, if they do: reading them waits for the device."""
+        match self._weighting:
+            case Weighting.LOSS:
+                return losses_N.tolist()  # type: ignore[no-any-return]
+            case Weighting.LOSS_RELEASED:
+                losses_LN = torch.stack(by_step)
+                own = [losses_LN[: len(member.lines), row] for row, member in enumerate(stack.members)]
+                return [float(last_epoch(losses_L, self._room).mean()) for losses_L in own]
+            case _:
+                return [None] * len(stack.members)
+
+    def _figures(self, stack: _Stack, weights: Weights, losses: Sequence[float | None]) -> tuple[ClientFigures, ...]:
         figures = []
         for row, (member, loss) in enumerate(zip(stack.members, losses, strict=True)):
-            wer = None
-            if self._weighting is Weighting.WER:
-                own = {name: stacked[row] for name, stacked in weights.working.items()}
-                wer = held_out_wer(own, member.client, self._room, device=self._device)
+            own = {name: stacked[row] for name, stacked in weights.working.items()}
+            wer = measured_wer(own, member.client, self._room, weighting=self._weighting, device=self._device)
             figures.append(
                 ClientFigures(
                     len(member.speech.rows), member.client.seconds, loss, wer, left_out=member.speech.left_out
