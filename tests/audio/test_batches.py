@@ -1,6 +1,7 @@
 """An epoch is every utterance once, within the memory bound, the same for the same seed, and with little padding."""
 
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +43,36 @@ def test_an_epoch_is_complete_bounded_and_deterministic(
     assert 0 <= epoch.padding < 1
     again = plan_epoch(lengths, max_seconds=max_seconds, seed=seed, epoch=3, fixed_shapes=fixed)
     assert [b.rows.tolist() for b in again.batches] == [b.rows.tolist() for b in epoch.batches]
+
+
+@given(
+    lengths=lengths_strategy,
+    max_seconds=st.floats(20, 200),
+    most=st.integers(1, 9),
+    fixed=st.booleans(),
+    ascending=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_batches_by_number_are_bounded_by_it_too(
+    lengths: NDArray[np.int64], max_seconds: float, most: int, fixed: bool, ascending: bool
+) -> None:
+    options: dict[str, Any] = {"max_seconds": max_seconds, "max_utterances": most, "fixed_shapes": fixed, "seed": 1}
+    epochs = [plan_epoch(lengths, epoch=number, ascending=ascending, **options) for number in range(2)]
+    for epoch in epochs:
+        assert sorted(rows_of(epoch.batches)) == list(range(len(lengths)))
+        assert all(len(batch.rows) <= most and batch.padded_seconds <= max_seconds for batch in epoch.batches)
+    if fixed:
+        assert len(epochs[0].batches) == len(epochs[1].batches)
+    if ascending:
+        in_order = lengths[rows_of(epochs[0].batches)]
+        assert np.all(np.diff(in_order) >= 0)
+        assert rows_of(epochs[0].batches) == rows_of(epochs[1].batches)
+
+
+def test_eight_utterances_are_eight_where_the_seconds_suffice() -> None:
+    lengths = crowd(100)
+    epoch = plan_epoch(lengths, max_seconds=8 * 9, max_utterances=8, ascending=True, seed=1, epoch=0, fixed_shapes=True)
+    assert [len(batch.rows) for batch in epoch.batches] == [8] * 12 + [4]
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True])

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ from tests.federated.small import loaded_client, small_room
 
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.errors import InputError
-from sottovoce.federated.client import LocalTraining, Proximal
+from sottovoce.federated.client import LocalTraining, Proximal, plan_client
 from sottovoce.models.utterances import Recordings
 from sottovoce.seeds import torch_stream
 
@@ -90,11 +91,24 @@ def test_a_client_goes_through_its_speech_in_another_order_each_round(tones: Pat
     assert len(set(map(str, orders))) > 2
 
 
+def test_in_ascending_order_nothing_is_shuffled(tones: Path) -> None:
+    """Every epoch of every round: so many utterances a step, from the shortest to the longest."""
+    local = {"local_epochs": 2, "order": "ascending", "batch_utterances": 3, "batch_seconds": 10.0}
+    room = small_room(tones, local=local)
+    for step in (0, 1):
+        planned = plan_client(room, 4, step=step)
+        assert [len(batch.rows) for batch in planned.batches] == [3, 1, 3, 1]
+        lengths = planned.speech.lengths[np.concatenate([batch.rows for batch in planned.batches])]
+        assert lengths.tolist() == 2 * sorted(planned.speech.lengths.tolist())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({}, "local_steps=None, local_epochs=None: expected exactly one"),
         ({"local_steps": 1, "local_epochs": 1}, "local_steps=1, local_epochs=1: expected exactly one"),
+        ({"local_steps": 1, "batch_utterances": 0}, "batch_utterances=0, expected at least 1"),
+        ({"local_steps": 1, "order": "ascending"}, "order=ascending with local_steps=1: .*; expected local_epochs"),
         ({"local_steps": 0}, "local_steps=0, expected at least 1"),
         ({"local_steps": 1, "lr": float("nan")}, "lr=nan, expected a positive number"),
         ({"local_steps": 1, "batch_seconds": 0.0}, "batch_seconds=0.0, expected a positive number"),

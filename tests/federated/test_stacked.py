@@ -60,6 +60,9 @@ def updates_of(
 CASES: dict[str, dict[str, Any]] = {
     "local steps": {},
     "local epochs of unequal clients": {"local": {"local_epochs": 2, "batch_seconds": 1.3}},
+    "three utterances a step, shortest first": {
+        "local": {"local_epochs": 2, "batch_utterances": 3, "order": "ascending", "batch_seconds": 10.0}
+    },
     "each its own layers dropped": {"model": {"layers": 4, "layer_drop": 0.5}},
     "layers dropped together": {"model": {"layers": 4, "layer_drop": 0.5}, "local": {"layerdrop_group": 4}},
     "post-norm": {"model": {"norm": "post"}},

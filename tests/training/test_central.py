@@ -83,6 +83,24 @@ def test_chosen_by_its_loss_it_is_resumed_and_told_by_its_loss(recipe_file: Path
     }
 
 
+def test_newbob_lowers_the_rate_and_goes_on_where_it_was_killed(
+    recipe_file: Path, stores: Path, tmp_path: Path
+) -> None:
+    """Better by half is asked for, which no evaluation brings: the rate halves at each but the first."""
+    asked = ["central.newbob={factor: 0.5, improvement: 0.5}", "central.measure=loss", "central.schedule.lr=0.01"]
+    asked += ["central.batch_utterances=3", "central.order=ascending", "central.evaluate_every=3"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(recipe_file, stores, whole, *asked)
+    assert run(recipe_file, stores, broken, *asked, "--resume", kill_at=KILLS[2]).code == -signal.SIGKILL
+    assert run(recipe_file, stores, broken, *asked, "--resume", kill_at=KILLS[2]).code == -signal.SIGKILL
+    finish(recipe_file, stores, broken, *asked, "--resume")
+    assert metrics(broken) == metrics(whole)
+    rates = {record["step"]: record["lr"] for record in metrics(whole)}
+    assert {step: rates[step] for step in (2, 3, 6, 9, 12)} == {2: 0.01, 3: 0.01, 6: 0.01, 9: 0.005, 12: 0.0025}
+    expected, found = final_tensors(whole), final_tensors(broken)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
 def test_the_files_of_a_run_chosen_by_its_errors_are_as_they_always_were(
     recipe_file: Path, stores: Path, tmp_path: Path
 ) -> None:
@@ -130,7 +148,9 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(recipe_file: Path, stor
 
 
 def test_two_processes_learn_as_one_team(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
+    """With one learning rate, too, though one of them alone evaluates."""
     arguments = ["run", recipe_file, "--stores", stores, "--out", tmp_path / "run", "--device", "cpu"]
+    arguments += ["central.newbob={improvement: 0.5}", "central.evaluate_every=3"]
     launch(arguments, processes=2, log=tmp_path / "log")
     found, _ = checkpoint.load_latest(tmp_path / "run/checkpoints")
     assert found is not None

@@ -124,6 +124,16 @@ def test_a_recipe_without_it_is_written_as_before(federated_recipe: Path) -> Non
     assert "shared_dev" not in as_yaml(load_recipe(str(federated_recipe), BY_WER))
 
 
+def test_settings_of_batches_that_came_later_are_written_only_where_they_are_given(federated_recipe: Path) -> None:
+    before = as_yaml(load_recipe(str(federated_recipe)))
+    assert not any(name in before for name in ("batch_utterances", "order"))
+    changes = ["federation.local.batch_utterances=8", "federation.local.order=ascending"]
+    changes += ["federation.local.local_steps=null", "federation.local.local_epochs=5"]
+    written = as_yaml(load_recipe(str(federated_recipe), changes))
+    assert "batch_utterances: 8" in written
+    assert "order: ascending" in written
+
+
 def test_a_smoke_run_has_little_of_it(federated_recipe: Path) -> None:
     made = smoke(load_recipe(str(federated_recipe), [*BY_WER, "federation.shared_dev={data: 'public:dev'}"]))
     assert made.federated.shared_dev is not None

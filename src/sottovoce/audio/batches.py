@@ -5,7 +5,8 @@ and lengths in samples come in here, and only indices go out; `collate` puts loa
 
 Lengths are put on a ladder whose rungs lie some per cent apart. Each epoch shuffles the utterances within a rung, cuts
 them from the longest rung down into full batches, and shuffles the batches. So an epoch holds every utterance exactly
-once, only the batch of its shortest is not full, and padding stays near half the distance between rungs.
+once, only the batch of its shortest is not full, and padding stays near half the distance between rungs. In ascending
+order nothing is shuffled: from the shortest utterance to the longest, in every epoch.
 
     B  utterances of a batch    N  samples of its longest, or of its rung
 """
@@ -69,10 +70,14 @@ def plan_epoch(
     max_seconds: float,
     seed: int,
     epoch: int,
+    max_utterances: int | None = None,
+    ascending: bool = False,
     fixed_shapes: bool = False,
     allow_overlong: bool = False,
 ) -> Epoch:
     """Batches of at most `max_seconds` of padded audio from `lengths` in samples; the same for the same (seed, epoch).
+
+    With `max_utterances` a batch has no more of them either.
 
     With `fixed_shapes` a batch is padded to its rung, not to its longest utterance, so that few shapes ever occur
     and every epoch has as many batches; without it their number may differ by a few.
@@ -87,14 +92,19 @@ def plan_epoch(
     overlong = _check_lengths(lengths, max_samples=max_samples, allow_overlong=allow_overlong)
     ladder = _ladder(max(int(lengths.max(initial=1)), max_samples), max_samples=max_samples)
     rungs = np.searchsorted(ladder, lengths)
-    shuffled = keyed_order(np.arange(len(lengths), dtype=np.uint64), seed, "utterances", epoch)
-    # int16 makes the stable sort a radix sort, which takes a million utterances in some hundredths of a second.
-    rows = shuffled[np.argsort(-rungs[shuffled].astype(np.int16), kind="stable")]
+    if ascending:
+        rows = np.argsort(lengths, kind="stable")
+    else:
+        shuffled = keyed_order(np.arange(len(lengths), dtype=np.uint64), seed, "utterances", epoch)
+        # int16 makes the stable sort a radix sort, which takes a million utterances in some hundredths of a second.
+        rows = shuffled[np.argsort(-rungs[shuffled].astype(np.int16), kind="stable")]
     padded = ladder[rungs[rows]] if fixed_shapes else lengths[rows]
-    starts = _cuts(padded, max_samples=max_samples)
+    starts = _cuts(padded, max_samples=max_samples, max_utterances=max_utterances)
     groups = np.split(rows, starts[1:]) if len(rows) else []
     longest = np.maximum.reduceat(padded, starts) if len(rows) else starts
-    order = keyed_order(np.arange(len(groups), dtype=np.uint64), seed, "batches", epoch)
+    order = np.arange(len(groups))
+    if not ascending:
+        order = keyed_order(order.astype(np.uint64), seed, "batches", epoch)
     batches = tuple(Batch(rows=groups[i], padded_samples=int(longest[i])) for i in order)
     return Epoch(batches=batches, audio_samples=int(lengths.sum()), overlong=overlong)
 
@@ -106,6 +116,8 @@ def client_batches(
     seed: int,
     local_steps: int | None = None,
     local_epochs: int | None = None,
+    max_utterances: int | None = None,
+    ascending: bool = False,
     fixed_shapes: bool = False,
 ) -> Iterator[Batch]:
     """One client's local training: so many batches, or so many passes over its data, reshuffled for each pass.
@@ -117,7 +129,15 @@ def client_batches(
     for epoch in count() if local_epochs is None else range(local_epochs):
         # What fits into one batch needs no other order: most clients hold little.
         if plan is None or len(plan.batches) > 1:
-            plan = plan_epoch(lengths, max_seconds=max_seconds, seed=seed, epoch=epoch, fixed_shapes=fixed_shapes)
+            plan = plan_epoch(
+                lengths,
+                max_seconds=max_seconds,
+                seed=seed,
+                epoch=epoch,
+                max_utterances=max_utterances,
+                ascending=ascending,
+                fixed_shapes=fixed_shapes,
+            )
         for batch in plan.batches:
             if given == local_steps:
                 return
@@ -192,12 +212,13 @@ def _ladder(longest: int, *, max_samples: int) -> Rows:
     return np.unique(np.array([*rungs, max_samples], dtype=np.int64))
 
 
-def _cuts(padded: Rows, *, max_samples: int) -> Rows:
+def _cuts(padded: Rows, *, max_samples: int, max_utterances: int | None) -> Rows:
     """Where each batch starts: one goes on for as long as its longest utterance, times their number, fits."""
+    most = len(padded) if max_utterances is None else max_utterances
     starts, start, longest = [], 0, 0
     for i, samples in enumerate(padded.tolist()):
         longest = max(longest, samples)
-        if i == 0 or (i - start + 1) * longest > max_samples:
+        if i == 0 or (i - start + 1) * longest > max_samples or i - start == most:
             starts.append(i)
             start, longest = i, samples
     return np.array(starts, dtype=np.int64)

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sottovoce.config.sections import Augmentation, Data, PathText, Section
+from sottovoce.config.sections import Augmentation, Data, PathText, Section, leave_unwritten
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
@@ -135,8 +135,11 @@ class PassSettings(Section):
     every time.
     """
 
+    unwritten = frozenset({"batch_utterances"})
+
     data: PathText
     batch_seconds: float = Field(gt=0, allow_inf_nan=False)
+    batch_utterances: int | None = Field(default=None, ge=1)
     lr: float = Field(gt=0, allow_inf_nan=False)
     steps: int | None = Field(default=None, ge=1)
     epochs: int | None = Field(default=None, ge=1)
@@ -188,7 +191,7 @@ class Federation(Section):
     trainable: str | None = None
     rescale_norms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     clients: Clients = Clients()
-    local: LocalTraining
+    local: Annotated[LocalTraining, leave_unwritten("batch_utterances", "order")]
     server: ServerSettings
     server_pass: PassSettings | None = None
     shared_dev: SharedDev | None = None

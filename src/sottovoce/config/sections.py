@@ -18,6 +18,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    WrapSerializer,
     create_model,
     model_serializer,
     model_validator,
@@ -26,7 +27,7 @@ from pydantic import (
 from sottovoce.audio.augment import FASTEST, SLOWEST, NoiseSettings, SpecAugmentSettings
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.models.family import DEFAULT, find_family
-from sottovoce.optimisers import Optimiser, Schedule, build_optimiser, build_schedule
+from sottovoce.optimisers import NewBob, Optimiser, Schedule, build_optimiser, build_schedule
 from sottovoce.text.tokens import DEFAULT_PIECES
 from sottovoce.users import SeedPart
 
@@ -44,6 +45,17 @@ class Section(BaseModel):
     @model_serializer(mode="wrap")
     def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in dump(self).items() if value is not None or name not in self.unwritten}
+
+
+def leave_unwritten(*names: str) -> WrapSerializer:
+    """The same for settings that are a dataclass and no section."""
+
+    def written(settings: Any, dump: SerializerFunctionWrapHandler) -> Any:
+        found = dump(settings)
+        # Where a key may hold nothing at all, there is nothing to leave out.
+        return found and {name: value for name, value in found.items() if value is not None or name not in names}
+
+    return WrapSerializer(written)
 
 
 LONGEST_NAME, LONGEST_PATH = 255, 4_096  # bytes, on all usual file systems
@@ -91,7 +103,7 @@ class Data(Section):
     store: PathText
     prepare: SyntheticCorpus | ManifestCorpus | None = None
     train: tuple[str, ...] = ("train",)
-    seed_part: SeedPart | None = None
+    seed_part: Annotated[SeedPart | None, leave_unwritten("most_utterances_share")] = None
     part: Literal["seed", "federation", "all"] = "all"
     people_seed: int | None = None
     dev: PathText = "dev"
@@ -170,18 +182,22 @@ class Augmentation(Section):
 
 
 class Central(Section):
-    """Training on one pile of data, `batch_seconds` a step and process.
+    """Training on one pile of data, `batch_seconds` a step and process, and at most `batch_utterances` if given.
 
-    `measure` is what the best checkpoint is chosen by on the dev speakers; None is the WER, or the loss where
-    models write nothing down.
+    `order: ascending` takes the shortest utterances first in every epoch; None shuffles. `newbob` lowers the schedule's
+    learning rate when an evaluation brings too little. `measure` is what the best checkpoint is chosen by on the dev
+    speakers; None is the WER, or the loss where models write nothing down.
     """
 
-    unwritten = frozenset({"measure"})
+    unwritten = frozenset({"measure", "batch_utterances", "order", "newbob"})
 
     steps: int = Field(ge=1)
     batch_seconds: float = Field(gt=0, allow_inf_nan=False)
+    batch_utterances: int | None = Field(default=None, ge=1)
+    order: Literal["ascending"] | None = None
     optimiser: Mapping[str, Any]
     schedule: Mapping[str, Any]
+    newbob: NewBob | None = None
     clip_gradients: float = Field(default=1.0, gt=0)
     augment: Augmentation = Augmentation()
     evaluate_every: int = Field(default=1000, ge=1)

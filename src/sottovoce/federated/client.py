@@ -69,6 +69,8 @@ class Proximal:
 class LocalTraining:
     """What every client does in a round. Exactly one of `local_steps` and `local_epochs` is set.
 
+    A batch has at most `batch_seconds` of padded speech, and at most `batch_utterances` where that is given. `order:
+    ascending` takes a client's utterances from the shortest to the longest in every epoch; None shuffles them.
     SpecAugment is used from server step `spec_augment_from` on. `layerdrop_group`: about so many clients share each
     draw of layer-drop, so that an engine that trains them together can skip the block for all; which clients share
     is decided by their names, never by who else was sampled.
@@ -84,13 +86,20 @@ class LocalTraining:
     spec_augment_from: int = 0
     proximal: Proximal | None = None
     layerdrop_group: int = 1
+    batch_utterances: int | None = None
+    order: Literal["ascending"] | None = None
 
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.local_epochs is None):
             raise InputError(
                 f"local: local_steps={self.local_steps}, local_epochs={self.local_epochs}: expected exactly one"
             )
-        for name in ("local_steps", "local_epochs", "layerdrop_group"):
+        if self.order == "ascending" and self.local_epochs is None:
+            raise InputError(
+                f"local: order=ascending with local_steps={self.local_steps}: the longest utterances would never have "
+                "their turn; expected local_epochs"
+            )
+        for name in ("local_steps", "local_epochs", "layerdrop_group", "batch_utterances"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError(f"local: {name}={value}, expected at least 1")
         for name in ("batch_seconds", "lr"):
@@ -179,6 +188,8 @@ class ClientRoom:
             seed=derive(self.seed, "local batches", step, client.key),
             local_steps=self.local.local_steps,
             local_epochs=self.local.local_epochs,
+            max_utterances=self.local.batch_utterances,
+            ascending=self.local.order == "ascending",
             fixed_shapes=True,
         )
 

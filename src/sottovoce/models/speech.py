@@ -81,12 +81,29 @@ class Place:
 
 
 def endless_batches(
-    speech: Speech, *, start: Place, max_seconds: float, seed: int, device: torch.device, rank: int = 0, world: int = 1
+    speech: Speech,
+    *,
+    start: Place,
+    max_seconds: float,
+    seed: int,
+    device: torch.device,
+    max_utterances: int | None = None,
+    ascending: bool = False,
+    rank: int = 0,
+    world: int = 1,
 ) -> Iterator[tuple[Place, Recordings]]:
     """Batches epoch after epoch from `start` on, each with the place that follows it; the same for the same seed."""
     epoch, first = start.epoch, start.batch
     while True:
-        plan = plan_epoch(speech.lengths, max_seconds=max_seconds, seed=seed, epoch=epoch, fixed_shapes=True)
+        plan = plan_epoch(
+            speech.lengths,
+            max_seconds=max_seconds,
+            seed=seed,
+            epoch=epoch,
+            max_utterances=max_utterances,
+            ascending=ascending,
+            fixed_shapes=True,
+        )
         own = share(plan.batches, rank=rank, world=world)
         for number in range(first, len(own)):
             following = Place(epoch, number + 1) if number + 1 < len(own) else Place(epoch + 1, 0)

@@ -4,6 +4,7 @@ from sottovoce.optimisers.adagrad import AdaGrad
 from sottovoce.optimisers.adam import Adam
 from sottovoce.optimisers.lamb import LAMB
 from sottovoce.optimisers.lars import LARS
+from sottovoce.optimisers.newbob import Annealed, NewBob
 from sottovoce.optimisers.norms import tensor_norms
 from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors
 from sottovoce.optimisers.registry import OPTIMISERS, SCHEDULES, build_optimiser, build_schedule
@@ -25,8 +26,10 @@ __all__ = [
     "SGD",
     "AdaGrad",
     "Adam",
+    "Annealed",
     "Constant",
     "ExponentialDecay",
+    "NewBob",
     "Optimiser",
     "Schedule",
     "State",

@@ -26,6 +26,7 @@ from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
 from sottovoce.models.speech import Place, Speech, endless_batches
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.models.utterances import Recordings
+from sottovoce.optimisers import Annealed
 from sottovoce.optimisers.weights import Weights
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import torch_stream
@@ -109,6 +110,7 @@ class _Central(Loop):
         )
         self._log = StepLog(self._weights.norm_names, place=start.family.place)
         self._recorded: Record = {}
+        self._annealed = Annealed()
         self._place = Place()
         self._batches: Iterator[tuple[Place, Recordings]] = iter(())
 
@@ -129,10 +131,13 @@ class _Central(Loop):
             self._weights.restore_optimiser(found.optimiser)
             self._log.restore(found.state["log"])
             self._place = Place(**found.state["place"])
+            self._annealed = Annealed(**found.state.get("newbob", {}))
         batches = endless_batches(
             self._speech,
             start=self._place,
             max_seconds=self._settings.batch_seconds,
+            max_utterances=self._settings.batch_utterances,
+            ascending=self._settings.order == "ascending",
             seed=self._recipe.seed,
             device=self._device,
             rank=self._processes.rank,
@@ -141,14 +146,19 @@ class _Central(Loop):
         with closing(ahead(batches)) as self._batches:
             yield
 
+    def _lr(self, step: int) -> float:
+        return self._schedule(step) * self._annealed.scale
+
     def step(self, step: int) -> None:
+        if self._settings.newbob is not None and step % self._settings.evaluate_every == 0:
+            self._annealed = self._processes.share(self._annealed)  # the first process alone has evaluated
         epoch = self._place.epoch
         self._place, batch = next(self._batches)
         loss, norm, norms = train_step(
             self._weights,
             batch,
             augment=self._settings.augment,
-            lr=self._schedule(step),
+            lr=self._lr(step),
             max_norm=self._settings.clip_gradients,
             family=self._family,
             settings=self._start.settings,
@@ -166,10 +176,16 @@ class _Central(Loop):
         self._log.check(step=step)
         if not due.record:
             return []
-        self._recorded = self._log.summary(lr=self._schedule(step - 1), epoch=self._place.epoch)
+        self._recorded = self._log.summary(lr=self._lr(step - 1), epoch=self._place.epoch)
         return [{"step": step, **self._recorded}]
 
     def evaluate(self) -> tuple[Score, Record]:
+        score, besides = self._evaluate()
+        if self._settings.newbob is not None:
+            self._annealed = self._settings.newbob.after(self._annealed, score.value)
+        return score, besides
+
+    def _evaluate(self) -> tuple[Score, Record]:
         store, split = self._dev
         besides = {"gradient_norms": self._log.norms_by_layer()}
         if self._measure is LOSS:
@@ -182,6 +198,8 @@ class _Central(Loop):
 
     def snapshot(self, standing: Mapping[str, Any]) -> Snapshot:
         state = {"place": asdict(self._place), **standing, "log": self._log.state()}
+        if self._settings.newbob is not None:
+            state["newbob"] = asdict(self._annealed)
         return Snapshot(self._model, self._weights.optimiser_tensors(), state)
 
     def report(self, step: int, due: Due) -> Report | None:

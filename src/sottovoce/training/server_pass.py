@@ -91,7 +91,14 @@ def _batches(
 ) -> Iterator[Recordings]:
     """So many steps, or epochs, of a shuffle that belongs to round `step`."""
     own = derive(seed, "server pass batches", step)
-    endless = endless_batches(speech, start=Place(), max_seconds=settings.batch_seconds, seed=own, device=device)
+    endless = endless_batches(
+        speech,
+        start=Place(),
+        max_seconds=settings.batch_seconds,
+        max_utterances=settings.batch_utterances,
+        seed=own,
+        device=device,
+    )
     for number, (following, batch) in enumerate(endless, start=1):
         yield batch
         if number == settings.steps or following.epoch == settings.epochs:

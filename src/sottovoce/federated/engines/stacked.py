@@ -225,7 +225,7 @@ class StackedEngine(Engine):
         """The losses that weights depend on, if they do: reading them waits for the device."""
         match self._weighting:
             case Weighting.LOSS:
-                return losses_N.tolist()  # type: ignore[no-any-return]
+                return losses_N.tolist()
             case Weighting.LOSS_RELEASED:
                 losses_LN = torch.stack(by_step)
                 own = [losses_LN[: len(member.lines), row] for row, member in enumerate(stack.members)]
