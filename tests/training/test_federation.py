@@ -230,6 +230,13 @@ def test_a_round_in_which_everybody_diverges_is_one_clear_line(run: Run, monkeyp
         (["federation.privacy.clip_bound=.inf"], "noise but clip_bound is infinite"),
         (["federation.privacy.weighting=loss"], "weighting=loss with noise_multiplier=8.0: such weights leak"),
         (["federation.privacy.weighting=seconds"], "weighting=seconds with privacy: expected a public weight_cap"),
+        (
+            [
+                "federation.clients={rule: silo, silos: 10}",
+                "federation.privacy={clip_bound: .inf, noise_multiplier: 0}",
+            ],
+            "federation.clients.silos=10: there are only 9 speakers to fill them",
+        ),
         (["federation.seed_model=nowhere"], "no recipe 'nowhere'"),
         (["data.dev=train"], "data.dev: 9 of its speakers are clients too; evaluate on people who are not"),
         (["data.test=[dev, train]"], "data.test train: 9 of its speakers are clients too"),

@@ -98,7 +98,8 @@ def anybody(count):
     """Speakers of one sample each, with keys as spread out as those of names."""
     keys = np.unique(np.random.Generator(np.random.Philox(5)).integers(0, 2**64, count, dtype=np.uint64))
     rows = Groups(members=np.arange(count), offsets=np.arange(count + 1))
-    return Speakers(keys=keys, rows=rows, samples=np.ones(count, dtype=np.int64))
+    ones = np.ones(count, dtype=np.int64)
+    return Speakers(keys=keys, rows=rows, samples=ones, utterances=ones)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,17 @@ def test_most_data_takes_the_largest_speakers(index, crowd, count, share, seed):
     # As many as are needed, and not one more.
     assert held.sum() >= share * total * (1 - 1e-12)
     assert held.sum() - held.min() < share * total
+
+
+@given(crowd=crowds, share=st.sampled_from([0.1, 0.5, 0.9]), seed=seeds)
+def test_most_utterances_takes_those_who_said_most_often(index, crowd, share, seed):
+    store = index(crowd)
+    rule = SeedPart(most_utterances_share=share)
+    seed_part, federation = (build(store, seed=seed, seed_part=rule, part=p) for p in ("seed", "federation"))
+    said, rest = ([len(client.utterances) for client in part] for part in (seed_part, federation))
+    assert min(said) >= max(rest)
+    # As many as are needed, and not one more.
+    assert sum(said) >= share * len(store.audio_offsets[1:]) > sum(said) - min(said)
 
 
 @given(crowd=crowds, per_device=st.integers(2, 4), seed=seeds)
@@ -362,7 +374,10 @@ def test_impossible_settings_say_what_was_expected(index, settings, message):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({}, "expected exactly one of fraction, most_data_speakers, most_data_share, found none"),
+        (
+            {},
+            "expected exactly one of fraction, most_data_speakers, most_data_share, most_utterances_share, found none",
+        ),
         ({"fraction": 0.1, "most_data_share": 0.5}, "found fraction and most_data_share"),
         ({"fraction": 0}, "fraction=0: expected a number between 0 and 1"),
         ({"fraction": 1.0}, "fraction=1.0: expected a number between 0 and 1"),
@@ -370,6 +385,7 @@ def test_impossible_settings_say_what_was_expected(index, settings, message):
         ({"fraction": 0.1}, "fraction=0.1: of 9 speakers this leaves none for the seed part"),
         ({"most_data_speakers": 0}, "most_data_speakers=0: expected at least 1"),
         ({"most_data_speakers": 9}, "most_data_speakers=9: of 9 speakers this leaves none for the federation part"),
+        ({"most_utterances_share": 1}, "most_utterances_share=1: expected a number between 0 and 1"),
         ({"most_data_share": 0.999}, "most_data_share=0.999: of 9 speakers this leaves none for the federation part"),
     ],
 )

@@ -38,6 +38,17 @@ def population_of(recipe: Recipe, store: Store, settings: PopulationSettings) ->
     return population
 
 
+def check_silos(recipe: Recipe, population: Population) -> None:
+    """Refuse more silos than there are people to fill them.
+
+    Not where somebody is promised privacy: how many people there are is no public number, and an empty silo is a
+    client like the others.
+    """
+    silos, people = population.settings.silos, len(population.user_rows())
+    if silos is not None and silos > people and not recipe.federated.privacy.adds_noise:
+        raise InputError(f"federation.clients.silos={silos}: there are only {people} speakers to fill them")
+
+
 def choose_tokens(recipe: Recipe, store: Store, *, may_read_texts: bool = True) -> Tokens:
     """Characters of the language (or of its training texts where it has no alphabet), sentence pieces, or a file.
 

@@ -14,11 +14,13 @@ Part = Literal["federation", "seed"]
 
 @dataclass(frozen=True, kw_only=True)
 class SeedPart:
-    """Which speakers are set aside to train the seed model; exactly one of the three is given.
+    """Which speakers are set aside to train the seed model; exactly one of these is given.
 
     `fraction`: that share of the speakers, at random (CV-en-train-10 is 0.1), rounded down as in the paper.
     `most_data_speakers`: the so many speakers with most audio (117 of the French ones in Gao et al.).
-    `most_data_share`: the fewest speakers who together hold that share of the audio (0.5 in Gao et al.).
+    `most_data_share`: the fewest speakers who together hold that share of the audio.
+    `most_utterances_share`: the fewest speakers who together hold that share of the utterances (0.5 in Gao et al., who
+    count "samples").
 
     Guarantee: none for those in it, nor for which side somebody is on; both are decided, and public, before the run.
     """
@@ -26,6 +28,7 @@ class SeedPart:
     fraction: float | None = None
     most_data_speakers: int | None = None
     most_data_share: float | None = None
+    most_utterances_share: float | None = None
 
     def __post_init__(self) -> None:
         given = [name for name, value in vars(self).items() if value is not None]
@@ -33,7 +36,7 @@ class SeedPart:
             raise InputError(
                 f"seed_part: expected exactly one of {', '.join(vars(self))}, found {' and '.join(given) or 'none'}"
             )
-        for name in ("fraction", "most_data_share"):
+        for name in ("fraction", "most_data_share", "most_utterances_share"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise InputError(f"seed_part.{name}={value}: expected a number between 0 and 1, both excluded")

@@ -44,17 +44,23 @@ class UserIndex(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Speakers:
-    """Distinct speakers in ascending order of their keys, with their rows in the store and their amount of audio."""
+    """Distinct speakers in ascending order of their keys, with their rows in the store and how much they said."""
 
     keys: NDArray[np.uint64]
     rows: Groups
     samples: Integers
+    utterances: Integers
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, indices: Integers) -> "Speakers":
-        return Speakers(keys=self.keys[indices], rows=self.rows.take(indices), samples=self.samples[indices])
+        return Speakers(
+            keys=self.keys[indices],
+            rows=self.rows.take(indices),
+            samples=self.samples[indices],
+            utterances=self.utterances[indices],
+        )
 
 
 def select_speakers(store: UserIndex, splits: tuple[str, ...]) -> Speakers:
@@ -69,7 +75,12 @@ def select_speakers(store: UserIndex, splits: tuple[str, ...]) -> Speakers:
     order = np.argsort(keys, kind="stable")
     distinct, sizes = np.unique(keys, return_counts=True)
     groups = Groups(members=rows[order], offsets=offsets_of(sizes.astype(np.int64)))
-    return Speakers(keys=distinct, rows=groups, samples=groups.totals(user_samples(store, groups.members)))
+    return Speakers(
+        keys=distinct,
+        rows=groups,
+        samples=groups.totals(user_samples(store, groups.members)),
+        utterances=groups.totals(user_counts(store, groups.members)),
+    )
 
 
 def user_samples(store: UserIndex, rows: Integers) -> Integers:
@@ -95,15 +106,18 @@ def split_off_seed(speakers: Speakers, *, rule: SeedPart, seed: int) -> tuple[Sp
         size = math.floor(exactly(rule.fraction) * len(speakers))
         wish = f"fraction={rule.fraction}"
     else:
-        # Most audio first; a stable sort leaves equals in the order of the queue.
-        queue = queue[np.argsort(-speakers.samples[queue], kind="stable")]
+        amounts = speakers.samples if rule.most_utterances_share is None else speakers.utterances
+        # Most first; a stable sort leaves equals in the order of the queue.
+        queue = queue[np.argsort(-amounts[queue], kind="stable")]
         if rule.most_data_speakers is not None:
             size, wish = rule.most_data_speakers, f"most_data_speakers={rule.most_data_speakers}"
         else:
-            assert rule.most_data_share is not None
-            needed = math.ceil(exactly(rule.most_data_share) * int(speakers.samples.sum()))
-            size = int(np.searchsorted(np.cumsum(speakers.samples[queue]), needed)) + 1
-            wish = f"most_data_share={rule.most_data_share}"
+            by_audio = rule.most_data_share is not None
+            share = rule.most_data_share if by_audio else rule.most_utterances_share
+            assert share is not None
+            needed = math.ceil(exactly(share) * int(amounts.sum()))
+            size = int(np.searchsorted(np.cumsum(amounts[queue]), needed)) + 1
+            wish = f"{'most_data_share' if by_audio else 'most_utterances_share'}={share}"
     if not 0 < size < len(speakers):
         side = "seed" if size == 0 else "federation"
         raise InputError(f"seed_part.{wish}: of {len(speakers)} speakers this leaves none for the {side} part")
