@@ -180,10 +180,11 @@ class Federation(Section):
     the part of the model that is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides
     the seed's LayerNorms by this and multiplies the matrices behind them (see `models.rescaling`): the same
     function, other updates. `server_pass` trains on public speech after every round. `shared_dev` is what clients are
-    weighted by, under `privacy.weighting: wer_released` alone.
+    weighted by, under `privacy.weighting: wer_released` alone. `test_clients` says on how many clients' held-out speech
+    the model is tested before and after, `all` or so many, in simulations.
     """
 
-    unwritten = frozenset({"rescale_norms", "server_pass", "shared_dev", "measure"})
+    unwritten = frozenset({"rescale_norms", "server_pass", "shared_dev", "test_clients", "measure"})
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
@@ -201,6 +202,7 @@ class Federation(Section):
     workers: int | None = Field(default=None, ge=1, le=1_024)  # processes of the engine `workers`; None: one a core
     evaluate_every: int = Field(default=50, ge=1)
     checkpoint_every: int = Field(default=50, ge=1)
+    test_clients: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
     measure: MeasureName | None = None
     patience: int | None = Field(default=None, ge=1)
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -222,6 +224,13 @@ class Federation(Section):
                 "else is there, which no clipping bounds; expected auto, sequential or workers"
             )
         self._check_weighting()
+        if self.test_clients is not None and self.clients.holdout is None:
+            raise ValueError(f"test_clients={self.test_clients} without held-out speech: expected clients.holdout")
+        if self.test_clients is not None and self.privacy.mode is Mode.SECURE:
+            raise ValueError(
+                f"test_clients={self.test_clients} with privacy.mode=secure: what a model does for single clients is "
+                "private, and no ε covers it; expected null"
+            )
         return self
 
     def _check_weighting(self) -> None:

@@ -63,6 +63,8 @@ def _shrink(federation: dict[str, Any], seed_model: str | None) -> None:
     if clients["silos"] is not None:
         clients["silos"] = 3
     clients |= {"min_seconds": None, "max_seconds": None}
+    if federation.get("test_clients") is not None:
+        federation["test_clients"] = 4
     if federation["trainable"] is not None:
         # A tiny model has few blocks, and narrow ones.
         blocks = re.sub(r"blocks\.[^.,]+", "blocks.*", federation["trainable"])

@@ -13,6 +13,7 @@ from sottovoce.drawing import Page, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.reporting.cells import NOTHING, Table, epsilon, integer, percent, said_once
+from sottovoce.reporting.clients import client_results_section
 from sottovoce.reporting.drawings import Drawing, titled
 from sottovoce.reporting.html import Html, Part, Section, render
 from sottovoce.reporting.records import RunRecord
@@ -72,6 +73,7 @@ def build_report(
         layer_section,
         bound_section,
         people_section,
+        client_results_section,
         transcript_section,
         clients_section,
         speed_section,

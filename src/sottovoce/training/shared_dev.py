@@ -29,10 +29,14 @@ def choose_shared_dev(recipe: Recipe, place: tuple[Store, str]) -> SharedSpeech:
     return SharedSpeech(store, rows[places], tuple(spoken[place][1] for place in places.tolist()))
 
 
-def check_weighting(recipe: Recipe, start: Recogniser) -> None:
-    """Refuse weights by WER where models write nothing down."""
-    weighting = recipe.federated.privacy.weighting
-    if weighting in (Weighting.WER, Weighting.WER_RELEASED) and start.family.recognition is None:
-        raise InputError(
-            f"federation.privacy.weighting={weighting}: models of family={start.family.name} write nothing down"
-        )
+def check_understood(recipe: Recipe, start: Recogniser) -> None:
+    """Refuse to look at the errors of clients' models where models write nothing down."""
+    settings = recipe.federated
+    by_errors = settings.privacy.weighting in (Weighting.WER, Weighting.WER_RELEASED)
+    asked = {
+        f"privacy.weighting={settings.privacy.weighting}": by_errors,
+        f"test_clients={settings.test_clients}": settings.test_clients is not None,
+    }
+    for what, is_asked in asked.items():
+        if is_asked and start.family.recognition is None:
+            raise InputError(f"federation.{what}: models of family={start.family.name} write nothing down")

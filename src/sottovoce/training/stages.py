@@ -30,6 +30,7 @@ from sottovoce.seeds import derive
 from sottovoce.store import Progress, Store
 from sottovoce.training import central
 from sottovoce.training.agreement import Facts, Sealed, agreeing, code_version, sealed, sealed_tensors
+from sottovoce.training.client_results import client_results
 from sottovoce.training.engines import choose_clients
 from sottovoce.training.federation import Federating
 from sottovoce.training.keeper import Ended, Report, Say
@@ -47,7 +48,7 @@ from sottovoce.training.seeding import (
     split_keys,
 )
 from sottovoce.training.server_pass import build_server_pass
-from sottovoce.training.shared_dev import check_weighting, choose_shared_dev
+from sottovoce.training.shared_dev import check_understood, choose_shared_dev
 from sottovoce.training.speakers import check_silos, choose_tokens, population_of, training_rows
 from sottovoce.training.step_log import NO_EVENTS
 from sottovoce.training.stores import check_scored, ensure_store, find_place, open_place
@@ -133,7 +134,8 @@ class _Places:
         return {"data.dev": self.dev} | {f"data.test {name}": place for name, place in self.tests.items()} | shared
 
     def team(self, processes: Processes, start: Recogniser, device: torch.device) -> Team:
-        stores = {str(store.path): store for store, _ in self.evaluated.values()}
+        # Clients are tested on their own speech, too.
+        stores = {str(store.path): store for store in (self.store, *(store for store, _ in self.evaluated.values()))}
         return Team(processes, start, stores, device)
 
     @property
@@ -289,7 +291,7 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
         check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
         start = starting_model(recipe, seed, places.store)
         check_language(start, places.store)
-        check_weighting(recipe, start)
+        check_understood(recipe, start)
         shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
         measure = _measure(recipe, start, places, around)
         model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
@@ -362,7 +364,7 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
             if ended.reason == "interrupted":
                 return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
-            return _finish(run, _results(recipe, run, start, plan, ended, places, team))
+            return _finish(run, _results(recipe, run, start, plan, ended, places, population, team))
 
 
 def starting_model(recipe: Recipe, seed: Seed | None, store: Store) -> Recogniser:
@@ -420,11 +422,19 @@ def private_plan(
 
 
 def _results(
-    recipe: Recipe, run: RunFolder, start: Recogniser, plan: Plan, ended: Ended, places: _Places, team: Team
+    recipe: Recipe,
+    run: RunFolder,
+    start: Recogniser,
+    plan: Plan,
+    ended: Ended,
+    places: _Places,
+    population: Population,
+    team: Team,
 ) -> dict[str, Any]:
     best = load_recogniser(run.best)
     is_release = plan.settings.mode is Mode.SECURE
     after, before = score_models([best, start], recipe, places.tests, team, is_release=is_release)
+    of_clients = client_results(recipe, population, start=start, best=best, team=team)
     return {
         "model": dict(best.about),
         "ended": ended.as_json(),
@@ -432,6 +442,7 @@ def _results(
         "start": {"test": before},
         "privacy": privacy_report(recipe.federated, plan, run),
         "communication": communication(trained_part(recipe, start)),
+        **({} if of_clients is None else {"clients": of_clients}),
     }
 
 
