@@ -119,6 +119,21 @@ def test_mistakes_are_one_line(changes: list[str], message: str, run: Run, tmp_p
     assert not (tmp_path / "run").exists(), "refused before anything is written"
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (BY_WER, "federation.privacy.weighting=wer_released: models of family="),
+        (
+            [*PLAIN, "federation.clients.holdout=0.5", "federation.test_clients=all"],
+            "federation.test_clients=all: models of family=",
+        ),
+    ],
+)
+def test_errors_of_models_that_write_nothing_are_refused(changes: list[str], message: str, run: Run) -> None:
+    with pytest.raises(InputError, match=f"{message}tests.training.mute:FAMILY write nothing down"):
+        run("model.family=tests.training.mute:FAMILY", "model.size=tiny", *changes)
+
+
 def test_a_recipe_without_it_is_written_as_before(federated_recipe: Path) -> None:
     assert "shared_dev" not in as_yaml(load_recipe(str(federated_recipe)))
     assert "shared_dev" not in as_yaml(load_recipe(str(federated_recipe), BY_WER))
