@@ -149,7 +149,7 @@ def test_a_run_may_be_chosen_and_ended_by_its_loss(run: Run) -> None:
 
 
 def test_models_that_write_nothing_are_chosen_by_their_loss_and_reported(run: Run, tmp_path: Path) -> None:
-    outcome = run("model.family=tests.training.mute:FAMILY")
+    outcome = run("model.family=tests.training.mute:FAMILY", "model.size=tiny")
     assert outcome.results is not None
     assert "dev_loss" in outcome.results["model"]
     assert outcome.results["test"] == {}
@@ -157,7 +157,7 @@ def test_models_that_write_nothing_are_chosen_by_their_loss_and_reported(run: Ru
     write_report({"mute": outcome.folder}, tmp_path, title="Mute")
     assert "Loss on speakers who are not trained on" in (tmp_path / "report.html").read_text()
     with pytest.raises(InputError, match=r"measure=wer: models of family=tests\.training\.mute:FAMILY write nothing"):
-        run("model.family=tests.training.mute:FAMILY", "federation.measure=wer", out="other")
+        run("model.family=tests.training.mute:FAMILY", "model.size=tiny", "federation.measure=wer", out="other")
 
 
 def test_the_state_of_a_run_chosen_by_its_errors_is_as_it_always_was(run: Run) -> None:
