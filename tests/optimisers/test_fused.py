@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sottovoce.flat.layout import Layout
-from sottovoce.optimisers import LAMB, LARS, SGD, AdaGrad, Adam, Optimiser, tensor_norms
+from sottovoce.optimisers import LAMB, LARS, SGD, Adadelta, AdaGrad, Adam, Optimiser, tensor_norms
 from sottovoce.optimisers import fused as fused_module
 from sottovoce.optimisers.fused import FlatOptimiser
 from sottovoce.seeds import torch_stream
@@ -26,6 +26,7 @@ OPTIMISERS: list[Optimiser] = [
     Adam(),
     Adam(eps=0.0),
     AdaGrad(),
+    Adadelta(),
 ]
 KERNEL_OPTIMISERS = [optimiser for optimiser in OPTIMISERS if isinstance(optimiser, LARS)] + [SGD()]
 

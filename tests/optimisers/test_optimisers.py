@@ -16,6 +16,7 @@ from sottovoce.optimisers import (
     OPTIMISERS,
     SCHEDULES,
     SGD,
+    Adadelta,
     AdaGrad,
     Adam,
     Optimiser,
@@ -32,6 +33,7 @@ ALL = [
     SGD(momentum=0.9, nesterov=True),
     Adam(weight_decay=0.1),
     AdaGrad(),
+    Adadelta(),
     LARS(weight_decay=0.1, eps=1e-6),
     LARS(),
     LAMB(),
@@ -205,7 +207,7 @@ def test_mistakes_in_settings_are_named(made: Callable[[], object], message: str
 
 
 def test_registries_name_every_class_once() -> None:
-    assert len(set(OPTIMISERS.values())) == len(OPTIMISERS) == 5
+    assert len(set(OPTIMISERS.values())) == len(OPTIMISERS) == 6
     assert len(set(SCHEDULES.values())) == len(SCHEDULES) == 5
 
 

@@ -241,8 +241,15 @@ def test_a_round_in_which_everybody_diverges_is_one_clear_line(run: Run, monkeyp
         (["data.dev=train"], "data.dev: 9 of its speakers are clients too; evaluate on people who are not"),
         (["data.test=[dev, train]"], "data.test train: 9 of its speakers are clients too"),
         (
+            [
+                "tokens={kind: sentence_pieces, size: 8}",
+                "federation.privacy={clip_bound: .inf, noise_multiplier: 0}",
+            ],
+            "would be made from the clients' texts, which stay with them; give tokens.file",
+        ),
+        (
             ["tokens={kind: sentence_pieces, size: 8}"],
-            "would be made from the clients' texts, which no ε covers; give tokens.file, or a seed model with its own",
+            "would be made from the clients' texts, which stay with them; give tokens.file, or a seed model",
         ),
         (
             ["federation.privacy.mode=secure", "federation.privacy.noise_multiplier=0"],

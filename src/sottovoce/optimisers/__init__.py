@@ -1,5 +1,6 @@
 """Optimisers over parameter lists and learning-rate schedules, with the semantics of optax."""
 
+from sottovoce.optimisers.adadelta import Adadelta
 from sottovoce.optimisers.adagrad import AdaGrad
 from sottovoce.optimisers.adam import Adam
 from sottovoce.optimisers.lamb import LAMB
@@ -25,6 +26,7 @@ __all__ = [
     "SCHEDULES",
     "SGD",
     "AdaGrad",
+    "Adadelta",
     "Adam",
     "Annealed",
     "Constant",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Layout, tensor_layers
+from sottovoce.optimisers.adadelta import Adadelta
 from sottovoce.optimisers.adagrad import AdaGrad
 from sottovoce.optimisers.adam import Adam
 from sottovoce.optimisers.lars import LARS
@@ -25,7 +26,7 @@ from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, stat
 from sottovoce.optimisers.sgd import SGD
 
 # These ask nothing of a tensor as a whole: the flat vector may as well be one.
-_ELEMENTWISE = (SGD, Adam, AdaGrad)
+_ELEMENTWISE = (SGD, Adam, AdaGrad, Adadelta)
 
 
 @final

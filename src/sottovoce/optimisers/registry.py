@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from sottovoce.errors import InputError
+from sottovoce.optimisers.adadelta import Adadelta
 from sottovoce.optimisers.adagrad import AdaGrad
 from sottovoce.optimisers.adam import Adam
 from sottovoce.optimisers.lamb import LAMB
@@ -23,7 +24,14 @@ from sottovoce.optimisers.schedules import (
 from sottovoce.optimisers.sgd import SGD
 from sottovoce.parsing import shown
 
-OPTIMISERS: Mapping[str, type[Optimiser]] = {"sgd": SGD, "adam": Adam, "adagrad": AdaGrad, "lars": LARS, "lamb": LAMB}
+OPTIMISERS: Mapping[str, type[Optimiser]] = {
+    "sgd": SGD,
+    "adam": Adam,
+    "adagrad": AdaGrad,
+    "adadelta": Adadelta,
+    "lars": LARS,
+    "lamb": LAMB,
+}
 
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": Constant,

@@ -53,16 +53,17 @@ def choose_tokens(recipe: Recipe, store: Store, *, may_read_texts: bool = True) 
     """Characters of the language (or of its training texts where it has no alphabet), sentence pieces, or a file.
 
     Where the texts belong to clients whose privacy is counted, they may not be read: which characters or words occur
-    would leave the clients without being accounted for.
+    would leave the clients without being accounted for. Sentence pieces are never made from clients' texts, which stay
+    with them: those of the released code of Gao et al. are another set on every client.
     """
     if recipe.tokens.file is not None:
         return load_tokens(Path(recipe.tokens.file))
     if recipe.tokens.kind == "characters" and (letters := alphabet(store.language)) is not None:
         return CharacterTokens.seen_in(letters)
-    if not may_read_texts:
+    if not may_read_texts or (recipe.federation is not None and recipe.tokens.kind == "sentence_pieces"):
         raise InputError(
             f"tokens: kind={recipe.tokens.kind} for language={store.language} would be made from the clients' texts, "
-            "which no ε covers; give tokens.file, or a seed model with its own"
+            "which stay with them; give tokens.file, or a seed model with its own"
         )
     texts = (store.utterance(row).text or "" for row in training_rows(recipe, store).tolist())
     if recipe.tokens.kind == "characters":

@@ -1,0 +1,162 @@
+"""The recipes of Gao et al. (2022), held against a transcription of the paper's Table 1 and of the released code."""
+
+from math import prod
+from typing import Any
+
+import pytest
+
+from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
+from sottovoce.models.family import find_family
+
+ROOM = "gao2022/"
+
+# Table 1, test WER in per cent: (French, Italian).
+CENTRAL = {"all": (20.18, 17.40), "warm-up": (25.26, 25.90), "second-half": (20.94, 24.86)}
+FEDERATED: dict[str, tuple[tuple[float, float, float], ...]] = {  # by samples, loss, WER
+    "silo": ((21.26, 21.10, 20.99), (20.97, 20.86, 19.98)),
+    "two-users": ((22.83, 22.67, 22.42),),
+    "user": ((23.24, 23.16, 22.82), (24.32, 24.23, 23.86)),
+}
+LANGUAGES = ("fr", "it")
+WEIGHTINGS = {"fedavg": "utterances", "loss": "loss_released", "wer": "wer_released"}
+CLIENTS = {"silo": ("silo", 10, None, 10), "two-users": ("device", None, 2, 100), "user": ("speaker", None, None, 100)}
+
+# The released code, configs/CRDNN.yaml and its client.
+MASKS = {"frequency_masks": 2, "frequency_width": 30, "time_masks": 2, "time_width": 40, "time_ratio": 1.0}
+LOCAL: dict[str, Any] = {
+    "local_epochs": 5,
+    "local_steps": None,
+    "batch_utterances": 8,
+    "order": "ascending",
+    "lr": 1.0,
+    "optimiser": {"name": "sgd"},
+    "clip_gradients": 5.0,
+    "spec_augment": MASKS,
+    "proximal": None,
+}
+
+
+def federated() -> list[tuple[str, str, str, float]]:
+    return [
+        (f"table1-{language}/{setting}-{weighting}", setting, weighting, wer)
+        for setting, rows in FEDERATED.items()
+        for language, row in zip(LANGUAGES, rows, strict=False)
+        for weighting, wer in zip(WEIGHTINGS, row, strict=True)
+    ]
+
+
+def check_shared(recipe: Recipe) -> None:
+    assert recipe.paper is not None
+    assert recipe.paper.source == "Gao et al. 2022, ICASSP"
+    assert (recipe.data.longest_seconds, recipe.data.dev, recipe.data.test) == (8, "dev", ("test",))
+    model = recipe.model
+    assert (model.family, model.size, model.norm, model.dropout) == ("crdnn", "gao", "batch", 0.15)
+    assert (model.mu, model.label_smoothing, model.as_released) == (0.7, 0.1, False)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", CENTRAL)
+def test_central_runs(name: str, language: str) -> None:
+    recipe = load_recipe(f"{ROOM}central/{language}-{name}")
+    check_shared(recipe)
+    assert recipe.paper is not None
+    assert recipe.paper.wer == {"test": CENTRAL[name][LANGUAGES.index(language)]}
+    assert recipe.data.store == f"commonvoice6-{language}"
+    central = recipe.training
+    assert (central.batch_utterances, central.order, central.clip_gradients) == (12, "ascending", 5.0)
+    assert central.optimiser == {"name": "adadelta", "rho": 0.95, "eps": 1e-8}
+    assert central.schedule == {"name": "constant", "lr": 1.0}
+    assert central.newbob is not None
+    assert (central.newbob.factor, central.newbob.improvement) == (0.8, 0.0025)
+    epochs, with_ctc = (25, 20) if language == "fr" else (50, 40)
+    assert central.steps == epochs * central.evaluate_every
+    assert recipe.model.ctc_epochs == with_ctc
+    part, start = {"all": ("all", None), "warm-up": ("seed", None)}.get(
+        name, ("federation", f"{ROOM}central/{language}-warm-up")
+    )
+    assert (recipe.data.part, central.start_from) == (part, start)
+    assert (recipe.data.seed_part is None) == (name == "all")
+    if recipe.data.seed_part is not None:
+        assert recipe.data.seed_part.most_utterances_share == 0.5
+    assert (recipe.tokens.kind, recipe.tokens.size) == ("sentence_pieces", 500)
+
+
+def check_federated(recipe: Recipe, *, setting: str, weighting: str) -> None:
+    check_shared(recipe)
+    assert recipe.data.part == "federation"
+    assert recipe.data.seed_part is not None
+    assert recipe.data.seed_part.most_utterances_share == 0.5
+    assert recipe.model.ctc_epochs == 4
+    federation = recipe.federated
+    found = federation.model_dump(mode="json")
+    assert {name: found["local"].get(name) for name in LOCAL} == LOCAL
+    assert federation.steps == 30
+    assert (found["server"]["optimiser"], found["server"]["schedule"]) == (
+        {"name": "sgd"},
+        {"name": "constant", "lr": 1.0},
+    )
+    clients = federation.clients
+    assert (clients.rule, clients.silos, clients.speakers_per_device, federation.cohort_size) == CLIENTS[setting]
+    assert federation.privacy.weighting == WEIGHTINGS[weighting]
+    assert federation.privacy.sampling == "fixed_size"
+    if weighting == "wer":
+        assert federation.shared_dev is not None
+        assert (federation.shared_dev.data, federation.shared_dev.utterances) == (None, None)
+
+
+@pytest.mark.parametrize(("name", "setting", "weighting", "wer"), federated())
+def test_cells_of_the_table(name: str, setting: str, weighting: str, wer: float) -> None:
+    recipe = load_recipe(ROOM + name)
+    check_federated(recipe, setting=setting, weighting=weighting)
+    assert recipe.paper is not None
+    assert recipe.paper.wer == {"test": wer}
+    language = name.partition("/")[0][-2:]
+    assert recipe.federated.seed_model == f"{ROOM}central/{language}-warm-up"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("name", "proximal", "optimiser"),
+    [("fedavg", None, "sgd"), ("fedprox", "fedprox", "sgd"), ("fedadam", None, "adam")],
+)
+def test_from_scratch(name: str, proximal: str | None, optimiser: str, language: str) -> None:
+    recipe = load_recipe(f"{ROOM}table1-{language}/scratch-{name}")
+    check_shared(recipe)
+    federation = recipe.federated
+    assert federation.seed_model is None
+    assert (None if federation.local.proximal is None else federation.local.proximal.name) == proximal
+    assert federation.server.optimiser["name"] == optimiser
+    assert recipe.tokens.file == f"runs/gao2022-central-{language}-warm-up/model/tokens.json"
+
+
+def test_figure_3_sweeps_k() -> None:
+    suite = load_experiment(f"{ROOM}figure3")
+    assert isinstance(suite, Suite)
+    sizes = [load_recipe(run.recipe, run.overrides).federated.cohort_size for run in suite.runs.values()]
+    assert sizes == list(range(10, 101, 10))
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_figure_4_tests_clients_on_their_own_speech(weighting: str) -> None:
+    recipe = load_recipe(f"{ROOM}figure4/{weighting}")
+    check_federated(recipe, setting="user", weighting=weighting)
+    assert (recipe.federated.clients.holdout, recipe.federated.test_clients) == (0.1, "all")
+
+
+def test_every_cell_is_there_and_nothing_else() -> None:
+    expected = {f"central/{language}-{name}" for language in LANGUAGES for name in CENTRAL}
+    expected |= {name for name, *_ in federated()}
+    expected |= {f"table1-{lang}/scratch-{name}" for lang in LANGUAGES for name in ("fedavg", "fedprox", "fedadam")}
+    expected |= {f"figure3/k-{k}" for k in range(10, 101, 10)} | {f"figure4/{name}" for name in WEIGHTINGS}
+    expected |= {"table1-fr", "table1-it", "figure3", "figure4"}
+    assert {name.removeprefix(ROOM) for name in recipe_names() if name.startswith(ROOM)} == expected
+
+
+def test_the_model_has_the_released_number_of_parameters() -> None:
+    """With 500 pieces, the blank among them; batch-norm's statistics, which are ours to count, aside."""
+    recipe = load_recipe(f"{ROOM}central/fr-all")
+    family = find_family("crdnn")
+    settings = recipe.model.settings(tokens=500)
+    statistics = set(family.statistics(settings))
+    count = sum(prod(shape) for name, shape in family.shapes(settings).items() if name not in statistics)
+    assert count == 158_907_410
