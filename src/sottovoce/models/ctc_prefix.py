@@ -26,13 +26,14 @@ IMPOSSIBLE = -1e3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frames:
-    """What CTC says of each frame, in float64; behind an utterance's end, a certain blank."""
+    """What CTC says of each frame, in float64; behind an utterance's end (`over`), a certain blank."""
 
     log_probs_UTV: Tensor
     probs_UTV: Tensor
+    over_UT: Tensor
 
     def take(self, utterances: Tensor) -> "Frames":
-        return Frames(self.log_probs_UTV[utterances], self.probs_UTV[utterances])
+        return Frames(self.log_probs_UTV[utterances], self.probs_UTV[utterances], self.over_UT[utterances])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,15 +58,13 @@ def begin(log_probs_UTV: Tensor, lengths_U: Tensor, *, prefixes: int) -> tuple[F
     """Frames of utterances, and as many empty prefixes of each."""
     utterances, frames, _ = log_probs_UTV.shape
     log_probs_UTV = log_probs_UTV.double().clamp(min=IMPOSSIBLE)
-    over_UT1 = (torch.arange(frames, device=log_probs_UTV.device) >= lengths_U.to(log_probs_UTV.device)[:, None])[
-        ..., None
-    ]
-    log_probs_UTV = log_probs_UTV.masked_fill(over_UT1, IMPOSSIBLE)
-    log_probs_UTV[..., BLANK] = log_probs_UTV[..., BLANK].masked_fill(over_UT1[..., 0], 0.0)
+    over_UT = torch.arange(frames, device=log_probs_UTV.device) >= lengths_U.to(log_probs_UTV.device)[:, None]
+    log_probs_UTV = log_probs_UTV.masked_fill(over_UT[..., None], IMPOSSIBLE)
+    log_probs_UTV[..., BLANK] = log_probs_UTV[..., BLANK].masked_fill(over_UT, 0.0)
     blanks_UT = torch.nn.functional.pad(log_probs_UTV[..., BLANK].cumsum(dim=1), (1, 0))
     in_blank_UKT = blanks_UT[:, None].expand(utterances, prefixes, frames + 1)
     scores_UK = blanks_UT.new_zeros(utterances, prefixes)
-    return Frames(log_probs_UTV, log_probs_UTV.exp()), Prefixes(
+    return Frames(log_probs_UTV, log_probs_UTV.exp(), over_UT), Prefixes(
         torch.full_like(in_blank_UKT, -torch.inf), in_blank_UKT, scores_UK, scores_UK.long()
     )
 
@@ -80,7 +79,9 @@ def following(frames: Frames, prefixes: Prefixes) -> Tensor:
     sums_UKV = (before_UKT - highest_UK1).exp() @ frames.probs_UTV
     scores_UKV = sums_UKV.log() + highest_UK1
     last_UKT = _spoken(frames, prefixes.last_UK)
-    repeated_UK = (prefixes.in_blank_UKT[..., :-1] + last_UKT).logsumexp(dim=-1)
+    # Nothing is said behind the end, not even what is merely impossible: a score must not hang on padding.
+    repeated_UKT = (prefixes.in_blank_UKT[..., :-1] + last_UKT).masked_fill(frames.over_UT[:, None], -torch.inf)
+    repeated_UK = repeated_UKT.logsumexp(dim=-1)
     scores_UKV.scatter_(-1, prefixes.last_UK[..., None], repeated_UK[..., None])
     ended_UK = torch.logaddexp(prefixes.in_token_UKT[..., -1], prefixes.in_blank_UKT[..., -1])
     scores_UKV[..., BLANK] = ended_UK  # after the line above: an empty prefix's last token is the blank
@@ -102,6 +103,7 @@ def extend(
     repeats_UK1 = (parents.last_UK == tokens_UK)[..., None]
     entering_UKT = torch.where(repeats_UK1, parents.in_blank_UKT[..., :-1], _before(parents))
     in_token_UKT = _carried(entering_UKT, _spoken(frames, tokens_UK))
+    in_token_UKT[..., 1:].masked_fill_(frames.over_UT[:, None], -torch.inf)
     blanks_UKT = frames.log_probs_UTV[..., BLANK][:, None].expand_as(entering_UKT)
     in_blank_UKT = _carried(in_token_UKT[..., :-1], blanks_UKT)
     flat = parents_UK * following_UKV.shape[-1] + tokens_UK
