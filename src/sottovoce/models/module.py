@@ -5,6 +5,8 @@
 Its parameters become the flat dictionary that everything else works on. Its buffers stay what `build` made them: a
 buffer that training changes (batch-norm's statistics) would leave a client unclipped and without noise, so a module
 that has one is refused, unless the layers in question are named as `fixed`: they then run as in evaluation, always.
+Each call gets copies of them, and a module that remembers by other means is refused too: one client would move
+another's update.
 
 A module takes no generator for its dropout, and none for its first values: both are seeded from outside, and torch's
 own generator is afterwards as it was before.
@@ -162,6 +164,7 @@ def skeleton(made: _Made, settings: Any, *, training: bool) -> nn.Module:
             module.get_submodule(name).eval()
         if training:
             _check_buffers(module)
+            _check_memory(module)
     return module
 
 
@@ -179,5 +182,23 @@ def _check_buffers(module: nn.Module) -> None:
             )
 
 
+def _check_memory(module: nn.Module) -> None:
+    """Refuse a module to which other speech in between makes a difference."""
+
+    def heard(frames: int) -> Tensor:
+        with seeded_kernels(frames, device=torch.device("cpu")), torch.no_grad():
+            scores_UTV: Tensor = module(torch.randn(2, frames, MEL_COUNT), torch.tensor([frames, frames - 8]))[0]
+            return scores_UTV
+
+    before = heard(TRIED_FRAMES)
+    heard(3 * TRIED_FRAMES)
+    if not torch.equal(heard(TRIED_FRAMES), before):
+        raise InputError(
+            "model: what it makes of an utterance depends on what it heard before, so that one client would move "
+            "another's update; expected a module that keeps nothing between calls"
+        )
+
+
 def _as(buffer: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return buffer.to(device, dtype) if buffer.is_floating_point() else buffer.to(device)
+    """A copy, so that whatever a call does to it is forgotten."""
+    return buffer.to(device, dtype if buffer.is_floating_point() else buffer.dtype, copy=True)
