@@ -36,7 +36,7 @@ def test_outputs_and_losses_are_speechbrains(mode: str) -> None:
     close(encoded.memory_UTD, golden["memory"])
     close(encoded.ctc_log_probs_UTV, golden["ctc_log_probs"])
     log_probs, attention = teacher_forced(
-        weights(), encoded.memory_UTD, encoded.lengths_U, batch.tokens_UL, settings=SETTINGS, training=training
+        weights(), encoded.memory_UTD, encoded.lengths_U, batch.tokens_UL, settings=SETTINGS
     )
     close(attention, golden["attention"])
     close(log_probs, golden["log_probs"])

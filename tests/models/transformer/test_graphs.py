@@ -4,53 +4,22 @@ Without a GPU the recorder is a stand-in that does the work again and puts the r
 what is tested then is everything but CUDA itself. On a CUDA device the same tests run on real graphs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from tests.models.again import Again
 from torch import Tensor
 
 from sottovoce.flat.layout import Layout
-from sottovoce.models.transformer.graphs import GraphedBlocks, Recorder, Replay, graphed_blocks
+from sottovoce.models.transformer.graphs import GraphedBlocks, graphed_blocks
 from sottovoce.models.transformer.network import BLOCK_NAMES, BlockWeights, Draws, Settings, draw, forward, init
 from sottovoce.seeds import torch_stream
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
 SETTINGS = Settings(layers=5, width=16, tokens=7, heads=2, features=8, dropout=0.0, layer_drop=0.0)
-
-
-class Again(Recorder):
-    """Does the work again, and remembers for how many shapes there is room."""
-
-    def __init__(self, *, room: int = 100) -> None:
-        self.room = room
-
-    def has_room(self, activation_bytes: int) -> bool:
-        self.room -= 1
-        return self.room >= 0
-
-    @contextmanager
-    def recording(self, rehearsal: Callable[[], object]) -> Iterator[None]:
-        before = torch.get_rng_state()
-        rehearsal()
-        yield
-        torch.set_rng_state(before)
-
-    def record(self, work: Callable[[], Sequence[Tensor]]) -> tuple[Replay, Sequence[Tensor]]:
-        first = work()
-
-        def replay() -> None:
-            with torch.enable_grad():
-                for place, result in zip(first, work(), strict=True):
-                    place.copy_(result)
-
-        return replay, first
-
-    def borrowed(self, tensor: Tensor) -> Tensor:
-        return tensor
 
 
 def parameters(settings: Settings = SETTINGS) -> dict[str, Tensor]:

@@ -72,16 +72,14 @@ def teacher_forced(
     tokens_UL: Tensor,
     *,
     settings: Settings,
-    training: bool = False,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [U, L+1, V] of each token and of the end, given those before, and the attention [U, L+1, T]."""
     weights = with_corrections(parameters)
-    dropout = settings.dropout if training else 0.0
+    lengths_U, tokens_UL = (own.to(memory_UTD.device, non_blocking=True) for own in (lengths_U, tokens_UL))
     state = start(weights, memory_UTD, lengths_U, settings=settings)
-    lengths_U1 = lengths_U.to(memory_UTD.device, non_blocking=True).clamp(min=1)[:, None]
-    outside_UT = ~_inside(memory_UTD, lengths_U1)
-    given_UL = F.pad(tokens_UL, (1, 0), value=BEGIN).to(memory_UTD.device, non_blocking=True)
-    given_ULE = F.dropout(F.embedding(given_UL, weights["embedding.weight"]), dropout, training=dropout > 0)
+    outside_UT = ~_inside(memory_UTD, lengths_U.clamp(min=1)[:, None])
+    given_ULE = F.embedding(F.pad(tokens_UL, (1, 0), value=BEGIN), weights["embedding.weight"])
     read, attended = [], []
     for given_UE in given_ULE.unbind(1):
         state = _advance(weights, memory_UTD, outside_UT, given_UE, state, dropout=dropout)
@@ -103,9 +101,10 @@ def _advance(
     *,
     dropout: float = 0.0,
 ) -> DecoderState:
-    context_BA = F.dropout(state.context_BA, dropout, training=dropout > 0)
+    # Drawn step by step: steps behind a text change nothing of what is drawn for it.
+    given_BD = F.dropout(torch.cat([given_BE, state.context_BA], dim=-1), dropout, training=dropout > 0)
     hidden_BD = _gru_cell(
-        torch.cat([given_BE, context_BA], dim=-1),
+        given_BD,
         state.hidden_BD,
         *(weights[f"gru.{part}.{kind}"] for kind in ("weight", "bias") for part in ("input", "recurrent")),
     )

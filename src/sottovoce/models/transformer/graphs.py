@@ -14,11 +14,8 @@ and so do the gradients that its backward pass gives.
 Shapes: B utterances and T frames, or one packed row and its frames; D model width, L blocks.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, final
 
 import torch
@@ -26,10 +23,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sottovoce.models.family import Parameters
+from sottovoce.models.recording import CudaRecorder, Recorder, Replay, Turn
 from sottovoce.models.transformer.network import BlockWeights, Settings, block, block_weights, run_blocks
 
 Blocks = Callable[..., Tensor]
-Replay = Callable[[], object]
 
 # What a block keeps for its backward pass, as multiples of its input: 18 by count, the rest for what comes and goes.
 ACTIVATIONS_PER_INPUT = 24
@@ -55,87 +52,6 @@ def graphed_blocks(
     if device.type != "cuda":
         return run_blocks
     return GraphedBlocks(stack, block=block, recorder=CudaRecorder(device, keep_free_bytes=keep_free_bytes))
-
-
-# --- recording -------------------------------------------------------------------------------------------------------
-
-
-class Recorder(ABC):
-    """How work on a device is recorded, to be done again at the same addresses."""
-
-    @abstractmethod
-    def has_room(self, activation_bytes: int) -> bool:
-        """Whether a pass with so many bytes of activations may be recorded."""
-
-    @abstractmethod
-    @contextmanager
-    def recording(self, rehearsal: Callable[[], object]) -> Iterator[None]:
-        """Scope of all `record` calls for one shape. `rehearsal` is done first; it leaves no trace, even in chance."""
-
-    @abstractmethod
-    def record(self, work: Callable[[], Sequence[Tensor]]) -> tuple[Replay, Sequence[Tensor]]:
-        """What does `work` again, and the tensors that hold its results, each time."""
-
-    @abstractmethod
-    def borrowed(self, tensor: Tensor) -> Tensor:
-        """The same memory under a tensor that does not own it."""
-
-
-@final
-class CudaRecorder(Recorder):
-    """Records CUDA graphs, all with their memory in one pool."""
-
-    def __init__(self, device: torch.device, *, keep_free_bytes: int) -> None:
-        self._device, self._keep_free_bytes = device, keep_free_bytes
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-        self._pool_bytes = 0
-
-    def has_room(self, activation_bytes: int) -> bool:
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(self._device)
-        growth = max(0, activation_bytes - self._pool_bytes)
-        if free - growth < self._keep_free_bytes:
-            return False
-        self._pool_bytes += growth
-        return True
-
-    @contextmanager
-    def recording(self, rehearsal: Callable[[], object]) -> Iterator[None]:
-        generator = torch.cuda.default_generators[self._device.index]
-        before = generator.get_state()
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            # Libraries set themselves up on first use, which no graph may record.
-            for _ in range(2):
-                rehearsal()
-            yield
-        current.wait_stream(self._stream)
-        generator.set_state(before)
-
-    def record(self, work: Callable[[], Sequence[Tensor]]) -> tuple[Replay, Sequence[Tensor]]:
-        # Not `torch.cuda.graph`: it waits for the device and empties caches, once per graph.
-        graph = torch.cuda.CUDAGraph()
-        # Threads that load data go on allocating meanwhile; only this one must keep to what can be recorded.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            results = work()
-        finally:
-            graph.capture_end()
-        return graph.replay, results
-
-    def borrowed(self, tensor: Tensor) -> Tensor:
-        """When the owners are gone the pool's memory serves the next shape as well."""
-        elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        window = {
-            "shape": (elements * tensor.element_size(),),
-            "typestr": "|u1",
-            "data": (tensor.data_ptr(), False),
-            "version": 3,
-        }
-        raw = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=window), device=tensor.device)
-        return raw.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
 
 # --- one shape -------------------------------------------------------------------------------------------------------
@@ -230,13 +146,6 @@ def _tensors(weights: BlockWeights) -> list[Tensor]:
 # --- the blocks ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Turn:
-    """The number of the pass whose activations the pool holds."""
-
-    number: int = 0
-
-
 @final
 class GraphedBlocks:
     """See `graphed_blocks`."""
@@ -248,7 +157,7 @@ class GraphedBlocks:
         self._stack, self._recorder, self._block = stack, recorder, block
         self._layer_of = {id(weights.qkv): layer for layer, weights in enumerate(stack)}
         self._recorded: dict[tuple[Any, ...], _Recorded | None] = {}
-        self._turn = _Turn()
+        self._turn = Turn()
 
     def __call__(self, x_BTD: Tensor, stack: Sequence[BlockWeights], *, where: Tensor, **options: Any) -> Tensor:
         kept = [self._layer_of.get(id(weights.qkv)) for weights in stack]
@@ -279,7 +188,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_BTD: Tensor, where: Tensor, recorded: _Recorded, kept: list[int], turn: _Turn, *_: Tensor
+        ctx: Any, x_BTD: Tensor, where: Tensor, recorded: _Recorded, kept: list[int], turn: Turn, *_: Tensor
     ) -> Tensor:
         turn.number += 1
         ctx.recorded, ctx.kept, ctx.turn, ctx.number = recorded, kept, turn, turn.number
