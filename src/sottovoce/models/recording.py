@@ -118,16 +118,18 @@ class _Recorded:
     inputs: Sequence[Tensor]
     output: Tensor
     output_gradient: Tensor
-    gradients: Sequence[Tensor]  # of the first input, then of the parameters
+    gradients: Sequence[Tensor]  # of the first input, where it is differentiated, then of the parameters
+    through: bool
 
 
 @final
 class RecordedFunction:
     """`function(parameters, x, *others)`, through graphs where gradients are asked for.
 
-    The result is one tensor, which is differentiated with respect to `x` and all `parameters`. These must stay at their
-    addresses; their values may change. `activation_bytes(x, *others)` says what a pass takes; where there is no
-    room for a shape it runs plainly, and so does everything without gradients and with other parameters.
+    The result is one tensor, which is differentiated with respect to all `parameters`, and to `x` where it asks for it.
+    Parameters must stay at their addresses; their values may change. `activation_bytes(x, *others)` says what a pass
+    takes; where there is no room for a shape it runs plainly, and so does everything without gradients and with other
+    parameters.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class RecordedFunction:
         own = all(parameters.get(name) is tensor for name, tensor in self._parameters.items())
         if not (own and torch.is_grad_enabled()) or torch.is_autocast_enabled(inputs[0].device.type):
             return self._function(parameters, *inputs, **options)
-        key = (*((tensor.shape, tensor.dtype) for tensor in inputs), *options.items())
+        key = (inputs[0].requires_grad, *((tensor.shape, tensor.dtype) for tensor in inputs), *options.items())
         if key not in self._recorded:
             self._turn.number += 1  # recording uses the pool: a pass that is still under way is lost
             room = self._recorder.has_room(self._activation_bytes(*inputs))
@@ -160,7 +162,7 @@ class RecordedFunction:
     def _record(self, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> _Recorded:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in self._parameters.items()}
         own = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in inputs]
-        x = own[0].requires_grad_()
+        x, through = own[0].requires_grad_(inputs[0].requires_grad), inputs[0].requires_grad
         tape: list[Tensor] = []
 
         def forward() -> Sequence[Tensor]:
@@ -168,7 +170,7 @@ class RecordedFunction:
             return [tape[0].detach()]
 
         def backward(gradient: Tensor) -> Sequence[Tensor]:
-            return torch.autograd.grad(tape.pop(), [x, *leaves.values()], gradient)
+            return torch.autograd.grad(tape.pop(), [*([x] if through else []), *leaves.values()], gradient)
 
         def rehearsal() -> None:
             backward(torch.zeros_like(*forward()))
@@ -184,6 +186,7 @@ class RecordedFunction:
             inputs=[tensor.detach() for tensor in own],
             output=self._recorder.borrowed(output),
             output_gradient=output_gradient,
+            through=through,
             gradients=[self._recorder.borrowed(gradient) for gradient in gradients],
         )
 
@@ -206,4 +209,4 @@ class _Pass(torch.autograd.Function):
         ctx.turn.number += 1
         ctx.recorded.output_gradient.copy_(gradient)
         ctx.recorded.backward()
-        return None, None, None, *ctx.recorded.gradients
+        return None, None, None, *([] if ctx.recorded.through else [None]), *ctx.recorded.gradients

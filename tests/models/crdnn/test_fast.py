@@ -6,6 +6,7 @@ device the same tests run on real graphs, and the whole model against the CPU.
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -38,33 +39,55 @@ def gradients(parameters: dict[str, Tensor], given: Features, *, settings: Setti
     return [value, *torch.autograd.grad(value, list(parameters.values()))]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_a_recorded_decoder_gives_the_same_loss_and_gradients(dropout: float) -> None:
-    settings, recorder = replace(PLAIN, dropout=dropout), None if CUDA else Again()
+def recorded(parameters: dict[str, Tensor], settings: Settings, *, room: int = 100) -> dict[str, Any]:
+    own: dict[str, Any] = {"settings": settings, "keep_free_bytes": 0}
+    made = []
+    for record in (fast.recorded_encoder, fast.recorded_decoder):
+        made.append(record(parameters, recorder=None if CUDA and room else Again(room=room), **own))
+    return dict(zip(("encode", "log_probs"), made, strict=True))
+
+
+def close(ours: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+BATCHES = ((0, 1), (1,), (1, 0), (0, 1))
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("room", [100, 0])
+def test_a_recorded_model_gives_the_same_loss_and_gradients(norm: str, room: int) -> None:
+    settings = replace(PLAIN, norm=norm)  # type: ignore[arg-type]
     parameters = leaves(settings)
-    recorded = fast.recorded_decoder(parameters, settings=settings, recorder=recorder, keep_free_bytes=0)
-    for utterances in ((0, 1), (1,), (1, 0), (0, 1)):
+    ways = recorded(parameters, settings, room=room)
+    for utterances in BATCHES:
         with torch.no_grad():  # the same addresses, other values
             parameters["gru.input.weight"].mul_(0.9)
+            parameters["rnn.1.backward.recurrent.weight"].mul_(0.9)
         plain = gradients(parameters, batch(*utterances), settings=settings)
-        for ours, expected in zip(
-            gradients(parameters, batch(*utterances), settings=settings, log_probs=recorded), plain, strict=True
-        ):
-            torch.testing.assert_close(ours, expected, **CLOSE)
+        close(gradients(parameters, batch(*utterances), settings=settings, **ways), plain)
 
 
-def test_without_room_and_without_gradients_it_runs_plainly() -> None:
-    parameters, recorder = leaves(PLAIN), Again(room=0)
-    recorded = fast.recorded_decoder(parameters, settings=PLAIN, recorder=recorder)
-    expected = gradients(parameters, batch(0, 1), settings=PLAIN)
-    for ours, plain in zip(
-        gradients(parameters, batch(0, 1), settings=PLAIN, log_probs=recorded), expected, strict=True
-    ):
-        torch.testing.assert_close(ours, plain, **CLOSE)
-    with torch.no_grad():
-        value = loss(parameters, batch(0, 1), settings=PLAIN, draws=None, log_probs=recorded)
-    torch.testing.assert_close(value, loss(parameters, batch(0, 1), settings=PLAIN, draws=None), **CLOSE)
-    assert recorder.room == -1  # asked once
+def test_dropout_follows_its_seed() -> None:
+    """In the decoder as in a plain run; in the encoder, whose lines are padded, at least the same every time."""
+    settings = replace(PLAIN, dropout=0.4)
+    parameters = leaves(settings)
+    ways = recorded(parameters, settings)
+    for utterances in BATCHES:
+        plain = gradients(parameters, batch(*utterances), settings=settings)
+        close(gradients(parameters, batch(*utterances), settings=settings, log_probs=ways["log_probs"]), plain)
+        found = [gradients(parameters, batch(*utterances), settings=settings, **ways) for _ in range(2)]
+        assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_evaluation_runs_plainly() -> None:
+    parameters = leaves(PLAIN)
+    ways = recorded(parameters, PLAIN, room=0)
+    for scope in (torch.no_grad(), torch.enable_grad()):
+        with scope:
+            value = loss(parameters, batch(0, 1), settings=PLAIN, draws=None, **ways)
+            torch.testing.assert_close(value, loss(parameters, batch(0, 1), settings=PLAIN, draws=None), **CLOSE)
 
 
 def test_it_is_recorded_for_long_training_on_a_gpu_alone() -> None:

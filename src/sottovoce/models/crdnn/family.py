@@ -19,9 +19,9 @@ from sottovoce.models import attention_search, ctc, module
 from sottovoce.models.attention_search import AttentionDecoder, Found, Search
 from sottovoce.models.crdnn import settings as architecture
 from sottovoce.models.crdnn.decoder import END, start, step
-from sottovoce.models.crdnn.fast import log_probs, recorded_decoder
+from sottovoce.models.crdnn.fast import log_probs, recorded_decoder, recorded_encoder
 from sottovoce.models.crdnn.front import frames_of, hear
-from sottovoce.models.crdnn.network import encode
+from sottovoce.models.crdnn.network import Encoded, encode
 from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, named_settings
 from sottovoce.models.family import Family, Parameters, Progress, Recognition
 from sottovoce.models.utterances import Features
@@ -125,14 +125,13 @@ def loss(
     *,
     settings: Settings,
     draws: Draws | None,
-    log_probs: Callable[..., Tensor] = log_probs,
+    **ways: Any,
 ) -> Tensor:
-    """mu·CE + (1 − mu)·CTC (Gao et al., Eq. 3), or CE alone; `log_probs` is the decoder."""
-    options: dict[str, Any] = {"settings": settings, "log_probs": log_probs}
+    """mu·CE + (1 − mu)·CTC (Gao et al., Eq. 3), or CE alone; `ways` are other functions for training."""
     if draws is None:
-        return _joint(parameters, features, with_ctc=True, training=False, **options)
+        return _joint(parameters, features, settings=settings, with_ctc=True, training=False)
     with seeded_kernels(draws.seed, device=features.features_UTF.device):
-        return _joint(parameters, features, with_ctc=draws.with_ctc, training=True, **options)
+        return _joint(parameters, features, settings=settings, with_ctc=draws.with_ctc, training=True, **ways)
 
 
 def _joint(
@@ -142,7 +141,8 @@ def _joint(
     settings: Settings,
     with_ctc: bool,
     training: bool,
-    log_probs: Callable[..., Tensor],
+    encode: Callable[..., Encoded] = encode,
+    log_probs: Callable[..., Tensor] = log_probs,
 ) -> Tensor:
     encoded = encode(parameters, features, settings=settings, training=training)
     mu, parts = settings.mu if with_ctc else 1.0, []
@@ -201,10 +201,13 @@ def faster(
     batch_seconds: float,
     device: torch.device,
 ) -> Family[Settings, Draws]:
-    """With a recorded decoder, for training the whole of `working` on a GPU."""
-    if device.type != "cuda" or steps < WORTH_RECORDING or working is None or settings.mu == 0:
+    """Recorded, for training the whole of `working` on a GPU; not as released, where padding is part of the speech."""
+    if device.type != "cuda" or steps < WORTH_RECORDING or working is None or settings.as_released:
         return family
-    return replace(family, loss=partial(loss, log_probs=recorded_decoder(working, settings=settings)))
+    ways = {"encode": recorded_encoder(working, settings=settings)}
+    if settings.mu > 0:
+        ways["log_probs"] = recorded_decoder(working, settings=settings)
+    return replace(family, loss=partial(loss, **ways))
 
 
 def samples_per_frame(_settings: Settings) -> int:

@@ -1,22 +1,93 @@
-"""The decoder in training as CUDA graphs, where there is enough to train to record it.
+"""The CRDNN in training as CUDA graphs, where there is enough to train to record it.
 
-A text of forty tokens is some two thousand small kernels forwards and backwards. Graphs are recorded for each shape, so
-memory and texts are padded to few of these: what is padded is never attended to, and never counted.
+A batch is thirty thousand small kernels, most of them cuDNN's for the LSTMs, and it takes the host three times as long
+to launch them as a large GPU to run them. Here encoder and decoder are recorded, each once for every shape, forwards
+and backwards. Speech and texts are padded to few shapes; what is padded is never attended to, and never counted.
+
+LSTMs run over padded lines (`models.lstm`), because packed ones would be other kernels for every batch. So dropout
+between them draws other masks than in plain training, as likely and as reproducible.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.models import lstm
 from sottovoce.models.crdnn.decoder import teacher_forced
-from sottovoce.models.crdnn.settings import Settings
+from sottovoce.models.crdnn.network import Encoded, convolve, deepen, heard_by_ctc, inside
+from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings
 from sottovoce.models.family import Parameters
+from sottovoce.models.module import with_corrections
 from sottovoce.models.recording import CudaRecorder, RecordedFunction, Recorder
+from sottovoce.models.utterances import Features
 
 STEP_MULTIPLE, TOKEN_MULTIPLE = 32, 8  # 1.3 s, and about as much of a text
 DECODER = ("embedding.", "attention.", "gru.", "readout.", "output.")
+ENCODER = ("cnn.", "rnn.", "dnn.")
+
+
+def recorded_encoder(
+    working: Parameters, *, settings: Settings, recorder: Recorder | None = None, keep_free_bytes: int = 8 << 30
+) -> Callable[..., Encoded]:
+    """`network.encode` for the weights `working`, which stay at their addresses; its memory may be longer."""
+    own = {name: tensor for name, tensor in working.items() if name.startswith(ENCODER)}
+    recorded = RecordedFunction(
+        memory,
+        own,
+        recorder=recorder or CudaRecorder(working["ctc.weight"].device, keep_free_bytes=keep_free_bytes),
+        activation_bytes=lambda features_UTF, _: _encoder_bytes(features_UTF, settings),
+    )
+
+    def encode(parameters: Parameters, features: Features, *, settings: Settings, training: bool = False) -> Encoded:
+        features_UTF = features.features_UTF.to(parameters["ctc.weight"].dtype)
+        features_UTF = F.pad(features_UTF, (0, 0, 0, -features_UTF.shape[1] % (POOLING * STEP_MULTIPLE)))
+        frames_U = features.frames_U.to(features_UTF.device, non_blocking=True)
+        memory_UTD = recorded(parameters, features_UTF, frames_U, settings=settings, training=training)
+        heard_UTV = heard_by_ctc(with_corrections(parameters), memory_UTD)
+        return Encoded(memory_UTD, features.frames_U // POOLING, heard_UTV)
+
+    return encode
+
+
+def memory(
+    parameters: Parameters, features_UTF: Tensor, frames_U: Tensor, *, settings: Settings, training: bool
+) -> Tensor:
+    """What the decoder attends to, from tensors that are all on the device: [U, T, D]."""
+    weights = with_corrections(parameters)
+    dropout = settings.dropout if training else 0.0
+    x_UTD = convolve(weights, features_UTF, frames_U, settings=settings, dropout=dropout)
+    lengths_U = (frames_U // POOLING).clamp(min=1)
+    x_UTD = recur(weights, x_UTD, lengths_U, settings=settings, dropout=dropout)
+    return deepen(weights, x_UTD, inside(lengths_U, x_UTD.shape[1]), settings=settings, training=training)
+
+
+def recur(
+    weights: Mapping[str, Tensor], x_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, dropout: float
+) -> Tensor:
+    """`network.recur` over padded lines; what stands behind an utterance's end is left as it comes."""
+    utterances, steps, _ = x_UTD.shape
+    turned_UT1 = lstm.turned_places(lengths_U, steps)[..., None]
+
+    def turned(y_UTD: Tensor) -> Tensor:
+        return y_UTD.gather(1, turned_UT1.expand_as(y_UTD))
+
+    for layer in range(settings.rnn_layers):
+        if layer:
+            x_UTD = F.dropout(x_UTD, dropout, training=dropout > 0)
+
+        def both(part: str, kind: str, layer: int = layer) -> Tensor:
+            return torch.stack([weights[f"rnn.{layer}.{direction}.{part}.{kind}"] for direction in DIRECTIONS])
+
+        heard_2MD = torch.stack([x_UTD, turned(x_UTD)]).flatten(1, 2)
+        bias_2G = both("input", "bias") + both("recurrent", "bias")
+        gates_2MG = torch.baddbmm(bias_2G[:, None], heard_2MD, both("input", "weight").mT)
+        gates_T2UG = gates_2MG.view(2, utterances, steps, -1).permute(2, 0, 1, 3).contiguous()
+        forward_UTD, backward_UTD = lstm.recur(gates_T2UG, both("recurrent", "weight")).permute(1, 2, 0, 3)
+        x_UTD = torch.cat([forward_UTD, turned(backward_UTD)], dim=-1)
+    return x_UTD
 
 
 def log_probs(parameters: Parameters, *inputs: Tensor, **options: Any) -> Tensor:
@@ -34,7 +105,7 @@ def recorded_decoder(
         log_probs,
         own,
         recorder=recorder or CudaRecorder(device, keep_free_bytes=keep_free_bytes),
-        activation_bytes=lambda memory_UTD, _, tokens_UL: _bytes(memory_UTD, tokens_UL, settings),
+        activation_bytes=lambda memory_UTD, _, tokens_UL: _decoder_bytes(memory_UTD, tokens_UL, settings),
     )
 
     def decode(
@@ -50,7 +121,15 @@ def recorded_decoder(
     return decode
 
 
-def _bytes(memory_UTD: Tensor, tokens_UL: Tensor, settings: Settings) -> int:
+def _encoder_bytes(features_UTF: Tensor, settings: Settings) -> int:
+    """A convolution keeps about six tensors of its size, which each block halves in frequency; an LSTM some twenty."""
+    frames, bins = features_UTF[..., 0].numel(), features_UTF.shape[2]
+    convolved = sum(2 * 6 * channels * (bins >> block) for block, channels in enumerate(settings.channels))
+    recurred = settings.rnn_layers * 20 * 2 * settings.rnn_width // POOLING
+    return frames * (convolved + recurred) * features_UTF.element_size()
+
+
+def _decoder_bytes(memory_UTD: Tensor, tokens_UL: Tensor, settings: Settings) -> int:
     """Each step keeps what tanh gives, and makes some more of that size."""
     utterances, steps, _ = memory_UTD.shape
     heard = utterances * steps * settings.decoder_width * memory_UTD.element_size()

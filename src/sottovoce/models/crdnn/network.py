@@ -42,16 +42,16 @@ def encode(parameters: Parameters, features: Features, *, settings: Settings, tr
     dropout = settings.dropout if training else 0.0
     features_UTF = features.features_UTF.to(weights["ctc.weight"].dtype)
     lengths_U = step_lengths(features.frames_U, features_UTF.shape[1], settings)
-    x_UTD = convolve(weights, features_UTF, features.frames_U, settings=settings, dropout=dropout)
-    x_UTD = recur(weights, x_UTD, None if settings.as_released else lengths_U, settings=settings, dropout=dropout)
-    inside_N = None if settings.as_released else _inside(lengths_U, x_UTD.shape[1]).to(x_UTD.device, non_blocking=True)
-    for layer in range(settings.dnn_layers):
-        stem = f"dnn.{layer}"
-        x_UTD = F.linear(x_UTD, weights[f"{stem}.linear.weight"], weights[f"{stem}.linear.bias"])
-        x_UTD = _normalise(weights, f"{stem}.norm", x_UTD, inside_N, settings=settings, training=training)
-        x_UTD = F.dropout(F.leaky_relu(x_UTD, SLOPE), dropout, training=dropout > 0)
-    scores_UTV = F.linear(x_UTD, weights["ctc.weight"], weights["ctc.bias"])
-    return Encoded(x_UTD, lengths_U, log_softmax(scores_UTV))
+    own_U = None if settings.as_released else features.frames_U
+    x_UTD = convolve(weights, features_UTF, _ends(own_U, features_UTF), settings=settings, dropout=dropout)
+    x_UTD = recur(weights, x_UTD, None if own_U is None else lengths_U, settings=settings, dropout=dropout)
+    inside_UT = None if own_U is None else inside(lengths_U.to(x_UTD.device, non_blocking=True), x_UTD.shape[1])
+    memory_UTD = deepen(weights, x_UTD, inside_UT, settings=settings, training=training)
+    return Encoded(memory_UTD, lengths_U, heard_by_ctc(weights, memory_UTD))
+
+
+def heard_by_ctc(weights: Mapping[str, Tensor], memory_UTD: Tensor) -> Tensor:
+    return log_softmax(F.linear(memory_UTD, weights["ctc.weight"], weights["ctc.bias"]))
 
 
 def log_softmax(scores: Tensor) -> Tensor:
@@ -69,12 +69,11 @@ def step_lengths(frames_U: Tensor, frames: int, settings: Settings) -> Tensor:
 
 
 def convolve(
-    weights: Mapping[str, Tensor], features_UTF: Tensor, frames_U: Tensor, *, settings: Settings, dropout: float
+    weights: Mapping[str, Tensor], features_UTF: Tensor, ends_U: Tensor | None, *, settings: Settings, dropout: float
 ) -> Tensor:
-    """The CNN blocks and the pooling over time: [U, T/4, F·C]."""
+    """The CNN blocks and the pooling over time: [U, T/4, F·C]. `ends_U` is where utterances end within the batch."""
     short = max(POOLING - features_UTF.shape[1], 0)  # a batch of less than one step
     x_UCTF = F.pad(features_UTF, (0, 0, 0, short))[:, None]
-    ends_U = None if settings.as_released else _ends(frames_U, x_UCTF)
     for block in range(len(settings.channels)):
         for number in (1, 2):
             conv, norm = f"cnn.{block}.conv{number}", f"cnn.{block}.norm{number}"
@@ -90,9 +89,12 @@ def convolve(
     return x_UCTF.permute(0, 2, 3, 1).flatten(2)
 
 
-def _ends(frames_U: Tensor, x_UCTF: Tensor) -> Tensor | None:
-    """Where utterances end within the batch, on its device; None where all are as long as it."""
-    return None if bool((frames_U == x_UCTF.shape[2]).all()) else frames_U.to(x_UCTF.device, non_blocking=True)
+def _ends(frames_U: Tensor | None, features_UTF: Tensor) -> Tensor | None:
+    """`frames_U` on the device of the batch; None where all are as long as it."""
+    frames = max(features_UTF.shape[1], POOLING)
+    if frames_U is None or bool((frames_U == frames).all()):
+        return None
+    return frames_U.to(features_UTF.device, non_blocking=True)
 
 
 def _mirrored(x_UCTF: Tensor, ends_U: Tensor | None) -> Tensor:
@@ -152,19 +154,32 @@ def _bidirectional(data: Tensor, batch_sizes: Tensor, state: Tensor, weights: li
     return found
 
 
-# Normalisation in the DNN.
+# The DNN.
 
 
-def _inside(lengths_U: Tensor, steps: int) -> Tensor:
-    """Places of the steps that belong to utterances, in the batch laid end to end; at least one of each."""
-    return (torch.arange(steps) < lengths_U.clamp(min=1)[:, None]).flatten().nonzero()[:, 0]
+def inside(lengths_U: Tensor, steps: int) -> Tensor:
+    """Which steps belong to utterances, [U, T]; at least one of each."""
+    return torch.arange(steps, device=lengths_U.device) < lengths_U.clamp(min=1)[:, None]
+
+
+def deepen(
+    weights: Mapping[str, Tensor], x_UTD: Tensor, inside_UT: Tensor | None, *, settings: Settings, training: bool
+) -> Tensor:
+    """[U, T, D]; `inside_UT` are the steps that batch-norm counts."""
+    dropout = settings.dropout if training else 0.0
+    for layer in range(settings.dnn_layers):
+        stem = f"dnn.{layer}"
+        x_UTD = F.linear(x_UTD, weights[f"{stem}.linear.weight"], weights[f"{stem}.linear.bias"])
+        x_UTD = _normalise(weights, f"{stem}.norm", x_UTD, inside_UT, settings=settings, training=training)
+        x_UTD = F.dropout(F.leaky_relu(x_UTD, SLOPE), dropout, training=dropout > 0)
+    return x_UTD
 
 
 def _normalise(
     weights: Mapping[str, Tensor],
     stem: str,
     x_UTD: Tensor,
-    inside_N: Tensor | None,
+    inside_UT: Tensor | None,
     *,
     settings: Settings,
     training: bool,
@@ -174,13 +189,15 @@ def _normalise(
         return F.layer_norm(x_UTD, gain_D.shape, gain_D, bias_D, EPS)
     mean_D, variance_D = weights[f"{stem}.mean"], weights[f"{stem}.variance"]
     if training:
-        x_ND = x_UTD.flatten(0, 1)
-        x_ND = x_ND if inside_N is None else x_ND.index_select(0, inside_N)
-        kept = (mean_D, variance_D)
-        variance_D, mean_D = torch.var_mean(x_ND, dim=0, correction=0)
-        seen = (mean_D.detach(), variance_D.detach() * (len(x_ND) / max(len(x_ND) - 1, 1)))
+        kept, wide_UTD = (mean_D, variance_D), x_UTD.to(torch.promote_types(x_UTD.dtype, torch.float32))
+        share_UT1 = torch.ones_like(wide_UTD[..., :1]) if inside_UT is None else inside_UT[..., None].to(wide_UTD.dtype)
+        count = share_UT1.sum()
+        mean_D = (share_UT1 * wide_UTD).sum(dim=(0, 1)) / count
+        variance_D = (share_UT1 * (wide_UTD - mean_D).square()).sum(dim=(0, 1)) / count
+        seen = (mean_D.detach(), variance_D.detach() * count / (count - 1).clamp(min=1))
         for running_D, seen_D in zip(kept, seen, strict=True):
-            x_UTD = _Move.apply(x_UTD, running_D, seen_D)  # type: ignore[no-untyped-call]
+            x_UTD = _Move.apply(x_UTD, running_D, seen_D.to(running_D.dtype))  # type: ignore[no-untyped-call]
+        mean_D, variance_D = mean_D.to(x_UTD.dtype), variance_D.to(x_UTD.dtype)
     # Noise may have made a variance negative.
     return (x_UTD - mean_D) * (gain_D * (variance_D.clamp(min=0) + EPS).rsqrt()) + bias_D
 

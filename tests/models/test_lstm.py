@@ -1,0 +1,41 @@
+"""Our LSTMs are torch's: states, gradients, and lines that are heard from their own end."""
+
+import torch
+from torch import nn
+
+from sottovoce.models import lstm
+from sottovoce.seeds import torch_stream
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
+
+
+def test_states_and_gradients_are_torchs() -> None:
+    generator = torch_stream(1, "lstm")
+    steps, count, width, size, heard = 7, 3, 2, 5, 4
+    x_TRWD = torch.randn(steps, count, width, heard, generator=generator, dtype=torch.float64)
+    cells = [nn.LSTM(heard, size, dtype=torch.float64) for _ in range(count)]
+    with torch.no_grad():
+        for cell in cells:
+            for own in cell.parameters():
+                own.copy_(torch.randn(own.shape, generator=generator, dtype=torch.float64))
+    weights = [torch.randn(steps, width, size, generator=generator, dtype=torch.float64) for _ in cells]
+    theirs = [cell(x_TRWD[:, number])[0] for number, cell in enumerate(cells)]
+    gates = torch.stack(
+        [x_TRWD[:, n] @ cell.weight_ih_l0.mT + cell.bias_ih_l0 + cell.bias_hh_l0 for n, cell in enumerate(cells)], dim=1
+    )
+    ours = lstm.recur(gates, torch.stack([cell.weight_hh_l0 for cell in cells]))
+    torch.testing.assert_close(ours, torch.stack(theirs, dim=1), **CLOSE)
+    for number, cell in enumerate(cells):
+        own = list(cell.parameters())
+        expected = torch.autograd.grad((theirs[number] * weights[number]).sum(), own, retain_graph=True)
+        found = torch.autograd.grad((ours[:, number] * weights[number]).sum(), own, retain_graph=True)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_a_line_is_turned_within_its_own_length() -> None:
+    assert lstm.turned_places(torch.tensor([3, 5, 1]), 5).tolist() == [
+        [2, 1, 0, 3, 4],
+        [4, 3, 2, 1, 0],
+        [0, 1, 2, 3, 4],
+    ]
