@@ -9,8 +9,7 @@ missing, and a line says so. No row augments.
 
 A step is everything: waveforms from the host to the device, features, forward, joint loss, backward, clipping to 5,
 SGD. Utterances are noise of 3 to 8 s with six tokens a second: arithmetic does not depend on what is said. Rows take
-turns; medians of rounds. "LSTMs alone" is cuDNN's own time for the five bidirectional layers forwards and backwards on
-the same batches, which nothing with these layers can undercut.
+turns; medians of rounds. "cuDNN's LSTMs alone" are its bidirectional layers forwards and backwards on the same batches.
 
 `--search` measures the search instead: texts are cut after six tokens a second, so that every run has as many steps.
 `--profile` says what the GPU is busy with.
@@ -37,7 +36,6 @@ from sottovoce.models.attention_search import Search
 from sottovoce.models.crdnn import FAMILY
 from sottovoce.models.crdnn.family import Draws
 from sottovoce.models.crdnn.fast import recorded_decoder, recorded_encoder
-from sottovoce.models.crdnn.network import recur
 from sottovoce.models.crdnn.settings import POOLING, Settings, named_settings
 from sottovoce.models.family import recordings_heard
 from sottovoce.models.utterances import Recordings, record_lines
@@ -108,21 +106,22 @@ def our_rows(settings: Settings, device: torch.device) -> list[Row]:
         rows += [
             Row("ours, bfloat16", our_step(narrow, settings)),
             Row("ours, bfloat16, as in long runs", our_step(narrow, settings, **recorded)),
-            Row("LSTMs alone, bfloat16", lstms_alone(narrow, settings)),
+            Row("cuDNN's LSTMs alone, bfloat16", lstms_alone(settings, device)),
         ]
     return rows
 
 
-def lstms_alone(weights: Weights, settings: Settings) -> Work:
-    names = [name for name in weights.working if name.startswith("rnn.")]
+def lstms_alone(settings: Settings, device: torch.device) -> Work:
+    layers = torch.nn.LSTM(
+        settings.rnn_input, settings.rnn_width, settings.rnn_layers, bidirectional=True, batch_first=True
+    ).to(device, torch.bfloat16)
     kept: dict[int, Tensor] = {}
 
     def step(batch: Recordings) -> None:
-        lengths_U = batch.lengths_U // (SAMPLE_RATE // 100) // POOLING
-        shape = (len(batch), int(lengths_U.max()), settings.rnn_input)
-        x_UTD = kept.setdefault(id(batch), torch.randn(shape, device=weights.master.device, dtype=weights.dtype))
-        out_UTD = recur(weights.working, x_UTD.requires_grad_(), lengths_U, settings=settings, dropout=0.0)
-        torch.autograd.grad(out_UTD, [x_UTD, *(weights.working[n] for n in names)], torch.ones_like(out_UTD))
+        shape = (len(batch), int(batch.lengths_U.max()) // (SAMPLE_RATE // 100) // POOLING, settings.rnn_input)
+        x_UTD = kept.setdefault(id(batch), torch.randn(shape, device=device, dtype=torch.bfloat16))
+        out_UTD, _ = layers(x_UTD.requires_grad_())
+        torch.autograd.grad(out_UTD, [x_UTD, *layers.parameters()], torch.ones_like(out_UTD))
 
     return step
 
@@ -270,20 +269,24 @@ def search_rows(settings: Settings, device: torch.device, *, width: int) -> list
 
 def measured(rows: Sequence[Row], ready: Sequence[Recordings], *, steps: int, rounds: int) -> list[list[float]]:
     """Seconds of each row and round for `steps` batches."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for row in rows:
         for batch in ready:
             row.work(batch)
     times: list[list[float]] = [[] for _ in rows]
     for _ in range(rounds):
         for row, own in zip(rows, times, strict=True):
-            wait()
+            _wait()
             begun = time.perf_counter()
             for number in range(steps):
                 row.work(ready[number % len(ready)])
-            wait()
+            _wait()
             own.append(time.perf_counter() - begun)
     return times
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def print_profile(row: Row, ready: Sequence[Recordings]) -> None:

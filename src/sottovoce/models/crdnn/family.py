@@ -204,7 +204,7 @@ def faster(
     """Recorded, for training the whole of `working` on a GPU; not as released, where padding is part of the speech."""
     if device.type != "cuda" or steps < WORTH_RECORDING or working is None or settings.as_released:
         return family
-    ways = {"encode": recorded_encoder(working, settings=settings)}
+    ways: dict[str, Any] = {"encode": recorded_encoder(working, settings=settings)}
     if settings.mu > 0:
         ways["log_probs"] = recorded_decoder(working, settings=settings)
     return replace(family, loss=partial(loss, **ways))

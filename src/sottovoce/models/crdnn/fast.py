@@ -1,24 +1,21 @@
 """The CRDNN in training as CUDA graphs, where there is enough to train to record it.
 
-A batch is thirty thousand small kernels, most of them cuDNN's for the LSTMs, and it takes the host three times as long
-to launch them as a large GPU to run them. Here encoder and decoder are recorded, each once for every shape, forwards
-and backwards. Speech and texts are padded to few shapes; what is padded is never attended to, and never counted.
+A batch is ten thousand small kernels, most of them the LSTMs', and it takes the host longer to launch them than a large
+GPU to run them. Here encoder and decoder are recorded, each once for every shape, forwards and backwards. Speech and
+texts are padded to few shapes; what is padded is never attended to, and never counted.
 
-LSTMs run over padded lines (`models.lstm`), because packed ones would be other kernels for every batch. So dropout
-between them draws other masks than in plain training, as likely and as reproducible.
+Dropout draws for padded lines, so the encoder's masks are others than in plain training, as likely and as reproducible.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.models import lstm
 from sottovoce.models.crdnn.decoder import teacher_forced
-from sottovoce.models.crdnn.network import Encoded, convolve, deepen, heard_by_ctc, inside
-from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings
+from sottovoce.models.crdnn.network import Encoded, convolve, deepen, heard_by_ctc, recur
+from sottovoce.models.crdnn.settings import POOLING, Settings
 from sottovoce.models.family import Parameters
 from sottovoce.models.module import with_corrections
 from sottovoce.models.recording import CudaRecorder, RecordedFunction, Recorder
@@ -61,33 +58,7 @@ def memory(
     x_UTD = convolve(weights, features_UTF, frames_U, settings=settings, dropout=dropout)
     lengths_U = (frames_U // POOLING).clamp(min=1)
     x_UTD = recur(weights, x_UTD, lengths_U, settings=settings, dropout=dropout)
-    return deepen(weights, x_UTD, inside(lengths_U, x_UTD.shape[1]), settings=settings, training=training)
-
-
-def recur(
-    weights: Mapping[str, Tensor], x_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, dropout: float
-) -> Tensor:
-    """`network.recur` over padded lines; what stands behind an utterance's end is left as it comes."""
-    utterances, steps, _ = x_UTD.shape
-    turned_UT1 = lstm.turned_places(lengths_U, steps)[..., None]
-
-    def turned(y_UTD: Tensor) -> Tensor:
-        return y_UTD.gather(1, turned_UT1.expand_as(y_UTD))
-
-    for layer in range(settings.rnn_layers):
-        if layer:
-            x_UTD = F.dropout(x_UTD, dropout, training=dropout > 0)
-
-        def both(part: str, kind: str, layer: int = layer) -> Tensor:
-            return torch.stack([weights[f"rnn.{layer}.{direction}.{part}.{kind}"] for direction in DIRECTIONS])
-
-        heard_2MD = torch.stack([x_UTD, turned(x_UTD)]).flatten(1, 2)
-        bias_2G = both("input", "bias") + both("recurrent", "bias")
-        gates_2MG = torch.baddbmm(bias_2G[:, None], heard_2MD, both("input", "weight").mT)
-        gates_T2UG = gates_2MG.view(2, utterances, steps, -1).permute(2, 0, 1, 3).contiguous()
-        forward_UTD, backward_UTD = lstm.recur(gates_T2UG, both("recurrent", "weight")).permute(1, 2, 0, 3)
-        x_UTD = torch.cat([forward_UTD, turned(backward_UTD)], dim=-1)
-    return x_UTD
+    return deepen(weights, x_UTD, lengths_U, settings=settings, training=training)
 
 
 def log_probs(parameters: Parameters, *inputs: Tensor, **options: Any) -> Tensor:

@@ -5,19 +5,18 @@
 Shapes: U utterances, T frames (10 ms before the pooling, 40 ms after), F frequency bins, C channels, D width, V tokens.
 
 What stands behind an utterance's end changes nothing: convolutions see its own frames mirrored there, as they do at the
-end of a batch; pooling takes whole windows; LSTMs run over packed sequences. The released model does none of that, and
-neither do we where settings say `as_released`.
+end of a batch; pooling takes whole windows; LSTMs hear each utterance from its beginning and, backwards, from its own
+end. The released model does none of that, and neither do we where settings say `as_released`.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from sottovoce.models import lstm
 from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings
 from sottovoce.models.family import Parameters
 from sottovoce.models.module import with_corrections
@@ -42,11 +41,12 @@ def encode(parameters: Parameters, features: Features, *, settings: Settings, tr
     dropout = settings.dropout if training else 0.0
     features_UTF = features.features_UTF.to(weights["ctc.weight"].dtype)
     lengths_U = step_lengths(features.frames_U, features_UTF.shape[1], settings)
-    own_U = None if settings.as_released else features.frames_U
-    x_UTD = convolve(weights, features_UTF, _ends(own_U, features_UTF), settings=settings, dropout=dropout)
-    x_UTD = recur(weights, x_UTD, None if own_U is None else lengths_U, settings=settings, dropout=dropout)
-    inside_UT = None if own_U is None else inside(lengths_U.to(x_UTD.device, non_blocking=True), x_UTD.shape[1])
-    memory_UTD = deepen(weights, x_UTD, inside_UT, settings=settings, training=training)
+    ends_U = None if settings.as_released else _ends(features.frames_U, features_UTF)
+    x_UTD = convolve(weights, features_UTF, ends_U, settings=settings, dropout=dropout)
+    own_U = torch.full_like(lengths_U, x_UTD.shape[1]) if settings.as_released else lengths_U.clamp(min=1)
+    own_U = own_U.to(x_UTD.device, non_blocking=True)
+    x_UTD = recur(weights, x_UTD, own_U, settings=settings, dropout=dropout)
+    memory_UTD = deepen(weights, x_UTD, own_U, settings=settings, training=training)
     return Encoded(memory_UTD, lengths_U, heard_by_ctc(weights, memory_UTD))
 
 
@@ -89,12 +89,10 @@ def convolve(
     return x_UCTF.permute(0, 2, 3, 1).flatten(2)
 
 
-def _ends(frames_U: Tensor | None, features_UTF: Tensor) -> Tensor | None:
+def _ends(frames_U: Tensor, features_UTF: Tensor) -> Tensor | None:
     """`frames_U` on the device of the batch; None where all are as long as it."""
-    frames = max(features_UTF.shape[1], POOLING)
-    if frames_U is None or bool((frames_U == frames).all()):
-        return None
-    return frames_U.to(features_UTF.device, non_blocking=True)
+    full = bool((frames_U == max(features_UTF.shape[1], POOLING)).all())
+    return None if full else frames_U.to(features_UTF.device, non_blocking=True)
 
 
 def _mirrored(x_UCTF: Tensor, ends_U: Tensor | None) -> Tensor:
@@ -119,58 +117,44 @@ def _drop_planes(x_UCTF: Tensor, dropout: float, *, bins: bool) -> Tensor:
 
 
 def recur(
-    weights: Mapping[str, Tensor], x_UTD: Tensor, lengths_U: Tensor | None, *, settings: Settings, dropout: float
+    weights: Mapping[str, Tensor], x_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, dropout: float
 ) -> Tensor:
-    """Bidirectional LSTMs over each utterance's own steps, or without lengths over the whole batch: [U, T, 2D]."""
-    steps = x_UTD.shape[1]
-    whole_U = torch.full((len(x_UTD),), steps) if lengths_U is None else lengths_U.clamp(min=1)
-    packed = pack_padded_sequence(x_UTD, whole_U, batch_first=True, enforce_sorted=False)
-    data, state = packed.data, x_UTD.new_zeros(2, len(x_UTD), settings.rnn_width)
+    """Bidirectional LSTMs over each utterance's own steps: [U, T, 2D]; behind its end stands whatever comes."""
+    utterances, steps, _ = x_UTD.shape
+    turned_UT1 = lstm.turned_places(lengths_U, steps)[..., None]
+
+    def turned(y_UTD: Tensor) -> Tensor:
+        return y_UTD.gather(1, turned_UT1.expand_as(y_UTD))
+
     for layer in range(settings.rnn_layers):
         if layer:
-            data = F.dropout(data, dropout, training=dropout > 0)
-        own = [
-            weights[f"rnn.{layer}.{direction}.{part}.{kind}"]
-            for direction in DIRECTIONS
-            for kind in ("weight", "bias")
-            for part in ("input", "recurrent")
-        ]
-        # One layer at a time: cuDNN's own dropout between layers would not follow our seeds.
-        data = _bidirectional(data, packed.batch_sizes, state, own)
-    packed = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
-    return pad_packed_sequence(packed, batch_first=True, total_length=steps)[0]
+            x_UTD = F.dropout(x_UTD, dropout, training=dropout > 0)
 
+        def both(part: str, kind: str, layer: int = layer) -> Tensor:
+            return torch.stack([weights[f"rnn.{layer}.{direction}.{part}.{kind}"] for direction in DIRECTIONS])
 
-_lstm: Any = torch._VF.lstm  # what nn.LSTM calls
-
-
-def _bidirectional(data: Tensor, batch_sizes: Tensor, state: Tensor, weights: list[Tensor]) -> Tensor:
-    """One layer over packed steps, which begins with `state` in both directions."""
-    training = torch.is_grad_enabled()  # cuDNN keeps what its backward pass needs only then
-    with warnings.catch_warnings():
-        # cuDNN would have all matrices before all biases, in one piece: they are copied for it.
-        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-        found: Tensor = _lstm(data, batch_sizes, (state, state), weights, True, 1, 0.0, training, True)[0]
-    return found
+        heard_2MD = torch.stack([x_UTD, turned(x_UTD)]).flatten(1, 2)
+        bias_2G = both("input", "bias") + both("recurrent", "bias")
+        gates_2MG = torch.baddbmm(bias_2G[:, None], heard_2MD, both("input", "weight").mT)
+        gates_T2UG = gates_2MG.view(2, utterances, steps, -1).permute(2, 0, 1, 3).contiguous()
+        forward_UTD, backward_UTD = lstm.recur(gates_T2UG, both("recurrent", "weight")).permute(1, 2, 0, 3)
+        x_UTD = torch.cat([forward_UTD, turned(backward_UTD)], dim=-1)
+    return x_UTD
 
 
 # The DNN.
 
 
-def inside(lengths_U: Tensor, steps: int) -> Tensor:
-    """Which steps belong to utterances, [U, T]; at least one of each."""
-    return torch.arange(steps, device=lengths_U.device) < lengths_U.clamp(min=1)[:, None]
-
-
 def deepen(
-    weights: Mapping[str, Tensor], x_UTD: Tensor, inside_UT: Tensor | None, *, settings: Settings, training: bool
+    weights: Mapping[str, Tensor], x_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, training: bool
 ) -> Tensor:
-    """[U, T, D]; `inside_UT` are the steps that batch-norm counts."""
+    """[U, T, D]; batch-norm counts each utterance's own steps."""
     dropout = settings.dropout if training else 0.0
+    inside_UT1 = (torch.arange(x_UTD.shape[1], device=x_UTD.device) < lengths_U[:, None])[..., None]
     for layer in range(settings.dnn_layers):
         stem = f"dnn.{layer}"
         x_UTD = F.linear(x_UTD, weights[f"{stem}.linear.weight"], weights[f"{stem}.linear.bias"])
-        x_UTD = _normalise(weights, f"{stem}.norm", x_UTD, inside_UT, settings=settings, training=training)
+        x_UTD = _normalise(weights, f"{stem}.norm", x_UTD, inside_UT1, settings=settings, training=training)
         x_UTD = F.dropout(F.leaky_relu(x_UTD, SLOPE), dropout, training=dropout > 0)
     return x_UTD
 
@@ -179,7 +163,7 @@ def _normalise(
     weights: Mapping[str, Tensor],
     stem: str,
     x_UTD: Tensor,
-    inside_UT: Tensor | None,
+    inside_UT1: Tensor,
     *,
     settings: Settings,
     training: bool,
@@ -190,7 +174,7 @@ def _normalise(
     mean_D, variance_D = weights[f"{stem}.mean"], weights[f"{stem}.variance"]
     if training:
         kept, wide_UTD = (mean_D, variance_D), x_UTD.to(torch.promote_types(x_UTD.dtype, torch.float32))
-        share_UT1 = torch.ones_like(wide_UTD[..., :1]) if inside_UT is None else inside_UT[..., None].to(wide_UTD.dtype)
+        share_UT1 = inside_UT1.to(wide_UTD.dtype)
         count = share_UT1.sum()
         mean_D = (share_UT1 * wide_UTD).sum(dim=(0, 1)) / count
         variance_D = (share_UT1 * (wide_UTD - mean_D).square()).sum(dim=(0, 1)) / count
