@@ -1,7 +1,8 @@
 """Our LSTMs are torch's: states, gradients, and lines that are heard from their own end."""
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sottovoce.models import lstm
 from sottovoce.seeds import torch_stream
@@ -39,3 +40,26 @@ def test_a_line_is_turned_within_its_own_length() -> None:
         [4, 3, 2, 1, 0],
         [0, 1, 2, 3, 4],
     ]
+
+
+@pytest.mark.parametrize("way", ["ours", "cuDNN's"])
+def test_a_layer_hears_each_line_alone(way: str) -> None:
+    """Whatever stands behind a line's end, and on a device without cuDNN through torch's own LSTM."""
+    generator = torch_stream(2, "lstm")
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    cells = [lstm.Cell(draw(12, 4), draw(12, 3), draw(12), draw(12)) for _ in range(2)]
+    x, lengths = draw(2, 6, 4), torch.tensor([6, 4])
+    both = nn.LSTM(4, 3, bidirectional=True, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        for own, weight in zip(both.parameters(), [*cells[0], *cells[1]], strict=True):
+            own.copy_(weight)
+    places = lstm.turned_places(lengths, 6)
+    if way == "ours":
+        found = lstm.bidirectional(x[None], places[None], lstm.stacked(cells))[0]
+    else:
+        found = lstm.bidirectional_by_cudnn(x, places, cells)
+    for line, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(found[line, :length], both(x[line : line + 1, :length])[0][0], **CLOSE)

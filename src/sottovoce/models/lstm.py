@@ -11,12 +11,15 @@ and backwards, with δ for the gradient of what follows it, one product a step a
 
     δc_t = δh_t o (1 - tanh² c_t) + f_{t+1} δc_{t+1}      δh_{t-1} += Rᵀ δa_t      δR = Σ_t δa_t h_{t-1}ᵀ
 
-A backward direction hears each line from its own end (`turned`), so no padding comes before speech.
+A backward direction hears each line from its own end, so no padding comes before speech.
 
-Shapes: T steps, R recurrences, W lines of each, B = R·W, D width, G = 4·D gates in torch's order (i, f, g, o).
+Shapes: N clients (1 for a model alone), W lines of each, T steps, I inputs, D width, G = 4·D gates in torch's order
+(i, f, g, o), R = 2·N recurrences, the forward ones first, B = R·W.
 """
 
-from typing import Any
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +30,53 @@ def turned_places(lengths: Tensor, steps: int) -> Tensor:
     """Where each step of a line lies when the line is heard from its own end, [*lengths, T]; behind it as it was."""
     steps_T = torch.arange(steps, device=lengths.device)
     return torch.where(steps_T < lengths[..., None], lengths[..., None] - 1 - steps_T, steps_T)
+
+
+NAMES = ("input.weight", "recurrent.weight", "input.bias", "recurrent.bias")
+
+
+class Cell(NamedTuple):
+    """The weights of one LSTM, or with a leading axis those of several; in the order of `NAMES`."""
+
+    input: Tensor
+    recurrent: Tensor
+    input_bias: Tensor
+    recurrent_bias: Tensor
+
+
+def stacked(cells: Sequence[Cell]) -> Cell:
+    return Cell(*(torch.stack(weights) for weights in zip(*cells, strict=True)))
+
+
+def bidirectional(x_NWTI: Tensor, turned_NWT: Tensor, cells: Cell) -> Tensor:
+    """One layer in both directions, [N, W, T, 2D]; `cells` are those of all R recurrences."""
+    clients, width, steps, _ = x_NWTI.shape
+    heard_RMI = torch.cat([x_NWTI, _turned(x_NWTI, turned_NWT)]).flatten(1, 2)
+    bias_R1G = (cells.input_bias + cells.recurrent_bias)[:, None]
+    gates_RMG = torch.baddbmm(bias_R1G, heard_RMI, cells.input.mT)
+    gates_TRWG = gates_RMG.view(2 * clients, width, steps, -1).permute(2, 0, 1, 3).contiguous()
+    forward_NWTD, backward_NWTD = recur(gates_TRWG, cells.recurrent).permute(1, 2, 0, 3).chunk(2)
+    return torch.cat([forward_NWTD, _turned(backward_NWTD, turned_NWT)], dim=-1)
+
+
+def bidirectional_by_cudnn(x_WTI: Tensor, turned_WT: Tensor, cells: Sequence[Cell]) -> Tensor:
+    """The same of one model, whose cells are two: [W, T, 2D]."""
+    state_1WD = x_WTI.new_zeros(1, len(x_WTI), cells[0].recurrent.shape[-1])
+    training = torch.is_grad_enabled()  # cuDNN keeps what its backward pass needs only then
+    found = []
+    for heard_WTI, cell in zip((x_WTI, _turned(x_WTI, turned_WT)), cells, strict=True):
+        with warnings.catch_warnings():
+            # cuDNN would have all weights in one piece: they are copied for it.
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+            found.append(_lstm(heard_WTI, (state_1WD, state_1WD), list(cell), True, 1, 0.0, training, False, True)[0])
+    return torch.cat([found[0], _turned(found[1], turned_WT)], dim=-1)
+
+
+_lstm: Any = torch._VF.lstm  # what nn.LSTM calls
+
+
+def _turned(x: Tensor, places: Tensor) -> Tensor:
+    return x.gather(-2, places[..., None].expand_as(x))
 
 
 def recur(gates_TRWG: Tensor, recurrent_RGD: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def encode(parameters: Parameters, features: Features, *, settings: Settings, tr
     x_UTD = convolve(weights, features_UTF, ends_U, settings=settings, dropout=dropout)
     own_U = torch.full_like(lengths_U, x_UTD.shape[1]) if settings.as_released else lengths_U.clamp(min=1)
     own_U = own_U.to(x_UTD.device, non_blocking=True)
-    x_UTD = recur(weights, x_UTD, own_U, settings=settings, dropout=dropout)
+    x_UTD = recur(weights, x_UTD, own_U, settings=settings, dropout=dropout, by_cudnn=x_UTD.is_cuda)
     memory_UTD = deepen(weights, x_UTD, own_U, settings=settings, training=training)
     return Encoded(memory_UTD, lengths_U, heard_by_ctc(weights, memory_UTD))
 
@@ -117,28 +117,28 @@ def _drop_planes(x_UCTF: Tensor, dropout: float, *, bins: bool) -> Tensor:
 
 
 def recur(
-    weights: Mapping[str, Tensor], x_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, dropout: float
+    weights: Mapping[str, Tensor],
+    x_UTD: Tensor,
+    lengths_U: Tensor,
+    *,
+    settings: Settings,
+    dropout: float,
+    by_cudnn: bool = False,
 ) -> Tensor:
-    """Bidirectional LSTMs over each utterance's own steps: [U, T, 2D]; behind its end stands whatever comes."""
-    utterances, steps, _ = x_UTD.shape
-    turned_UT1 = lstm.turned_places(lengths_U, steps)[..., None]
+    """Bidirectional LSTMs over each utterance's own steps: [U, T, 2D]; behind its end stands whatever comes.
 
-    def turned(y_UTD: Tensor) -> Tensor:
-        return y_UTD.gather(1, turned_UT1.expand_as(y_UTD))
-
+    cuDNN's own need fewer launches than ours, but cannot be recorded.
+    """
+    turned_UT = lstm.turned_places(lengths_U, x_UTD.shape[1])
     for layer in range(settings.rnn_layers):
         if layer:
             x_UTD = F.dropout(x_UTD, dropout, training=dropout > 0)
-
-        def both(part: str, kind: str, layer: int = layer) -> Tensor:
-            return torch.stack([weights[f"rnn.{layer}.{direction}.{part}.{kind}"] for direction in DIRECTIONS])
-
-        heard_2MD = torch.stack([x_UTD, turned(x_UTD)]).flatten(1, 2)
-        bias_2G = both("input", "bias") + both("recurrent", "bias")
-        gates_2MG = torch.baddbmm(bias_2G[:, None], heard_2MD, both("input", "weight").mT)
-        gates_T2UG = gates_2MG.view(2, utterances, steps, -1).permute(2, 0, 1, 3).contiguous()
-        forward_UTD, backward_UTD = lstm.recur(gates_T2UG, both("recurrent", "weight")).permute(1, 2, 0, 3)
-        x_UTD = torch.cat([forward_UTD, turned(backward_UTD)], dim=-1)
+        stems = [f"rnn.{layer}.{direction}" for direction in DIRECTIONS]
+        own = [lstm.Cell(*(weights[f"{stem}.{name}"] for name in lstm.NAMES)) for stem in stems]
+        if by_cudnn:
+            x_UTD = lstm.bidirectional_by_cudnn(x_UTD, turned_UT, own)
+        else:
+            x_UTD = lstm.bidirectional(x_UTD[None], turned_UT[None], lstm.stacked(own))[0]
     return x_UTD
 
 
