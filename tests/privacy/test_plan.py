@@ -124,7 +124,8 @@ def test_a_secure_run_never_repeats_not_even_the_same_step() -> None:
     draws = [noise_of(p, step).double().numpy() for p in (plan, resumed) for step in (0, 0, 1)]
     for i, a in enumerate(draws):
         for b in draws[:i]:
-            assert len(np.intersect1d(a, b)) <= 2
+            # By chance about one of the 3,057 values occurs in both, n² / (2√π·σ/grid): 30 with a probability of e⁻⁷⁰.
+            assert len(np.intersect1d(a, b)) < len(a) / 100
             assert abs(np.corrcoef(a, b)[0, 1]) < 6 / math.sqrt(len(a))
     cohorts = {tuple(p.sample(0).tolist()) for p in (plan, resumed) for _ in range(3)}
     assert len(cohorts) == 6
