@@ -82,3 +82,17 @@ def test_more_processes_than_utterances_is_one_line(store: Store) -> None:
     speech = load_speech(store, np.array([0]), TOKENS, **MODEL, longest_seconds=2)
     with pytest.raises(InputError, match="cannot be shared evenly by world=2 processes"):
         next(endless_batches(speech, start=Place(), max_seconds=2, seed=3, device=CPU, rank=1, world=2))
+
+
+def test_speech_without_text_is_taken_where_it_is_asked_for(store: Store) -> None:
+    speech = load_speech(store, np.arange(6), None, **MODEL, longest_seconds=2)
+    assert [store.utterance(row).id for row in speech.rows.tolist()] == [
+        "good",
+        "silent",
+        "foreign",
+        "tight",
+        "crowded",
+    ]
+    assert {reason: count for reason, count in speech.left_out.items() if count} == {"too long": 1}
+    _, batch = next(endless_batches(speech, start=Place(), max_seconds=10, seed=3, device=CPU))
+    assert batch.tokens_UL.shape == (5, 0), "no text anywhere"

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -350,3 +351,29 @@ def test_a_check_finds_a_changed_bit_in_any_file(tmp_path: Path, name: str, kept
         with pytest.raises(InputError, match="damaged"):
             Store(tmp_path / "s").check(audio=True)
     Store(tmp_path / "s")
+
+
+def test_a_store_tells_whose_speech_lies_in_the_order_it_was_spoken(tmp_path: Path) -> None:
+    people = [replace(speaker("ada", 3), in_time=True), speaker("bea", 4), replace(speaker("cleo", 5), in_time=True)]
+    pack(corpus_of(people), tmp_path / "s", workers=1)
+    store = Store(tmp_path / "s")
+    store.check()
+    assert store.users_in_time.tolist() == [True, False, True]
+    assert [store.user(row).in_time for row in range(3)] == [True, False, True]
+    pack(corpus_of([replace(one, in_time=False) for one in people]), tmp_path / "no", workers=1)
+    assert Store(tmp_path / "no").digest != store.digest, "the order is part of what a run resumes on"
+    assert Store(tmp_path / "no").users_in_time.tolist() == [False] * 3
+
+
+def test_one_piece_out_of_time_is_enough(tmp_path: Path) -> None:
+    pieces = [replace(speaker("ada", 3), in_time=True), speaker("ada", 4), replace(speaker("bea", 3), in_time=True)]
+    pack(corpus_of(pieces), tmp_path / "s", workers=1)
+    assert Store(tmp_path / "s").users_in_time.tolist() == [False, True]
+
+
+def test_stores_without_an_order_in_time_are_what_they_always_were(tmp_path: Path) -> None:
+    pack(corpus_of([speaker("ada", 3, 5), speaker("bea", 4, split="dev")]), tmp_path / "s", workers=1)
+    store = Store(tmp_path / "s")
+    # Written by the release before there was such an order; a run that was begun with it goes on.
+    assert (store.header["version"], store.digest) == (1, "715b844086cf69becd140281801c47cc")
+    assert not list((tmp_path / "s").rglob("users_in_time.npy"))

@@ -29,12 +29,16 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """One user of a corpus. `metadata` holds what is known of the person: gender, age, accent."""
+    """One user of a corpus. `metadata` holds what is known of the person: gender, age, accent.
+
+    `in_time`: the clips come in the order in which they were spoken.
+    """
 
     name: str
     split: str
     clips: Sequence[Clip]
     metadata: Metadata = field(default_factory=dict)
+    in_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,17 @@ class RenderedUtterance:
 
 @dataclass(frozen=True, slots=True)
 class RenderedSpeaker:
-    """All usable utterances of one speaker at `SAMPLE_RATE`, and what was wrong with the others."""
+    """All usable utterances of one speaker at `SAMPLE_RATE`, and what was wrong with the others.
+
+    `in_time`: they come in the order in which they were spoken.
+    """
 
     name: str
     split: str
     utterances: Sequence[RenderedUtterance]
     metadata: Metadata = field(default_factory=dict)
     problems: Sequence[Problem] = ()
+    in_time: bool = False
 
 
 S = TypeVar("S")

@@ -104,7 +104,7 @@ class FileRenderer:
                 continue
             problems.extend(Problem(kind, clip.path, detail) for kind, detail in conversions)
             utterances.append(RenderedUtterance(clip.id, samples, text, clip.text, clip.metadata))
-        return RenderedSpeaker(speaker.name, speaker.split, utterances, speaker.metadata, problems)
+        return RenderedSpeaker(speaker.name, speaker.split, utterances, speaker.metadata, problems, speaker.in_time)
 
     def _text(self, clip: Clip) -> str | None:
         if clip.text is None:

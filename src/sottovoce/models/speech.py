@@ -41,9 +41,12 @@ class Speech:
 
 
 def load_speech(
-    store: Store, rows: Rows, tokens: Tokens, *, family: Family[Any, Any], settings: Any, longest_seconds: float
+    store: Store, rows: Rows, tokens: Tokens | None, *, family: Family[Any, Any], settings: Any, longest_seconds: float
 ) -> Speech:
-    """Encode the texts of `rows` and leave out, counted, what no loss can be computed for."""
+    """Encode the texts of `rows` and leave out, counted, what no loss can be computed for.
+
+    `tokens=None` is for who learns from speech alone: no text is looked at, and none is missed.
+    """
     left_out = {"without text": 0, "too long": 0, "text outside the token set": 0}
     kept, encoded = [], []
     lengths = np.asarray(store.audio_offsets[rows + 1] - store.audio_offsets[rows])
@@ -51,15 +54,17 @@ def load_speech(
         if length > longest_seconds * SAMPLE_RATE:
             left_out["too long"] += 1
             continue
-        text = store.utterance(row).text
-        if not text:
-            left_out["without text"] += 1
-            continue
-        try:
-            ids = tokens.encode(text)
-        except InputError:
-            left_out["text outside the token set"] += 1
-            continue
+        ids: Sequence[int] = ()
+        if tokens is not None:
+            text = store.utterance(row).text
+            if not text:
+                left_out["without text"] += 1
+                continue
+            try:
+                ids = tokens.encode(text)
+            except InputError:
+                left_out["text outside the token set"] += 1
+                continue
         if (reason := family.unusable(settings, length, ids)) is not None:
             left_out[reason] = left_out.get(reason, 0) + 1
             continue

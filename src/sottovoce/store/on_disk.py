@@ -7,6 +7,8 @@
         user_utterances.npy     [users + 1] first utterance row of each user
         user_keys.npy           [users] 64-bit key of the user's name
         user_order.npy          [users] rows sorted by key, to find a user by name
+        users_in_time.npy       [users] whether the user's utterances lie in the order they were spoken in; only
+                                there if somebody's do
         utterances.jsonl, utterance_offsets.npy    id, text, metadata of each utterance
         users.jsonl, user_offsets.npy              name, metadata of each user
 
@@ -25,6 +27,7 @@ AUDIO_OFFSETS = "audio_offsets.npy"
 USER_UTTERANCES = "user_utterances.npy"
 USER_KEYS = "user_keys.npy"
 USER_ORDER = "user_order.npy"
+USERS_IN_TIME = "users_in_time.npy"
 UTTERANCES = "utterances.jsonl"
 UTTERANCE_OFFSETS = "utterance_offsets.npy"
 USERS = "users.jsonl"

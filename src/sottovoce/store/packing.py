@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, TypeVar
 from uuid import uuid4
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.children import ChildKilled, children, in_order
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
@@ -130,6 +131,7 @@ class _Writer:
         self._user_offsets = array("q", [0])
         self._user_utterances = array("q", [0])
         self._user_keys = array("Q")
+        self._users_in_time = array("b")
         self.empty_speakers: list[Problem] = []
 
     def __enter__(self) -> "_Writer":
@@ -161,6 +163,8 @@ class _Writer:
             self.end_user()
             self._user = identity
             self._metadata = dict(speaker.metadata)
+            self._in_time = True
+        self._in_time &= speaker.in_time
         for utterance in speaker.utterances:
             self._add_utterance(utterance)
 
@@ -190,6 +194,7 @@ class _Writer:
         self._splits.setdefault(split, [row, row])[1] = row + 1
         self._user_utterances.append(self.utterance_count)
         self._user_keys.append(name_key(name))
+        self._users_in_time.append(self._in_time)
         record: dict[str, Any] = {"name": name}
         if self._metadata:
             record["metadata"] = self._metadata
@@ -198,7 +203,7 @@ class _Writer:
     def finish(self, name: str, language: str) -> dict[str, Any]:
         """Write the tables, flush everything to disk, and return the header that describes it."""
         keys = np.frombuffer(self._user_keys, dtype=np.uint64)
-        columns = {
+        columns: dict[str, NDArray[Any]] = {
             on_disk.AUDIO_OFFSETS: np.frombuffer(self._audio_offsets, dtype=np.int64),
             on_disk.UTTERANCE_OFFSETS: np.frombuffer(self._utterance_offsets, dtype=np.int64),
             on_disk.USER_OFFSETS: np.frombuffer(self._user_offsets, dtype=np.int64),
@@ -206,6 +211,8 @@ class _Writer:
             on_disk.USER_KEYS: keys,
             on_disk.USER_ORDER: np.argsort(keys, kind="stable").astype(np.int64),
         }
+        if any(self._users_in_time):
+            columns[on_disk.USERS_IN_TIME] = np.frombuffer(self._users_in_time, dtype=np.bool_)
         for file in (self._audio, self._utterances, self._users):
             sync(file)
         for column, values in columns.items():
@@ -218,6 +225,8 @@ class _Writer:
                 sync(file)
         self._digest.update(json.dumps([on_disk.VERSION, language, self._splits, SAMPLE_RATE]).encode())
         self._digest.update(self._audio_offsets.tobytes() + self._user_utterances.tobytes())
+        if any(self._users_in_time):  # else as it always was
+            self._digest.update(self._users_in_time.tobytes())
         return {
             "format": on_disk.FORMAT,
             "version": on_disk.VERSION,

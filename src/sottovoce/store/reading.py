@@ -4,7 +4,7 @@ import mmap
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user of a store: `utterances` are the rows that hold their speech."""
+    """One user of a store: `utterances` are the rows that hold their speech, `in_time` if in the order it was spoken.
+
+    Else the rows are in an order that means nothing (that of their ids).
+    """
 
     row: int
     name: str
@@ -31,22 +34,24 @@ class User:
     metadata: Mapping[str, str]
     utterances: range
     seconds: float
+    in_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One utterance. `samples` is a read-only view of the mapped file; `text` is None where the corpus has none."""
+    """One utterance; `text` is None where the corpus has none. Its samples are read when they are asked for."""
 
     row: int
     id: str
-    samples: NDArray[np.int16]
     text: str | None
     raw_text: str | None
     metadata: Mapping[str, str]
+    seconds: float
+    _store: "Store" = field(repr=False, compare=False)
 
     @property
-    def seconds(self) -> float:
-        return len(self.samples) / SAMPLE_RATE
+    def samples(self) -> NDArray[np.int16]:
+        return self._store.samples(self.row)
 
 
 class Store:
@@ -93,6 +98,11 @@ class Store:
         )
         self.user_keys: NDArray[np.uint64] = _column(folder / on_disk.USER_KEYS, np.uint64, self.user_count)
         self._user_order: NDArray[np.int64] = _column(folder / on_disk.USER_ORDER, np.int64, self.user_count)
+        self.users_in_time: NDArray[np.bool_] = (
+            _column(folder / on_disk.USERS_IN_TIME, np.bool_, self.user_count)
+            if on_disk.USERS_IN_TIME in header["sizes"]
+            else np.broadcast_to(np.False_, self.user_count)
+        )
         self._utterance_offsets: NDArray[np.int64] = _column(
             folder / on_disk.UTTERANCE_OFFSETS, np.int64, self.utterance_count + 1
         )
@@ -141,6 +151,7 @@ class Store:
             metadata=record.get("metadata", {}),
             utterances=range(first, last),
             seconds=int(self.audio_offsets[last] - self.audio_offsets[first]) / SAMPLE_RATE,
+            in_time=bool(self.users_in_time[row]),
         )
 
     def samples(self, row: int) -> NDArray[np.int16]:
@@ -148,16 +159,17 @@ class Store:
         return self._samples[self.audio_offsets[row] : self.audio_offsets[row + 1]]
 
     def utterance(self, row: int) -> Utterance:
-        """The utterance in `row`, with its text and samples."""
+        """The utterance in `row`, with its text."""
         record = _record(self._utterances, self._utterance_offsets, row)
         text = record.get("text")
         return Utterance(
             row=row,
             id=record["id"],
-            samples=self.samples(row),
             text=text,
             raw_text=record.get("raw_text", text),
             metadata=record.get("metadata", {}),
+            seconds=int(self.audio_offsets[row + 1] - self.audio_offsets[row]) / SAMPLE_RATE,
+            _store=self,
         )
 
     def find(self, name: str, *, split: str | None = None) -> User:
@@ -219,7 +231,7 @@ def _checksum(path: Path) -> int:
     return found
 
 
-def _column(path: Path, dtype: type[np.int64 | np.uint64], length: int) -> Any:
+def _column(path: Path, dtype: type[np.int64 | np.uint64 | np.bool_], length: int) -> Any:
     try:
         # A plain array over the mapping: np.memmap's own subclass costs microseconds at each index.
         column = np.asarray(np.load(path, mmap_mode="r"))
