@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from faulty.outcome import Outcome, Tally
-from sottovoce.corpora.recordings import Unusable
+from sottovoce.corpora.problems import Unusable
 from sottovoce.errors import InputError
 
 # Of CPU time, so that a busy machine makes no difference; the slowest case that ends takes a tenth of it.

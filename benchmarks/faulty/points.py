@@ -36,7 +36,7 @@ _FUNCTIONS = {
     "sottovoce.privacy.plan": ("Plan.add_noise",),
     "sottovoce.federated.server": ("Server.step",),
     "sottovoce.training.checkpoint": ("save", "prune"),
-    "sottovoce.store.packing": ("_Writer.add", "_Writer.finish"),
+    "sottovoce.store.writing": ("Writer.add", "Writer.finish"),
 }
 
 

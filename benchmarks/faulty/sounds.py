@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from faulty import damage
 from faulty.children import Case
-from sottovoce.corpora.recordings import Unusable, decode
+from sottovoce.corpora.problems import Unusable
+from sottovoce.corpora.recordings import decode
 from sottovoce.evaluation.sound import blocks
 from sottovoce.seeds import stream
 

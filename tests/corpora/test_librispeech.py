@@ -107,3 +107,12 @@ def test_same_speaker_in_two_splits_is_reported_and_kept(root: Path, write_tone:
     corpus = librispeech.read(root)
     assert corpus.problems.counts == {Kind.SPLIT_OVERLAP: 1}
     assert len(corpus.speakers) == 3
+
+
+def test_in_order_of_time_where_it_is_asked_for(root: Path, write_tone: WriteTone) -> None:
+    chapter(root / "train-clean-5", "19", "1000", ["19-1000-0000 G"], write_tone)
+    by_number = ["19-198-0000", "19-198-0001", "19-227-0000", "19-1000-0000"]
+    speaker = librispeech.read(root, in_time=True).speakers[1]
+    assert ([clip.id for clip in speaker.clips], speaker.in_time) == (by_number, True)
+    speaker = librispeech.read(root).speakers[1]
+    assert ([clip.id for clip in speaker.clips], speaker.in_time) == (sorted(by_number), False)

@@ -8,8 +8,8 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.corpora.problems import Kind
-from sottovoce.corpora.recordings import Unusable, decode
+from sottovoce.corpora.problems import Kind, Unusable
+from sottovoce.corpora.recordings import decode
 from sottovoce.evaluation.sound import blocks, windows
 
 

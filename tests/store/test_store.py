@@ -21,7 +21,7 @@ from tests.commands import command
 from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.errors import InputError
-from sottovoce.store import Store, pack, packing, reading
+from sottovoce.store import Store, pack, packing, reading, writing
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 samples = st.lists(st.integers(-(2**15), 2**15 - 1), min_size=1, max_size=40).map(lambda x: np.array(x, dtype=np.int16))
@@ -218,15 +218,15 @@ def test_full_disk_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_up_at_the_tables_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = packing._Writer.finish
+    finish = writing.Writer.finish
 
-    def finish_on_a_full_disk(writer: packing._Writer, *names: str) -> dict:
-        for file in (writer._audio, writer._utterances, writer._users):
+    def finish_on_a_full_disk(writer: writing.Writer, *names: str) -> dict:
+        for file in writer.files.values():
             file.flush()
         with no_file_above(8_000):
             return finish(writer, *names)
 
-    monkeypatch.setattr(packing._Writer, "finish", finish_on_a_full_disk)
+    monkeypatch.setattr(writing.Writer, "finish", finish_on_a_full_disk)
     with pytest.raises(InputError, match=r"no space left .* nothing was changed"):
         pack(corpus_of([speaker(f"{i:04}", 1) for i in range(2_000)]), tmp_path / "s", workers=1)
     assert not (tmp_path / "s").exists()

@@ -7,9 +7,9 @@ from typing import Annotated, TypeVar
 import typer
 
 from sottovoce.cli.console import Json, print_json, progress_bar, say, stdout
-from sottovoce.corpora.corpus import Corpus
+from sottovoce.corpora.corpus import Corpus, Speaker
 from sottovoce.errors import InputError
-from sottovoce.store import Progress, Store, pack
+from sottovoce.store import Progress, Store, pack, unfinished
 
 app = typer.Typer(help="Turn a corpus into a store, packed by user.", no_args_is_help=True)
 
@@ -18,6 +18,13 @@ Out = Annotated[Path, typer.Option("--out", help="The store to write; an old one
 Language = Annotated[str, typer.Option(help="Language code; decides how text is normalised.")]
 Splits = Annotated[list[str] | None, typer.Option("--split", help="Take only this split; may be given again.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first unusable recording or row.")]
+Point = Annotated[
+    bool, typer.Option("--point", help="Point into the FLAC files instead of copying them; they must stay as they are.")
+]
+HoldOut = Annotated[
+    str | None, typer.Option(help="Speakers to set aside, as in dev=4,test=8: chosen by --seed, moved whole.")
+]
+HoldOutSeed = Annotated[int, typer.Option(help="Decides who is held out.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes that decode; all cores by default.")]
 
 S = TypeVar("S")
@@ -29,6 +36,10 @@ def librispeech(
     out: Out,
     language: Language = "en",
     split: Splits = None,
+    in_time: Annotated[
+        bool,
+        typer.Option("--in-time", help="Utterances by number of chapter and utterance, not in the alphabet's order."),
+    ] = False,
     strict: Strict = False,
     workers: Workers = None,
     json: Json = False,
@@ -39,7 +50,61 @@ def librispeech(
     """
     from sottovoce.corpora import librispeech
 
-    _pack(librispeech.read(source, splits=split, language=language, strict=strict), out, workers, json)
+    corpus = librispeech.read(source, splits=split, language=language, in_time=in_time, strict=strict)
+    _pack(corpus, out, workers, json)
+
+
+@app.command()
+def librilight(
+    source: Source,
+    out: Out,
+    cut_seconds: Annotated[
+        float, typer.Option(help="No utterance is longer; stretches of voice are put together up to it.")
+    ] = 20.0,
+    point: Point = False,
+    language: Language = "en",
+    split: Splits = None,
+    hold_out: HoldOut = None,
+    seed: HoldOutSeed = 1,
+    strict: Strict = False,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Libri-Light, speech without text: SUBSET/SPEAKER/BOOK/CHAPTER.flac with its JSON, or what cut_by_vad.py wrote.
+
+    Example: sottovoce prepare librilight librilight --out stores/ll-52k --split large --point
+    """
+    from sottovoce.corpora import librilight
+
+    corpus = librilight.read(
+        source, splits=split, language=language, cut_seconds=cut_seconds, point=point, strict=strict
+    )
+    _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
+
+
+@app.command()
+def mls(
+    source: Source,
+    out: Out,
+    point: Point = False,
+    language: Annotated[str | None, typer.Option(help="Language code; by default from mls_LANGUAGE.")] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--split", help="Take only this split, or part of train (train-9hr, train-1hr); may be given again."
+        ),
+    ] = None,
+    strict: Strict = False,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Multilingual LibriSpeech, FLAC or Opus: SPLIT/transcripts.txt, segments.txt and audio/SPEAKER/BOOK.
+
+    Example: sottovoce prepare mls mls_french_opus --out stores/mls-fr
+    """
+    from sottovoce.corpora import mls
+
+    _pack(mls.read(source, splits=split, language=language, point=point, strict=strict), out, workers, json)
 
 
 @app.command()
@@ -94,10 +159,8 @@ def tsv(
         str, typer.Option(help="Column with the transcript; without it clips are unlabelled.")
     ] = "sentence",
     split_column: Annotated[str | None, typer.Option(help="Column that names each row's split.")] = None,
-    hold_out: Annotated[
-        str | None, typer.Option(help="Speakers to set aside, as in dev=4,test=8: chosen by --seed, moved whole.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides who is held out.")] = 1,
+    hold_out: HoldOut = None,
+    seed: HoldOutSeed = 1,
     strict: Strict = False,
     workers: Workers = None,
     json: Json = False,
@@ -107,13 +170,10 @@ def tsv(
     Example: sottovoce prepare tsv audiomnist/train.tsv --out stores/audiomnist --hold-out dev=4,test=8
     """
     from sottovoce.corpora import tsv as manifests
-    from sottovoce.corpora.holdout import hold_out as set_aside
 
     columns = manifests.Columns(user=user_column, path=path_column, text=text_column, split=split_column)
     corpus = manifests.read(manifest, columns=columns, language=language, split=split, strict=strict)
-    if hold_out is not None:
-        corpus = set_aside(corpus, _counts(hold_out), seed=seed)
-    _pack(corpus, out, workers, json)
+    _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
 
 
 @app.command()
@@ -138,6 +198,12 @@ def synthetic(
     _pack(synthetic.read(task, users=users, hours=hours, seed=seed, language=language, out=out), out, workers, json)
 
 
+def _with_hold_out(corpus: Corpus[Speaker], wish: str | None, seed: int) -> Corpus[Speaker]:
+    from sottovoce.corpora.holdout import hold_out
+
+    return corpus if wish is None else hold_out(corpus, _counts(wish), seed=seed)
+
+
 def _counts(text: str) -> dict[str, int]:
     parts = [part.strip().partition("=") for part in text.split(",")]
     counts = {split: int(number) for split, _, number in parts if split and number.isdecimal() and len(number) < 10}
@@ -152,13 +218,16 @@ def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None
         (task,) = bar.task_ids
 
         def show(progress: Progress) -> None:
+            if progress.resumed:
+                say(f"{out}: going on after {progress.tasks_done:,} of {progress.tasks:,} pieces of work")
             note = f"speakers, {progress.audio_seconds / 3600:.1f} h"
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note=note)
 
         try:
             pack(corpus, out, workers=workers, on_progress=show)
         except (KeyboardInterrupt, SystemExit) as signalled:
-            say(f"interrupted: nothing half-written is left in {out}")
+            kept = unfinished(out)
+            say(f"interrupted: {'the same command goes on from' if kept else 'nothing half-written is left in'} {out}")
             code = signalled.code if isinstance(signalled, SystemExit) else None
             raise typer.Exit(code if isinstance(code, int) else 130) from None
     elapsed = time.monotonic() - started

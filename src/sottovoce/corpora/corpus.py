@@ -42,11 +42,34 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioFile:
+    """A FLAC file below the corpus's folder. `ends`, a digest of its first and last 4 KiB, tells whether it changed:
+    the first hold the MD5 of all its samples."""
+
+    path: str
+    bytes: int
+    samples: int
+    ends: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Samples of an audio file, from `start` on."""
+
+    file: AudioFile
+    start: int
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@dataclass(frozen=True, slots=True)
 class RenderedUtterance:
     """One utterance, ready to be stored. `text` is normalised, `raw_text` as the corpus wrote it; None: unlabelled."""
 
     id: str
-    samples: NDArray[np.int16]
+    samples: NDArray[np.int16] | Span
     text: str | None
     raw_text: str | None
     metadata: Metadata = field(default_factory=dict)
@@ -74,7 +97,9 @@ S = TypeVar("S")
 class Corpus(Generic[S]):
     """A corpus that has been listed but not yet read.
 
-    `render` must be picklable and a function of its argument alone: it runs in worker processes, in any order.
+    `render` must be picklable and a function of its argument alone: it runs in worker processes, in any order. With
+    `root` it gives spans of files below that folder instead of samples. `clips_per_task`: no worker renders more of
+    a speaker's clips at once.
     """
 
     name: str
@@ -82,3 +107,5 @@ class Corpus(Generic[S]):
     speakers: Sequence[S]
     render: Callable[[S], RenderedSpeaker]
     problems: ProblemLog
+    root: str | None = None
+    clips_per_task: int | None = None

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from sottovoce.corpora.corpus import Clip, Corpus, Metadata, Speaker
+from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.corpora.recordings import AUDIO_SUFFIXES, NO_METADATA, file_corpus, wrong_layout
 from sottovoce.errors import InputError
@@ -18,20 +19,33 @@ _GENDERS = {"F": "female", "M": "male"}
 
 
 def read(
-    root: str | Path, *, splits: Sequence[str] | None = None, language: str = "en", strict: bool = False
+    root: str | Path,
+    *,
+    splits: Sequence[str] | None = None,
+    language: str = "en",
+    in_time: bool = False,
+    strict: bool = False,
 ) -> Corpus[Speaker]:
     """LibriSpeech under `root`, the folder that holds the splits or its parent; all splits unless some are named.
 
-    SPEAKERS.TXT, where it lies beside the splits, gives each speaker's gender.
+    SPEAKERS.TXT, where it lies beside the splits, gives each speaker's gender. `in_time` orders a speaker's utterances
+    by the numbers of chapter and utterance; else they are in the alphabet's order of their ids, as they always were.
     """
     log = ProblemLog(strict=strict)
     base = _base_folder(Path(root))
     people = _read_speakers_file(base / "SPEAKERS.TXT", log)
     folders = {split: base / split for split in chosen_splits(_splits_in(base), splits, where=base)}
     speakers = [
-        Speaker(entry.name, split, _speaker_clips(entry.path, log), people.get(entry.name, NO_METADATA))
+        Speaker(
+            entry.name,
+            split,
+            sorted(clips, key=lambda clip: natural_key(clip.id)) if in_time else clips,
+            people.get(entry.name, NO_METADATA),
+            in_time,
+        )
         for split, folder in folders.items()
         for entry in subfolders(folder)
+        for clips in [_speaker_clips(entry.path, log)]
     ]
     return file_corpus("librispeech", language=language, speakers=speakers, folders=folders.values(), log=log)
 
@@ -59,15 +73,20 @@ def transcribed_clips(folders: Iterable[str], log: ProblemLog) -> list[Clip]:
     return sorted((clip for folder in folders for clip in _folder_clips(folder, log)), key=lambda clip: clip.id)
 
 
-def _folder_clips(folder: str, log: ProblemLog) -> Iterator[Clip]:
-    names = sorted(os.listdir(folder))
+def audio_files(folder: str, log: ProblemLog) -> dict[str, str]:
+    """The names of the audio files in `folder` by what they are called without their ending."""
     audio: dict[str, str] = {}
-    for name in names:
+    for name in sorted(os.listdir(folder)):
         stem, suffix = os.path.splitext(name)
         if suffix.lower() in AUDIO_SUFFIXES and audio.setdefault(stem, name) != name:
             log.add(Problem(Kind.DUPLICATE_ROW, os.path.join(folder, name), f"{audio[stem]} is the same utterance"))
+    return audio
+
+
+def _folder_clips(folder: str, log: ProblemLog) -> Iterator[Clip]:
+    audio = audio_files(folder, log)
     seen = set()
-    for transcript in names:
+    for transcript in sorted(os.listdir(folder)):
         if not transcript.endswith(TRANSCRIPT_SUFFIX):
             continue
         for where, id, text in _lines(os.path.join(folder, transcript), log):

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,9 +20,11 @@ from sottovoce.corpora.corpus import (
     Metadata,
     RenderedSpeaker,
     RenderedUtterance,
+    Span,
     Speaker,
 )
-from sottovoce.corpora.problems import Kind, Problem, ProblemLog
+from sottovoce.corpora.pointing import point_into
+from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
 from sottovoce.corpora.truncation import cut_short
 from sottovoce.errors import InputError
 from sottovoce.text.normalise import alphabet, foreign_characters, normalise
@@ -40,9 +43,18 @@ _ENTRIES_SHOWN = 6
 
 
 def file_corpus(
-    name: str, *, language: str, speakers: Iterable[Speaker], folders: Iterable[str | Path], log: ProblemLog
+    name: str,
+    *,
+    language: str,
+    speakers: Iterable[Speaker],
+    folders: Iterable[str | Path],
+    log: ProblemLog,
+    root: str | Path | None = None,
 ) -> Corpus[Speaker]:
-    """A corpus of audio files inside `folders`, in its one order: speakers by split and name, clips by id."""
+    """A corpus of audio files inside `folders`, in its one order: speakers by split and name, clips as they come.
+
+    With `root` nothing is copied: a store points into the files below it.
+    """
     alphabet(language)  # refuses what is no language code before hours of work
     ordered = sorted(speakers, key=lambda speaker: (speaker.split, speaker.name))
     if not any(speaker.clips for speaker in ordered):
@@ -50,7 +62,8 @@ def file_corpus(
         raise InputError(f"{name}: nothing usable in {', '.join(map(str, folders))}: {reasons}")
     _report_overlaps(ordered, log)
     real_folders = tuple(sorted({os.path.realpath(folder) for folder in folders}))
-    return Corpus(name, language, ordered, FileRenderer(language=language, folders=real_folders), log)
+    root = None if root is None else os.path.abspath(root)
+    return Corpus(name, language, ordered, FileRenderer(language, real_folders, root), log, root=root)
 
 
 def _report_overlaps(speakers: Iterable[Speaker], log: ProblemLog) -> None:
@@ -76,21 +89,16 @@ def wrong_layout(root: Path, *, corpus: str, expected: str) -> InputError:
     return InputError(f"{root} does not hold {corpus}: expected {expected}; {found}")
 
 
-class Unusable(Exception):
-    """A recording that must be left out, and why."""
-
-    def __init__(self, kind: Kind, detail: str = "") -> None:
-        super().__init__(kind, detail)
-        self.kind = kind
-        self.detail = detail
-
-
 @dataclass(frozen=True)
 class FileRenderer:
-    """Reads a speaker's audio files. `folders` are real paths; a link that leads out of all of them is refused."""
+    """Reads a speaker's audio files. `folders` are real paths; a link that leads out of all of them is refused.
+
+    With `root` the files are only looked at, and pointed into by their paths below it.
+    """
 
     language: str
     folders: tuple[str, ...]
+    root: str | None = None
 
     def __call__(self, speaker: Speaker) -> RenderedSpeaker:
         utterances: list[RenderedUtterance] = []
@@ -98,13 +106,23 @@ class FileRenderer:
         for clip in speaker.clips:
             try:
                 text = self._text(clip)
-                samples, conversions = decode(self._inside(clip.path))
+                samples, conversions = self.sound(clip.path)
             except Unusable as reason:
                 problems.append(Problem(reason.kind, clip.path, reason.detail))
                 continue
             problems.extend(Problem(kind, clip.path, detail) for kind, detail in conversions)
             utterances.append(RenderedUtterance(clip.id, samples, text, clip.text, clip.metadata))
         return RenderedSpeaker(speaker.name, speaker.split, utterances, speaker.metadata, problems, speaker.in_time)
+
+    def sound(self, path: str) -> tuple[NDArray[np.int16] | Span, list[tuple[Kind, str]]]:
+        """All samples of a file, or where they lie, and what was converted; raises `Unusable`."""
+        real = self._inside(path)
+        if self.root is None:
+            return decode(real)
+        with _looking():
+            check_regular(real)
+            file = point_into(real, name=os.path.relpath(path, self.root))
+        return Span(file, 0, file.samples), []
 
     def _text(self, clip: Clip) -> str | None:
         if clip.text is None:
@@ -165,12 +183,19 @@ def check_regular(path: Path | str) -> None:
 
 
 def _check_file(path: str) -> None:
-    try:
+    with _looking():
         check_regular(path)
         with open(path, "rb") as file:
             start = file.read(4)
             if start != b"fLaC" and cut_short(start + file.read()):
                 raise Unusable(Kind.TRUNCATED_AUDIO)
+
+
+@contextmanager
+def _looking() -> Iterator[None]:
+    """Within, a file that cannot be looked at is one that cannot be used."""
+    try:
+        yield
     except FileNotFoundError:
         raise Unusable(Kind.MISSING_AUDIO) from None
     except OSError as error:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sottovoce.corpora.corpus import Clip, Corpus, Metadata, Speaker
-from sottovoce.corpora.problems import Kind, Problem, ProblemLog
-from sottovoce.corpora.recordings import NO_METADATA, Unusable, file_corpus
+from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
+from sottovoce.corpora.recordings import NO_METADATA, file_corpus
 from sottovoce.corpora.tables import column_position, open_table
 from sottovoce.errors import InputError
 

@@ -14,8 +14,8 @@ import soxr
 from numpy.typing import NDArray
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.corpora.problems import Kind
-from sottovoce.corpora.recordings import AUDIO_SUFFIXES, Unusable, check_header, check_regular, read_blocks
+from sottovoce.corpora.problems import Kind, Unusable
+from sottovoce.corpora.recordings import AUDIO_SUFFIXES, check_header, check_regular, read_blocks
 from sottovoce.corpora.truncation import cut_short
 
 # What a folder is searched for; a file that is named itself may be called anything.

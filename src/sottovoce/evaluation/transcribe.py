@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.corpora.recordings import Unusable
+from sottovoce.corpora.problems import Unusable
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder, usual_decoder
 from sottovoce.evaluation.prefetch import ahead

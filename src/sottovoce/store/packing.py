@@ -1,44 +1,43 @@
 """Packing a corpus into a store.
 
 Workers render speakers, this process alone writes, and the last act is to replace `store.json`: before it the old
-store stands untouched, after it the new one does. A generation left behind by a killed process is swept away by
-the next one.
+store stands untouched, after it the new one does. A generation left behind by a killed process is taken up by the next
+one if it has the same to do, and swept away if not.
 """
 
 import errno
 import fcntl
 import hashlib
-import io
-import json
 import multiprocessing
 import os
 import shutil
-import zlib
-from array import array
 from collections.abc import Callable, Generator, Iterator, Set
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
-import numpy as np
-from numpy.typing import NDArray
-
+from sottovoce import __version__
 from sottovoce.children import ChildKilled, children, in_order
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
-from sottovoce.corpora.problems import Kind, Problem
+from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, Speaker
+from sottovoce.corpora.problems import ProblemLog
 from sottovoce.errors import InputError
-from sottovoce.files import sealed, sweep, sync, sync_folder, write_json
+from sottovoce.files import sealed, sweep, sync_folder, write_json
 from sottovoce.interrupts import ended_in_order
 from sottovoce.parsing import parse_json
-from sottovoce.seeds import name_key
 from sottovoce.store import on_disk
+from sottovoce.store.unfinished import Saved
+from sottovoce.store.writing import Writer, can_resume
 
 # One speaker of Common Voice English holds 84 hours: rendered in pieces, no worker ever carries more than minutes.
 CLIPS_PER_TASK = 200
 # Enough rendered speakers waiting that a slow one does not leave the other workers idle.
 TASKS_PER_WORKER = 4
+# After so much work it is saved, to go on from after a kill: seconds of work, and milliseconds to save it.
+TASKS_PER_SAVE = 1000
+SAMPLES_PER_SAVE = 1 << 29
 
 S = TypeVar("S")
 
@@ -50,6 +49,7 @@ class Progress:
     tasks_done: int
     tasks: int
     audio_seconds: float
+    resumed: bool = False  # at this point, where an earlier `prepare` was ended
 
 
 def pack(
@@ -62,34 +62,68 @@ def pack(
     """Render every speaker of `corpus` and write them as the store `out`.
 
     Problems are added to `corpus.problems` and kept in the store's header. On any failure, a full disk or a signal
-    included (SIGINT, SIGTERM, SIGHUP), `out` is left as it was and no worker is left running.
+    included (SIGINT, SIGTERM, SIGHUP), the store that was there stays as it was and no worker is left running. After a
+    signal or a kill the same call goes on from what was saved last, where that is much.
     """
     out = Path(out)
     tasks = list(_tasks(corpus))
-    with ended_in_order(), _exclusive(out), _new_generation(out) as folder:
+    work = _Work(corpus, tasks)
+    with ended_in_order(), _exclusive(out), _generation(out, work) as folder:
         _sweep(out, keep={folder.name, _current(out)})  # what a killed process left may be what fills the disk
-        with _Writer(folder) as writer, closing(_rendered(corpus, tasks, workers=workers or _cpu_count())) as rendering:
-            for done, rendered in enumerate(rendering, start=1):
-                corpus.problems.extend(rendered.problems)
-                writer.add(rendered)
-                on_progress(Progress(done, len(tasks), writer.sample_count / SAMPLE_RATE))
-            writer.end_user()
+        with Writer(folder, points=corpus.root is not None) as writer:
+            saved = Saved.read(folder)
+            if saved is not None:
+                writer.resume(saved.writer)
+                corpus.problems.merge(saved.problems)
+                on_progress(Progress(saved.tasks_done, len(tasks), writer.sample_count / SAMPLE_RATE, resumed=True))
+            _pack_rest(corpus, tasks, writer, folder, work, saved, workers=workers, on_progress=on_progress)
             corpus.problems.extend(writer.empty_speakers)
             if not writer.user_count:
                 raise InputError(f"no usable utterance in the corpus, no store written; {_found(corpus)}")
             header = writer.finish(corpus.name, corpus.language)
-        header |= {"generation": folder.name, "problems": corpus.problems.as_json()}
-        sync_folder(folder)
-        write_json(out / on_disk.HEADER, sealed(header))  # the commit
+            header |= {"generation": folder.name, "problems": corpus.problems.as_json()}
+            if corpus.root is not None:
+                _link(folder, corpus.root)
+            sync_folder(folder)
+            write_json(out / on_disk.HEADER, sealed(header))  # the commit
+            writer.forget_saved()
+        (folder / on_disk.UNFINISHED).unlink(missing_ok=True)
         _sweep(out, keep={folder.name})
+
+
+def _pack_rest(
+    corpus: Corpus[S],
+    tasks: list[S],
+    writer: Writer,
+    folder: Path,
+    work: "_Work[S]",
+    saved: Saved | None,
+    *,
+    workers: int | None,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    """Render and write what is not `saved`, and save now and then."""
+    first, found = (0, ProblemLog()) if saved is None else (saved.tasks_done, saved.problems)
+    last_save = first, writer.sample_count
+    with closing(_rendered(corpus, tasks[first:], workers=workers or _cpu_count())) as rendering:
+        for done, rendered in enumerate(rendering, start=first + 1):
+            corpus.problems.extend(rendered.problems)
+            found.extend(rendered.problems)
+            writer.add(rendered)
+            on_progress(Progress(done, len(tasks), writer.sample_count / SAMPLE_RATE))
+            if done - last_save[0] >= TASKS_PER_SAVE or writer.sample_count - last_save[1] >= SAMPLES_PER_SAVE:
+                Saved(work.name, done, writer.save(), found).write(folder)
+                last_save = done, writer.sample_count
+    writer.end_user()
 
 
 def _tasks(corpus: Corpus[S]) -> Iterator[S]:
     """The corpus's speakers, those with very many clips in several pieces."""
+    most = corpus.clips_per_task or CLIPS_PER_TASK
     for speaker in corpus.speakers:
-        if isinstance(speaker, Speaker) and len(speaker.clips) > CLIPS_PER_TASK:
-            for first in range(0, len(speaker.clips), CLIPS_PER_TASK):
-                yield replace(speaker, clips=speaker.clips[first : first + CLIPS_PER_TASK])
+        if isinstance(speaker, Speaker) and len(speaker.clips) > most:
+            for first in range(0, len(speaker.clips), most):
+                yield replace(speaker, clips=speaker.clips[first : first + most])
         else:
             yield speaker
 
@@ -114,143 +148,6 @@ def _process_context() -> Any:
 
 def _cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Writer:
-    """Appends rendered speakers to the files of one generation. Pieces of one speaker come one after another."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files = ExitStack()
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._checksums: dict[str, int] = {}  # CRC-32 of each file
-        self._user: tuple[str, str] | None = None
-        self._splits: dict[str, list[int]] = {}
-        self._audio_offsets = array("q", [0])
-        self._utterance_offsets = array("q", [0])
-        self._user_offsets = array("q", [0])
-        self._user_utterances = array("q", [0])
-        self._user_keys = array("Q")
-        self._users_in_time = array("b")
-        self.empty_speakers: list[Problem] = []
-
-    def __enter__(self) -> "_Writer":
-        self._audio, self._utterances, self._users = (
-            self._files.enter_context((self._folder / name).open("wb"))
-            for name in (on_disk.AUDIO, on_disk.UTTERANCES, on_disk.USERS)
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
-
-    @property
-    def user_count(self) -> int:
-        return len(self._user_keys)
-
-    @property
-    def utterance_count(self) -> int:
-        return len(self._audio_offsets) - 1
-
-    @property
-    def sample_count(self) -> int:
-        return self._audio_offsets[-1]
-
-    def add(self, speaker: RenderedSpeaker) -> None:
-        identity = (speaker.split, speaker.name)
-        if identity != self._user:
-            assert self._user is None or self._user < identity, f"speakers out of order: {self._user}, {identity}"
-            self.end_user()
-            self._user = identity
-            self._metadata = dict(speaker.metadata)
-            self._in_time = True
-        self._in_time &= speaker.in_time
-        for utterance in speaker.utterances:
-            self._add_utterance(utterance)
-
-    def _add_utterance(self, utterance: RenderedUtterance) -> None:
-        assert utterance.samples.dtype == np.int16, utterance.samples.dtype
-        assert len(utterance.samples), utterance.id
-        self._append(self._audio, self._audio_offsets, utterance.samples.astype("<i2", copy=False).tobytes(), unit=2)
-        record: dict[str, Any] = {"id": utterance.id}
-        if utterance.text is not None:
-            record["text"] = utterance.text
-        if utterance.raw_text != utterance.text:
-            record["raw_text"] = utterance.raw_text
-        if utterance.metadata:
-            record["metadata"] = dict(utterance.metadata)
-        self._append(self._utterances, self._utterance_offsets, _line(record))
-
-    def end_user(self) -> None:
-        """Close the current user; one who brought nothing gets no row."""
-        if self._user is None:
-            return
-        split, name = self._user
-        self._user = None
-        if self._user_utterances[-1] == self.utterance_count:
-            self.empty_speakers.append(Problem(Kind.EMPTY_SPEAKER, f"{split}/{name}"))
-            return
-        row = self.user_count
-        self._splits.setdefault(split, [row, row])[1] = row + 1
-        self._user_utterances.append(self.utterance_count)
-        self._user_keys.append(name_key(name))
-        self._users_in_time.append(self._in_time)
-        record: dict[str, Any] = {"name": name}
-        if self._metadata:
-            record["metadata"] = self._metadata
-        self._append(self._users, self._user_offsets, _line(record))
-
-    def finish(self, name: str, language: str) -> dict[str, Any]:
-        """Write the tables, flush everything to disk, and return the header that describes it."""
-        keys = np.frombuffer(self._user_keys, dtype=np.uint64)
-        columns: dict[str, NDArray[Any]] = {
-            on_disk.AUDIO_OFFSETS: np.frombuffer(self._audio_offsets, dtype=np.int64),
-            on_disk.UTTERANCE_OFFSETS: np.frombuffer(self._utterance_offsets, dtype=np.int64),
-            on_disk.USER_OFFSETS: np.frombuffer(self._user_offsets, dtype=np.int64),
-            on_disk.USER_UTTERANCES: np.frombuffer(self._user_utterances, dtype=np.int64),
-            on_disk.USER_KEYS: keys,
-            on_disk.USER_ORDER: np.argsort(keys, kind="stable").astype(np.int64),
-        }
-        if any(self._users_in_time):
-            columns[on_disk.USERS_IN_TIME] = np.frombuffer(self._users_in_time, dtype=np.bool_)
-        for file in (self._audio, self._utterances, self._users):
-            sync(file)
-        for column, values in columns.items():
-            content = io.BytesIO()
-            np.save(content, values)
-            # By way of memory, because on a full disk NumPy's own writing raises an error that does not say so.
-            self._checksums[column] = zlib.crc32(content.getbuffer())
-            with (self._folder / column).open("wb") as file:
-                file.write(content.getbuffer())
-                sync(file)
-        self._digest.update(json.dumps([on_disk.VERSION, language, self._splits, SAMPLE_RATE]).encode())
-        self._digest.update(self._audio_offsets.tobytes() + self._user_utterances.tobytes())
-        if any(self._users_in_time):  # else as it always was
-            self._digest.update(self._users_in_time.tobytes())
-        return {
-            "format": on_disk.FORMAT,
-            "version": on_disk.VERSION,
-            "name": name,
-            "language": language,
-            "sample_rate": SAMPLE_RATE,
-            "users": self.user_count,
-            "utterances": self.utterance_count,
-            "splits": self._splits,
-            "digest": self._digest.hexdigest(),
-            "sizes": {path.name: path.stat().st_size for path in sorted(self._folder.iterdir())},
-            "checksums": dict(sorted(self._checksums.items())),
-        }
-
-    def _append(self, file: BinaryIO, offsets: "array[int]", content: bytes, *, unit: int = 1) -> None:
-        file.write(content)
-        self._digest.update(content)
-        name = Path(file.name).name
-        self._checksums[name] = zlib.crc32(content, self._checksums.get(name, 0))
-        offsets.append(offsets[-1] + len(content) // unit)
-
-
-def _line(record: dict[str, Any]) -> bytes:
-    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
 
 
 @contextmanager
@@ -278,26 +175,71 @@ def _exclusive(out: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if not (out / on_disk.HEADER).exists():
+            if not (out / on_disk.HEADER).exists() and not any(out.glob(f"{on_disk.GENERATION_PREFIX}*")):
                 (out / on_disk.LOCK).unlink(missing_ok=True)
                 if not any(out.iterdir()):
                     out.rmdir()
 
 
 @contextmanager
-def _new_generation(out: Path) -> Iterator[Path]:
-    """A folder for the new files, removed on any failure before the commit."""
-    folder = out / f"{on_disk.GENERATION_PREFIX}{uuid4().hex[:12]}"
+def _generation(out: Path, work: "_Work[S]") -> Iterator[Path]:
+    """A folder for the new files: the one that a `prepare` of the same corpus left when it was ended, or a new one.
+
+    It is removed on any failure before the commit, but for a signal after something was saved.
+    """
+    folder = _begun(out, work) or out / f"{on_disk.GENERATION_PREFIX}{uuid4().hex[:12]}"
     try:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         yield folder
     except BaseException as error:
+        signalled = isinstance(error, KeyboardInterrupt | SystemExit)
         # An interrupt may also come right after the commit, and then these files are the store.
-        if _current(out) != folder.name:
+        if _current(out) != folder.name and not (signalled and (folder / on_disk.UNFINISHED).exists()):
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise InputError(f"no space left for the store out={out} ({error.strerror}); nothing was changed") from None
         raise
+
+
+def unfinished(out: Path) -> list[Path]:
+    """What a `prepare` that was ended left in `out` to go on from."""
+    current = _current(out)
+    return [
+        folder
+        for folder in sorted(out.glob(f"{on_disk.GENERATION_PREFIX}*"))
+        if folder.name != current and (folder / on_disk.UNFINISHED).exists()
+    ]
+
+
+def _begun(out: Path, work: "_Work[S]") -> Path | None:
+    """The generation that was begun with the same corpus and not finished."""
+    for folder in unfinished(out):
+        saved = Saved.read(folder)
+        if saved is not None and saved.work == work.name and can_resume(folder, saved.writer):
+            return folder
+    return None
+
+
+class _Work(Generic[S]):
+    """What is to be packed; its name is the same for the same listing, read in the same way by the same release."""
+
+    def __init__(self, corpus: Corpus[S], tasks: list[S]) -> None:
+        self._corpus, self._tasks = corpus, tasks
+
+    @cached_property
+    def name(self) -> str:
+        corpus = self._corpus
+        render = corpus.render if is_dataclass(corpus.render) else getattr(corpus.render, "__qualname__", "")
+        found = hashlib.blake2b(digest_size=16)
+        for part in (__version__, corpus.name, corpus.language, corpus.root, render, *self._tasks):
+            found.update(repr(part).encode() + b"\0")
+        return found.hexdigest()
+
+
+def _link(folder: Path, root: str) -> None:
+    """Let the generation know where the corpus lies."""
+    (folder / on_disk.AUDIO_LINK).unlink(missing_ok=True)
+    (folder / on_disk.AUDIO_LINK).symlink_to(root)
 
 
 def _current(out: Path) -> str | None:

@@ -1,6 +1,5 @@
 """Reading a prepared corpus: open in O(1), read any one user without touching another."""
 
-import mmap
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -17,6 +16,8 @@ from sottovoce.files import unsealed
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.seeds import name_key
 from sottovoce.store import on_disk
+from sottovoce.store.pointed import PointedAudio
+from sottovoce.store.tables import load_column, load_record, map_file
 
 _BLOCK_BYTES = 1 << 20
 
@@ -90,26 +91,32 @@ class Store:
         folder = self.path / header["generation"]
         for name, size in header["sizes"].items():
             _check_size(folder / name, size)
-        self.audio_offsets: NDArray[np.int64] = _column(
+        self.audio_offsets: NDArray[np.int64] = load_column(
             folder / on_disk.AUDIO_OFFSETS, np.int64, self.utterance_count + 1
         )
-        self.user_utterances: NDArray[np.int64] = _column(
+        self.user_utterances: NDArray[np.int64] = load_column(
             folder / on_disk.USER_UTTERANCES, np.int64, self.user_count + 1
         )
-        self.user_keys: NDArray[np.uint64] = _column(folder / on_disk.USER_KEYS, np.uint64, self.user_count)
-        self._user_order: NDArray[np.int64] = _column(folder / on_disk.USER_ORDER, np.int64, self.user_count)
+        self.user_keys: NDArray[np.uint64] = load_column(folder / on_disk.USER_KEYS, np.uint64, self.user_count)
+        self._user_order: NDArray[np.int64] = load_column(folder / on_disk.USER_ORDER, np.int64, self.user_count)
         self.users_in_time: NDArray[np.bool_] = (
-            _column(folder / on_disk.USERS_IN_TIME, np.bool_, self.user_count)
+            load_column(folder / on_disk.USERS_IN_TIME, np.bool_, self.user_count)
             if on_disk.USERS_IN_TIME in header["sizes"]
             else np.broadcast_to(np.False_, self.user_count)
         )
-        self._utterance_offsets: NDArray[np.int64] = _column(
+        self._utterance_offsets: NDArray[np.int64] = load_column(
             folder / on_disk.UTTERANCE_OFFSETS, np.int64, self.utterance_count + 1
         )
-        self._user_offsets: NDArray[np.int64] = _column(folder / on_disk.USER_OFFSETS, np.int64, self.user_count + 1)
-        self._samples: NDArray[np.int16] = np.frombuffer(_mapped(folder / on_disk.AUDIO), dtype="<i2")
-        self._utterances = _mapped(folder / on_disk.UTTERANCES)
-        self._users = _mapped(folder / on_disk.USERS)
+        self._user_offsets: NDArray[np.int64] = load_column(
+            folder / on_disk.USER_OFFSETS, np.int64, self.user_count + 1
+        )
+        self.points: bool = header["version"] == on_disk.POINTING_VERSION
+        if self.points:
+            self._pointed = PointedAudio(folder, utterances=self.utterance_count, files=header["files"])
+        else:
+            self._samples: NDArray[np.int16] = np.frombuffer(map_file(folder / on_disk.AUDIO), dtype="<i2")
+        self._utterances = map_file(folder / on_disk.UTTERANCES)
+        self._users = map_file(folder / on_disk.USERS)
 
     def check(self, *, audio: bool = False) -> None:
         """Read what `prepare` wrote and compare: `InputError` for a file that was changed since.
@@ -118,11 +125,12 @@ class Store:
         be a whole disk, only with `audio`. Stores of releases that kept no checksums need only make sense.
         """
         for name, offsets, end in (
-            (on_disk.AUDIO_OFFSETS, self.audio_offsets, len(self._samples)),
+            (on_disk.AUDIO_OFFSETS, self.audio_offsets, None if self.points else len(self._samples)),
             (on_disk.USER_UTTERANCES, self.user_utterances, self.utterance_count),
             (on_disk.UTTERANCE_OFFSETS, self._utterance_offsets, len(self._utterances)),
             (on_disk.USER_OFFSETS, self._user_offsets, len(self._users)),
         ):
+            end = int(offsets[-1]) if end is None else end
             if offsets[0] != 0 or offsets[-1] != end or (offsets[1:] < offsets[:-1]).any():
                 raise InputError(f"store {self.path} is damaged: {name} does not rise to {end:,}; prepare it again")
         if not ((self._user_order >= 0) & (self._user_order < self.user_count)).all():
@@ -131,6 +139,8 @@ class Store:
             path = self.path / self.header["generation"] / name
             if (audio or name != on_disk.AUDIO) and _checksum(path) != written:
                 raise InputError(f"store is damaged: {path} was changed after it was written; prepare it again")
+        if audio and self.points:
+            self._pointed.check()
 
     def __reduce__(self) -> tuple[Callable[[Path, str], "Store"], tuple[Path, str]]:
         return (_reopened, (self.path, self.digest))  # another process maps the same files anew and shares their pages
@@ -142,32 +152,34 @@ class Store:
 
     def user(self, row: int) -> User:
         """The user in `row`, without their samples."""
-        record = _record(self._users, self._user_offsets, row)
+        found = load_record(self._users, self._user_offsets, row)
         first, last = int(self.user_utterances[row]), int(self.user_utterances[row + 1])
         return User(
             row=row,
-            name=record["name"],
+            name=found["name"],
             split=self._split_names[bisect_right(self._split_starts, row) - 1],
-            metadata=record.get("metadata", {}),
+            metadata=found.get("metadata", {}),
             utterances=range(first, last),
             seconds=int(self.audio_offsets[last] - self.audio_offsets[first]) / SAMPLE_RATE,
             in_time=bool(self.users_in_time[row]),
         )
 
     def samples(self, row: int) -> NDArray[np.int16]:
-        """The samples of the utterance in `row`: a view, nothing is copied."""
+        """The samples of the utterance in `row`: a view, nothing is copied; or decoded, if the store points."""
+        if self.points:
+            return self._pointed.samples(row, int(self.audio_offsets[row + 1] - self.audio_offsets[row]))
         return self._samples[self.audio_offsets[row] : self.audio_offsets[row + 1]]
 
     def utterance(self, row: int) -> Utterance:
         """The utterance in `row`, with its text."""
-        record = _record(self._utterances, self._utterance_offsets, row)
-        text = record.get("text")
+        found = load_record(self._utterances, self._utterance_offsets, row)
+        text = found.get("text")
         return Utterance(
             row=row,
-            id=record["id"],
+            id=found["id"],
             text=text,
-            raw_text=record.get("raw_text", text),
-            metadata=record.get("metadata", {}),
+            raw_text=found.get("raw_text", text),
+            metadata=found.get("metadata", {}),
             seconds=int(self.audio_offsets[row + 1] - self.audio_offsets[row]) / SAMPLE_RATE,
             _store=self,
         )
@@ -206,10 +218,10 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise InputError(f"no store at {path}: {file} is not readable ({error})") from None
     if not isinstance(header, dict) or header.get("format") != on_disk.FORMAT:
         raise InputError(f"no store at {path}: {file} was not written by `sottovoce prepare`")
-    if header.get("version") != on_disk.VERSION:
+    if header.get("version") not in (on_disk.VERSION, on_disk.POINTING_VERSION):
         raise InputError(
-            f"store {path} has format version={header.get('version')}, this release reads {on_disk.VERSION}: "
-            "prepare it again"
+            f"store {path} has format version={header.get('version')}, this release reads {on_disk.VERSION} and "
+            f"{on_disk.POINTING_VERSION}: prepare it again"
         )
     if (rate := header.get("sample_rate")) != SAMPLE_RATE:
         raise InputError(f"store {path}: sample_rate={rate}, expected {SAMPLE_RATE}; prepare it anew")
@@ -229,31 +241,3 @@ def _checksum(path: Path) -> int:
         while block := file.read(_BLOCK_BYTES):
             found = zlib.crc32(block, found)
     return found
-
-
-def _column(path: Path, dtype: type[np.int64 | np.uint64 | np.bool_], length: int) -> Any:
-    try:
-        # A plain array over the mapping: np.memmap's own subclass costs microseconds at each index.
-        column = np.asarray(np.load(path, mmap_mode="r"))
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # a damaged header reaches Python's own parser, which raises many things
-        raise InputError(f"store is damaged: {path} is no table ({type(error).__name__}); prepare it again") from None
-    if column.dtype != dtype or column.shape != (length,):
-        raise InputError(f"store is damaged: {path} is not the table that its header describes; prepare it again")
-    return column
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def _record(records: mmap.mmap, offsets: NDArray[np.int64], row: int) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = parse_json(records[offsets[row] : offsets[row + 1]])
-    except ValueError as error:
-        raise InputError(f"record {row} of the store is damaged ({error})") from None
-    if not (isinstance(record, dict) and ("id" in record or "name" in record)):
-        raise InputError(f"record {row} of the store is damaged (expected an object with an id or a name)")
-    return record

@@ -1,0 +1,38 @@
+"""How far a `prepare` has come, beside what it has written so far: enough to go on when it is killed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from sottovoce.corpora.problems import ProblemLog
+from sottovoce.errors import InputError
+from sottovoce.files import read_json, sealed, unsealed, write_json
+from sottovoce.store import on_disk
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Of the work named `work` so many tasks are done, and this is what the writer and the problems were then."""
+
+    work: str
+    tasks_done: int
+    writer: Mapping[str, Any]
+    problems: ProblemLog
+
+    def write(self, folder: Path) -> None:
+        """Atomically: before it the last one holds, whose files have only grown since."""
+        content = {"work": self.work, "tasks_done": self.tasks_done, "writer": self.writer}
+        write_json(folder / on_disk.UNFINISHED, sealed(content | {"problems": self.problems.state()}))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """What was saved in `folder`; None where nothing was, or it cannot be trusted."""
+        path = folder / on_disk.UNFINISHED
+        try:
+            content = unsealed(read_json(path), where=path)
+        except InputError:
+            return None
+        return cls(
+            content["work"], content["tasks_done"], content["writer"], ProblemLog.from_state(content["problems"])
+        )
