@@ -8,6 +8,7 @@ prepared, and read back both from the store and, from the same files, through lh
 
 import argparse
 import io
+import itertools
 import json
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ import soundfile
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.corpora import synthetic, tsv
+from sottovoce.corpora import librilight, synthetic, tsv
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.seeds import stream
@@ -123,7 +124,7 @@ def reading(folder: Path, rounds: int) -> list[Sequence[str]]:
             "≥ 5×",
         ),
     ]
-    return rows + codec_choice(store)
+    return rows + codec_choice(store) + pointing(folder, crowd, rounds)
 
 
 def export(store: Store, folder: Path, codec: str) -> Path:
@@ -164,15 +165,20 @@ def lhotse_reader(folder: Path, store: Store, users: list[int]) -> Callable[[], 
     return lambda: [[(cut.load_audio()[0], cut.supervisions[0].text) for cut in cuts[row]] for row in users]
 
 
-def compare(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> tuple[list[float], list[float]]:
+def compare(
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[list[float], list[float]]:
     """Seconds of each, interleaved so that a busy machine slows both."""
     times: tuple[list[float], list[float]] = ([], [])
     for round_ in range(rounds + 1):
         for work, kept in zip((ours, theirs), times, strict=True):
-            started = time.perf_counter()
+            started = clock()
             work()
             if round_:  # the first fills the page cache
-                kept.append(time.perf_counter() - started)
+                kept.append(clock() - started)
     return times
 
 
@@ -198,6 +204,63 @@ def codec_choice(store: Store) -> list[Sequence[str]]:
         ("16-bit inside the store", f"{seconds / copy:,.0f} audio s/s per core", ""),
         ("FLAC inside the store would be", f"{share:.0%} of the size, {seconds / decode:,.0f} audio s/s per core", ""),
     ]
+
+
+# Pointing into FLAC files instead of copying them
+
+
+def pointing(folder: Path, crowd: Store, rounds: int) -> list[Sequence[str]]:
+    """The same speech as chapters of a quarter of an hour, cut to 20 s: copied, and pointed into."""
+    root = folder / "librilight"
+    chapters = write_chapters(crowd, root / "large" / "100" / "book")
+    seconds = {}
+    for kind, point in {"copied": False, "pointed": True}.items():
+        started = time.process_time()
+        pack(librilight.read(root, point=point), folder / kind, workers=1)
+        seconds[kind] = time.process_time() - started
+    copied, pointed = Store(folder / "copied"), Store(folder / "pointed")
+    rows = stream(SEED, "cuts").integers(copied.utterance_count, size=100).tolist()
+    by_copy, by_pointing = compare(
+        # A view costs nothing until it is read, as whatever trains on it does.
+        lambda: [copied.samples(row).copy() for row in rows],
+        lambda: [pointed.samples(row) for row in rows],
+        rounds,
+        time.process_time,
+    )
+    mean = sum(copied.utterance(row).seconds for row in rows) / len(rows)
+    reads = {kind: len(rows) / statistics.median(t) for kind, t in (("copied", by_copy), ("pointed", by_pointing))}
+    sizes = {store: sum(path.stat().st_size for path in store.path.rglob("*.*")) for store in (copied, pointed)}
+    return [
+        *(
+            (f"prepare librilight, {kind}", f"{chapters / taken:,.0f} chapters of 15 min per second and core", "")
+            for kind, taken in seconds.items()
+        ),
+        *(
+            (
+                f"random cuts of {mean:.0f} s, {kind}",
+                f"{n:,.0f} reads/s, {n * mean:,.0f} audio s per second and core",
+                "",
+            )
+            for kind, n in reads.items()
+        ),
+        ("size of the store that points", f"{sizes[pointed] / sizes[copied]:.2%} of the copy", ""),
+    ]
+
+
+def write_chapters(crowd: Store, book: Path) -> int:
+    """All that the crowd says as chapters with the JSON of Libri-Light; how many."""
+    book.mkdir(parents=True)
+    quarter = 15 * 60 * SAMPLE_RATE
+    said = np.concatenate([crowd.samples(row) for row in range(crowd.utterance_count)])
+    offsets = crowd.audio_offsets
+    starts = range(0, len(said), quarter)
+    for number, start in enumerate(starts):
+        end = min(start + quarter, len(said))
+        edges = [start, *offsets[(offsets > start) & (offsets < end)].tolist(), end]
+        voice = [[(a - start) / SAMPLE_RATE, (b - start) / SAMPLE_RATE] for a, b in itertools.pairwise(edges)]
+        soundfile.write(book / f"{number}.flac", said[start:end], SAMPLE_RATE, subtype="PCM_16")
+        (book / f"{number}.json").write_text(json.dumps({"speaker": "100", "voice_activity": voice}))
+    return len(starts)
 
 
 if __name__ == "__main__":

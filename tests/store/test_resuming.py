@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.training.forked import forked
 from sottovoce.corpora import librilight
 from sottovoce.corpora.corpus import Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
+from sottovoce.errors import InputError
 from sottovoce.store import Progress, Store, pack, packing, unfinished
 
 SAVE_EVERY = 3
@@ -151,6 +153,33 @@ def test_what_was_saved_and_damaged_is_begun_anew(tmp_path: Path, name: str, dam
     assert not seen[0].resumed
     pack(corpus_of_clips(), tmp_path / "whole", workers=1)
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def fatal(speaker: Speaker) -> RenderedSpeaker:
+    """The first time that Bea's fourth clip is rendered, somebody kills the worker."""
+    marker = Path(speaker.metadata["marker"])
+    if speaker.name == "bea" and [clip.id for clip in speaker.clips] == ["3"] and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return replace(tone(speaker), metadata={})
+
+
+def test_a_worker_that_is_killed_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "TASKS_PER_SAVE", SAVE_EVERY)
+    speakers = [
+        replace(speaker, metadata={"marker": str(tmp_path / "killed once")}) for speaker in corpus_of_clips().speakers
+    ]
+
+    def listed() -> Corpus[Speaker]:
+        return replace(corpus_of_clips(), speakers=speakers, render=fatal)
+
+    with pytest.raises(InputError, match="a worker process was killed"):
+        pack(listed(), tmp_path / "store", workers=2)
+    seen: list[Progress] = []
+    pack(listed(), tmp_path / "store", workers=2, on_progress=seen.append)
+    assert seen[0].resumed == (seen[0].tasks_done > 1)
+    pack(listed(), tmp_path / "whole", workers=1)
+    assert content(tmp_path / "store") == content(tmp_path / "whole")
 
 
 def test_an_interrupt_keeps_what_was_saved_and_the_old_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def pack(
 
     Problems are added to `corpus.problems` and kept in the store's header. On any failure, a full disk or a signal
     included (SIGINT, SIGTERM, SIGHUP), the store that was there stays as it was and no worker is left running. After a
-    signal or a kill the same call goes on from what was saved last, where that is much.
+    signal or a kill, of a worker too, the same call goes on from what was saved last.
     """
     out = Path(out)
     tasks = list(_tasks(corpus))
@@ -137,7 +137,11 @@ def _rendered(corpus: Corpus[S], tasks: list[S], *, workers: int) -> Generator[R
         with children(min(workers, len(tasks)), _process_context()) as crew:
             yield from in_order(crew, corpus.render, tasks, ahead=TASKS_PER_WORKER * workers)
     except ChildKilled:
-        raise InputError("a worker process was killed (out of memory?): try fewer --workers") from None
+        raise _WorkerKilled("a worker process was killed (out of memory?): try fewer --workers") from None
+
+
+class _WorkerKilled(InputError):
+    """A worker was killed, and what was saved before is as good as ever."""
 
 
 def _process_context() -> Any:
@@ -185,14 +189,14 @@ def _exclusive(out: Path) -> Iterator[None]:
 def _generation(out: Path, work: "_Work[S]") -> Iterator[Path]:
     """A folder for the new files: the one that a `prepare` of the same corpus left when it was ended, or a new one.
 
-    It is removed on any failure before the commit, but for a signal after something was saved.
+    It is removed on any failure before the commit, but not if something was saved and it was a signal.
     """
     folder = _begun(out, work) or out / f"{on_disk.GENERATION_PREFIX}{uuid4().hex[:12]}"
     try:
         folder.mkdir(exist_ok=True)
         yield folder
     except BaseException as error:
-        signalled = isinstance(error, KeyboardInterrupt | SystemExit)
+        signalled = isinstance(error, KeyboardInterrupt | SystemExit | _WorkerKilled)
         # An interrupt may also come right after the commit, and then these files are the store.
         if _current(out) != folder.name and not (signalled and (folder / on_disk.UNFINISHED).exists()):
             shutil.rmtree(folder, ignore_errors=True)
