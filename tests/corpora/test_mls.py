@@ -102,6 +102,14 @@ def test_an_utterance_without_a_time_comes_last_and_its_speaker_is_not_in_time(r
     assert (dev.in_time, train.in_time) == (True, False)
 
 
+def test_what_strayed_is_not_lost(root: Path) -> None:
+    book = root / "train/audio/1001/9876"
+    (book / "1001_9876_000000.flac").rename(book.parent / "1001_9876_000000.flac")
+    corpus = mls.read(root)
+    assert [clip.id for clip in corpus.speakers[1].clips] == trees.IN_TIME
+    assert not corpus.problems.counts
+
+
 def test_opus_cannot_be_pointed_into(tmp_path: Path) -> None:
     trees.mls(tmp_path / "mls_french_opus", trees.noise, suffix="opus")
     corpus = mls.read(tmp_path / "mls_french_opus", point=True)

@@ -71,9 +71,9 @@ def pack_until(point: Point, make: Callable[[], Corpus[Speaker]], out: Path, tas
 
 POINTS = {
     "before anything was saved": Point("sottovoce.store.writing:Writer.add", nth=2),
-    "in the first save": Point("sottovoce.store.unfinished:Saved.write", at="call"),
+    "in the first save": Point("sottovoce.store.saved:Saved.write", at="call"),
     "with the columns saved and not the state": Point("sottovoce.store.writing:Writer.save", nth=2),
-    "behind the second save": Point("sottovoce.store.unfinished:Saved.write", nth=2),
+    "behind the second save": Point("sottovoce.store.saved:Saved.write", nth=2),
     "between two saves": Point("sottovoce.store.writing:Writer.add", nth=8),
     "halfway through an utterance": Point("sottovoce.store.writing:Writer._append", nth=13),
     "at the end": Point("sottovoce.store.writing:Writer.finish", at="call"),
@@ -145,7 +145,7 @@ def one_byte_less(path: Path) -> None:
 )
 def test_what_was_saved_and_damaged_is_begun_anew(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     # Killed when all is saved and nothing more is written.
-    killed_at(Point("sottovoce.store.unfinished:Saved.write", nth=2), corpus_of_clips, tmp_path / "killed")
+    killed_at(Point("sottovoce.store.saved:Saved.write", nth=2), corpus_of_clips, tmp_path / "killed")
     (saved,) = unfinished(tmp_path / "killed")
     damage(saved / name)
     seen: list[Progress] = []

@@ -220,7 +220,7 @@ def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None
         def show(progress: Progress) -> None:
             if progress.resumed:
                 say(f"{out}: going on after {progress.tasks_done:,} of {progress.tasks:,} pieces of work")
-            note = f"speakers, {progress.audio_seconds / 3600:.1f} h"
+            note = f"pieces of work, {progress.audio_seconds / 3600:.1f} h"
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note=note)
 
         try:

@@ -110,15 +110,17 @@ def _speakers(
     absent = set(texts if listed is None else listed)
     for speaker in subfolders(split / "audio"):
         clips = []
-        for book in subfolders(speaker.path):
-            for id, name in audio_files(book.path, log).items():
+        # What strayed into the speaker's own folder is read as a book without a name.
+        books = [("", speaker.path), *((entry.name, entry.path) for entry in subfolders(speaker.path))]
+        for book, folder in books:
+            for id, name in audio_files(folder, log).items():
                 if listed is not None and id not in listed:
                     continue
                 absent.discard(id)
-                path = os.path.join(book.path, name)
+                path = os.path.join(folder, name)
                 if id not in texts:
                     log.add(Problem(Kind.UNLABELLED, path))
-                clips.append(Clip(id, path, texts.get(id), _book_metadata(book.name)))
+                clips.append(Clip(id, path, texts.get(id), _book_metadata(book)))
         if clips or listed is None:
             yield speaker.name, *_in_time(clips, times, log)
     where = str(split / "transcripts.txt") if lists is None else " and ".join(map(str, lists))

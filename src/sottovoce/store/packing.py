@@ -28,7 +28,7 @@ from sottovoce.files import sealed, sweep, sync_folder, write_json
 from sottovoce.interrupts import ended_in_order
 from sottovoce.parsing import parse_json
 from sottovoce.store import on_disk
-from sottovoce.store.unfinished import Saved
+from sottovoce.store.saved import Saved
 from sottovoce.store.writing import Writer, can_resume
 
 # One speaker of Common Voice English holds 84 hours: rendered in pieces, no worker ever carries more than minutes.
@@ -66,17 +66,11 @@ def pack(
     signal or a kill, of a worker too, the same call goes on from what was saved last.
     """
     out = Path(out)
-    tasks = list(_tasks(corpus))
-    work = _Work(corpus, tasks)
+    work = _Work(corpus, list(_tasks(corpus)))
     with ended_in_order(), _exclusive(out), _generation(out, work) as folder:
         _sweep(out, keep={folder.name, _current(out)})  # what a killed process left may be what fills the disk
         with Writer(folder, points=corpus.root is not None) as writer:
-            saved = Saved.read(folder)
-            if saved is not None:
-                writer.resume(saved.writer)
-                corpus.problems.merge(saved.problems)
-                on_progress(Progress(saved.tasks_done, len(tasks), writer.sample_count / SAMPLE_RATE, resumed=True))
-            _pack_rest(corpus, tasks, writer, folder, work, saved, workers=workers, on_progress=on_progress)
+            _pack_rest(work, writer, folder, workers=workers or _cpu_count(), on_progress=on_progress)
             corpus.problems.extend(writer.empty_speakers)
             if not writer.user_count:
                 raise InputError(f"no usable utterance in the corpus, no store written; {_found(corpus)}")
@@ -92,20 +86,18 @@ def pack(
 
 
 def _pack_rest(
-    corpus: Corpus[S],
-    tasks: list[S],
-    writer: Writer,
-    folder: Path,
-    work: "_Work[S]",
-    saved: Saved | None,
-    *,
-    workers: int | None,
-    on_progress: Callable[[Progress], None],
+    work: "_Work[S]", writer: Writer, folder: Path, *, workers: int, on_progress: Callable[[Progress], None]
 ) -> None:
-    """Render and write what is not `saved`, and save now and then."""
-    first, found = (0, ProblemLog()) if saved is None else (saved.tasks_done, saved.problems)
+    """Render and write what is not saved in `folder` already, and save now and then."""
+    corpus, tasks = work.corpus, work.tasks
+    first, found = 0, ProblemLog()
+    if (saved := Saved.read(folder)) is not None:
+        first, found = saved.tasks_done, saved.problems
+        writer.resume(saved.writer)
+        corpus.problems.merge(found)
+        on_progress(Progress(first, len(tasks), writer.sample_count / SAMPLE_RATE, resumed=True))
     last_save = first, writer.sample_count
-    with closing(_rendered(corpus, tasks[first:], workers=workers or _cpu_count())) as rendering:
+    with closing(_rendered(corpus, tasks[first:], workers=workers)) as rendering:
         for done, rendered in enumerate(rendering, start=first + 1):
             corpus.problems.extend(rendered.problems)
             found.extend(rendered.problems)
@@ -224,18 +216,19 @@ def _begun(out: Path, work: "_Work[S]") -> Path | None:
     return None
 
 
+@dataclass(frozen=True, eq=False)
 class _Work(Generic[S]):
     """What is to be packed; its name is the same for the same listing, read in the same way by the same release."""
 
-    def __init__(self, corpus: Corpus[S], tasks: list[S]) -> None:
-        self._corpus, self._tasks = corpus, tasks
+    corpus: Corpus[S]
+    tasks: list[S]
 
     @cached_property
     def name(self) -> str:
-        corpus = self._corpus
+        corpus = self.corpus
         render = corpus.render if is_dataclass(corpus.render) else getattr(corpus.render, "__qualname__", "")
         found = hashlib.blake2b(digest_size=16)
-        for part in (__version__, corpus.name, corpus.language, corpus.root, render, *self._tasks):
+        for part in (__version__, corpus.name, corpus.language, corpus.root, render, *self.tasks):
             found.update(repr(part).encode() + b"\0")
         return found.hexdigest()
 
