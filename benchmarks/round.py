@@ -2,22 +2,27 @@
 
     python benchmarks/round.py [--size base] [--cohort 64] [--batch-seconds 120] [--local-steps 10] [--drop 0.3]
                                [--engines sequential stacked] [--layerdrop-group 8] [--stack 8] [--rounds 3]
+    python benchmarks/round.py --family crdnn --size gao --drop 0.15 --batch-seconds 80 --batch-utterances 8
+                               --tokens 500 --tokens-per-second 4 --cohort 10 --engines sequential
 
 The population is a store of noise: utterances of 3 to 10 s, five times `--batch-seconds` per user, so that nearly all
-batches are full (arithmetic does not depend on what is said). Rows take turns; medians of rounds.
+batches are full (arithmetic does not depend on what is said). Rows take turns; medians of rounds. Local steps of each
+round are done once before, unmeasured: what is compiled or recorded for their shapes is a matter of long runs.
 
-    floor      the same local steps in a plain loop: no store, no reset, no update, no clipping, nothing summed
+    floor      the same local steps of the same clients in a plain loop, read beforehand: no store, no reset, no update,
+               no clipping, nothing summed
     no privacy a round: cohort, loading, local training, updates, sum, server step
     private    the same with clipping per layer, noise and the ledger
 """
 
 import argparse
+import math
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +33,14 @@ from rich.table import Table
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.federated.client import ClientRoom, LocalTraining, load_client, plan_client
+from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
 from sottovoce.federated.cohort import ClientsHere
-from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine
-from sottovoce.federated.heard_before import HeardBefore
+from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Family, Parameters, sped_up, step_loss
-from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import named_settings
+from sottovoce.models.family import DEFAULT, REGISTERED, Family, Parameters, find_family, sped_up, step_loss
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.fingerprint import fingerprint
@@ -53,16 +56,17 @@ from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1
 LETTERS = "abcdefghij"
+FIRST_SIGN = 0x4E00  # of a script that has more signs than any model has tokens
 NOISE = stream(SEED, "noise").integers(-3000, 3000, size=10 * SAMPLE_RATE).astype(np.int16)
 
 
-def noise_speaker(number: int, *, seconds: float) -> RenderedSpeaker:
+def noise_speaker(number: int, *, seconds: float, letters: str, per_second: float) -> RenderedSpeaker:
     rng = stream(SEED, "speaker", number)
     utterances: list[RenderedUtterance] = []
     total = 0.0
     while total < seconds:
         length = int(rng.integers(3 * SAMPLE_RATE, 10 * SAMPLE_RATE))
-        text = "".join(rng.choice(list(LETTERS), size=int(14 * length / SAMPLE_RATE)))
+        text = "".join(rng.choice(list(letters), size=int(per_second * length / SAMPLE_RATE)))
         samples = NOISE[:length]
         name = f"{number}-{len(utterances)}"
         utterances.append(RenderedUtterance(id=name, samples=samples, text=text, raw_text=text))
@@ -70,8 +74,8 @@ def noise_speaker(number: int, *, seconds: float) -> RenderedSpeaker:
     return RenderedSpeaker(name=f"s{number:05}", split="train", utterances=utterances, metadata={})
 
 
-def noise_store(folder: Path, *, users: int, seconds: float) -> Store:
-    speakers = [noise_speaker(number, seconds=seconds) for number in range(users)]
+def noise_store(folder: Path, *, users: int, **speech: Any) -> Store:
+    speakers = [noise_speaker(number, **speech) for number in range(users)]
     pack(Corpus("noise", "en", speakers, _as_it_is, ProblemLog()), folder / "noise", workers=1)
     return Store(folder / "noise")
 
@@ -107,10 +111,9 @@ class Setting:
         common: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if name == "stacked":
             stacked = self.room.family.stacked
-            assert stacked is not None
-            assert stacked.faster is not None
-            fast = stacked.faster(stacked, **self.long_run)
-            return StackedEngine(self.room, self.layout, stacked=fast, size=self.arguments.stack, **common)
+            if stacked is not None and stacked.faster is not None:
+                stacked = stacked.faster(stacked, **self.long_run)
+            return StackedEngine(self.room, self.layout, stacked=stacked, size=self.arguments.stack, **common)
         return SequentialEngine(self.room, self.layout, faster=self.faster, **common)
 
     def plan(self, *, private: bool, cohort: int) -> Plan:
@@ -129,69 +132,103 @@ class Setting:
         return Plan(settings, self.layout)
 
 
-class Rounds:
-    """Rounds of one engine, one at a time."""
+class Row(ABC):
+    """Work that is measured, a round at a time."""
+
+    waited = 0.0
+
+    @abstractmethod
+    def prepare(self, step: int) -> None:
+        """What is not measured."""
+
+    @abstractmethod
+    def work(self, step: int) -> float:
+        """What is: round `step`, which trains on so many seconds of audio."""
+
+
+class Rounds(Row):
+    """Rounds of one engine; the one without privacy makes it ready for the other."""
 
     def __init__(self, setting: Setting, engine: Engine, *, private: bool, cohort: int, name: str) -> None:
-        self._setting, self._engine = setting, engine
+        self._engine, self._private = engine, private
         self._plan = setting.plan(private=private, cohort=cohort)
         server = ServerSettings(optimiser={"name": "lamb"}, schedule={"name": "constant", "lr": 1e-9})
         self._server = Server(server, setting.layout, setting.start_P.clone())
         header = self._plan.ledger_header(run=name)
         self._ledger = Ledger(setting.folder / f"{name}.jsonl", header=header)
-        self._step = 0
-        self.waited = 0.0
 
-    def __call__(self) -> float:
+    def prepare(self, step: int) -> None:
+        if not self._private:
+            for trained in self._engine.train(self._server.parameters_P, self._plan.sample(step).tolist(), step=step):
+                assert not isinstance(trained, Dropped), trained
+
+    def work(self, step: int) -> float:
         done = run_round(
             self._server,
             plan=self._plan,
             clients=ClientsHere(self._engine),
             ledger=self._ledger,
-            step=self._step,
+            step=step,
             digest=fingerprint(self._server.parameters_P),
         )
         assert done.private is not None
         assert not done.private.dropped, done.private.dropped
-        self._step += 1
         self.waited = done.private.waited_seconds
         return done.private.audio_seconds
 
 
-def floor(setting: Setting, cohort: int) -> Callable[[], float]:
-    """The local steps of `cohort` clients with no federation around them: batches are loaded beforehand."""
-    room, device = setting.room, setting.device
-    weights = Weights(setting.layout, room.local.built_optimiser(), device=device, dtype=setting.dtype)
-    room = replace(room, family=setting.faster(weights.working))
-    weights.reset(setting.start_P)
-    before = HeardBefore(2**33)
-    planned = [plan_client(room, index, step=0) for index in range(min(cohort, 8))]
-    loaded = [load_client(room, client, step=0, device=device, before=before) for client in planned]
+class Floor(Row):
+    """The local steps of a round's clients with no federation around them.
 
-    def work() -> float:
-        audio = 0.0
-        for number in range(cohort):
-            client = loaded[number % len(loaded)]
-            heard = client.hear(before, room, dtype=weights.dtype)
+    As in a round, what was heard of a client before is not heard again.
+    """
+
+    def __init__(self, setting: Setting, cohort: int) -> None:
+        room, self._device = setting.room, setting.device
+        self._plan = setting.plan(private=False, cohort=cohort)
+        self._weights = Weights(
+            setting.layout,
+            room.local.built_optimiser(),
+            device=setting.device,
+            dtype=setting.dtype,
+            statistics=room.family.statistics(room.model),
+        )
+        self._weights.reset(setting.start_P)
+        self._room = replace(room, family=setting.faster(self._weights.working))
+        self._before = HeardBefore(room_for_hearing(setting.device))
+        self._loaded: list[LoadedClient] = []
+
+    def prepare(self, step: int) -> None:
+        planned = [plan_client(self._room, index, step=step) for index in self._plan.sample(step).tolist()]
+        where: dict[str, Any] = {"device": self._device, "before": self._before}
+        self._loaded = [load_client(self._room, client, step=step, **where) for client in planned]
+        self.work(step)
+        # As they are found after that: heard before.
+        self._loaded = [load_client(self._room, client, step=step, **where) for client in planned]
+
+    def work(self, step: int) -> float:
+        room, weights, local = self._room, self._weights, self._room.local
+        for client in self._loaded:
+            heard = client.hear(self._before, room, dtype=weights.dtype)
             for lines, draws in zip(client.lines, client.draws, strict=True):
-                batch = heard.take(lines)
-                loss = step_loss(room.family, weights.working, batch, settings=room.model, draws=draws)
+                loss = step_loss(room.family, weights.working, heard.take(lines), settings=room.model, draws=draws)
                 weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
-                weights.step(lr=room.local.lr, max_norm=1.0)
-            audio += client.audio_seconds
-        return audio
-
-    return work
+                weights.step(lr=local.lr, max_norm=local.clip_gradients)
+        return sum(client.audio_seconds for client in self._loaded)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", default=DEFAULT, choices=[*REGISTERED])
     parser.add_argument("--size", default="base")
     parser.add_argument("--cohort", type=int, default=64)
     parser.add_argument("--users", type=int, default=80)
     parser.add_argument("--batch-seconds", type=float, default=120)
+    parser.add_argument("--batch-utterances", type=int)
+    parser.add_argument("--tokens", type=int, help="how many there are; the English letters unless given")
+    parser.add_argument("--tokens-per-second", type=float, default=14)
     parser.add_argument("--local-steps", type=int, default=10)
-    parser.add_argument("--drop", type=float, default=0.3)
+    parser.add_argument("--drop", type=float, default=0.3, help="dropout, and layer-drop where a family has it")
     parser.add_argument("--layerdrop-group", type=int, default=8)
     parser.add_argument("--stack", type=int)
     parser.add_argument("--rounds", type=int, default=3)
@@ -204,23 +241,30 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> Table:
     device = torch.device(arguments.device)
-    store = noise_store(folder, users=arguments.users, seconds=arguments.batch_seconds * 5)
-    tokens = CharacterTokens.seen_in(alphabet("en") or LETTERS)
-    model = named_settings(arguments.size, tokens=tokens.size + 1, dropout=arguments.drop, layer_drop=arguments.drop)
-    parameters = FAMILY.init(model, generator=torch_stream(SEED, "init"))
+    family = find_family(arguments.family)
+    # A model's outputs are its tokens and the blank.
+    signs = "".join(chr(FIRST_SIGN + number) for number in range((arguments.tokens or 0) - 1))
+    speech = {"letters": signs or LETTERS, "per_second": arguments.tokens_per_second}
+    store = noise_store(folder, users=arguments.users, seconds=arguments.batch_seconds * 5, **speech)
+    tokens = CharacterTokens.seen_in(signs or alphabet("en") or LETTERS)
+    chance = {own.name for own in fields(family.Options)} & {"dropout", "layer_drop"}
+    options = family.Options(family=family.name, size=arguments.size, **dict.fromkeys(chance, arguments.drop))
+    model = options.settings(tokens=tokens.size + 1)
+    parameters = family.init(model, generator=torch_stream(SEED, "init"))
     layout = Layout.of(parameters)
     local = LocalTraining(
         batch_seconds=arguments.batch_seconds,
         lr=1e-6,
         local_steps=arguments.local_steps,
         layerdrop_group=arguments.layerdrop_group,
+        batch_utterances=arguments.batch_utterances,
     )
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
-    room = ClientRoom(population, tokens, FAMILY, model, local, seed=SEED, cohort_size=arguments.cohort)
+    room = ClientRoom(population, tokens, family, model, local, seed=SEED, cohort_size=arguments.cohort)
     setting = Setting(arguments, room, layout, layout.flatten(parameters).to(device), device, folder)
-    rows: dict[str, Callable[[], float]] = {}
+    rows: dict[str, Row] = {}
     if "sequential" in arguments.engines:
-        rows["floor"] = floor(setting, arguments.cohort)
+        rows["floor"] = Floor(setting, arguments.cohort)
     for engine_name in arguments.engines:
         engine = setting.engine(engine_name)
         for private in (False, True):
@@ -229,23 +273,27 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
     return table(rows, arguments, device)
 
 
-def table(rows: dict[str, Callable[[], float]], arguments: argparse.Namespace, device: torch.device) -> Table:
+def table(rows: dict[str, Row], arguments: argparse.Namespace, device: torch.device) -> Table:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    title = (
-        f"{arguments.size}, S = {arguments.cohort}, {arguments.local_steps} × {arguments.batch_seconds:g} s, {where}"
-    )
+    model = arguments.size if arguments.family == DEFAULT else f"{arguments.family} {arguments.size}"
+    batch = f"{arguments.batch_seconds:g} s"
+    if arguments.batch_utterances is not None:
+        batch = f"{arguments.batch_utterances} utterances of at most {batch}"
+    title = f"{model}, S = {arguments.cohort}, {arguments.local_steps} × {batch}, {where}"
     made = Table("row", "s per round", "audio s/s", "spread", "waited for data", "device GiB", "host GiB", title=title)
     rates: dict[str, list[float]] = {name: [] for name in rows}
     seconds: dict[str, list[float]] = {name: [] for name in rows}
     waits: dict[str, float] = {}
     memory: dict[str, float] = {}
     for repeat in range(arguments.rounds + 1):  # the first compiles
-        for name, work in rows.items():
+        heard: list[float] = []
+        for name, row in rows.items():
+            row.prepare(repeat)
             if device.type == "cuda":
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
             begun = time.perf_counter()
-            audio = work()
+            audio = row.work(repeat)
             if device.type == "cuda":
                 torch.cuda.synchronize()
                 memory[name] = torch.cuda.max_memory_allocated() / 2**30
@@ -253,7 +301,9 @@ def table(rows: dict[str, Callable[[], float]], arguments: argparse.Namespace, d
             if repeat:
                 rates[name].append(audio / spent)
                 seconds[name].append(spent)
-                waits[name] = getattr(work, "waited", 0.0) / spent
+                waits[name] = row.waited / spent
+            heard.append(audio)
+            assert math.isclose(audio, heard[0]), "all rows train on the same batches"
             print(f"{name}: {spent:.2f} s, {audio / spent:,.0f} audio s/s", flush=True)
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     for name, found in rates.items():

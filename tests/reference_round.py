@@ -5,7 +5,7 @@ is what it can do with a model, one gradient per local step. Line numbers are th
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -112,15 +112,23 @@ def pull(theta: Model, server: Model, *, name: str, mu: float) -> Model:
 
 
 def train_client(
-    server: Model, batches: Sequence[Gradient], *, lr: float, local_bound: float, proximal: tuple[str, float] | None
+    server: Model,
+    batches: Sequence[Gradient],
+    *,
+    lr: float,
+    local_bound: float,
+    proximal: tuple[str, float] | None,
+    statistics: Collection[str] = (),
 ) -> Model:
-    """Lines 6 to 11: the client's delta."""
+    """Lines 6 to 11: the client's delta. `statistics` (not the paper's) go their way back at no rate, in no norm."""
     theta, opt = server, SGD()
     for gradient_of in batches:
         gradient = gradient_of(theta)
+        moved = {name: theta[name] - gradient[name] for name in statistics}
+        gradient |= {name: np.zeros_like(theta[name]) for name in statistics}
         if proximal is not None:
             gradient = plus(gradient, pull(theta, server, name=proximal[0], mu=proximal[1]))
-        theta = opt.step(theta, clip(gradient, local_bound), lr=lr)
+        theta = opt.step(theta, clip(gradient, local_bound), lr=lr) | moved
     return minus(server, theta)
 
 
@@ -139,6 +147,7 @@ def reference_round(
     proximal: tuple[str, float] | None = None,
     weights: Sequence[float] | None = None,
     noise: Model | None = None,
+    statistics: Collection[str] = (),
 ) -> Model:
     """One turn of the outer loop: the central model after it.
 
@@ -147,7 +156,9 @@ def reference_round(
     """
     total = {name: np.zeros_like(layer) for name, layer in server.items()}
     for batches, weight in zip(cohort, weights or [1.0] * len(cohort), strict=True):
-        update = train_client(server, batches, lr=local_lr, local_bound=local_bound, proximal=proximal)
+        update = train_client(
+            server, batches, lr=local_lr, local_bound=local_bound, proximal=proximal, statistics=statistics
+        )
         total = plus(total, times(clip_update(update, bound=bound, share=share, normalise=normalise), weight))
     if noise is not None:
         total = plus(total, noise)

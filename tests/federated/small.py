@@ -209,7 +209,14 @@ def update_of(ours: Small, index: int, *, step: int = 0, batches: slice = slice(
     local = ours.room.local
     proximal = None if local.proximal is None else (local.proximal.name, local.proximal.mu)
     gradients = ours.gradients(index, step=step)[batches]
-    return train_client(ours.model(), gradients, lr=local.lr, local_bound=local.clip_gradients, proximal=proximal)
+    return train_client(
+        ours.model(),
+        gradients,
+        lr=local.lr,
+        local_bound=local.clip_gradients,
+        proximal=proximal,
+        statistics=ours.room.family.statistics(ours.room.model),
+    )
 
 
 # Rounding. Two ways to one result differ by the order of their sums, which changes with the library, the processor and

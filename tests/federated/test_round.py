@@ -87,6 +87,7 @@ def twin_of(ours: Small, step: int, *, opt: SGD | LAMB, lr: float) -> Model:
         normalise=str(ours.plan.settings.normalise),
         proximal=None if proximal is None else (proximal.name, proximal.mu),
         noise=_noise(ours, step),
+        statistics=ours.room.family.statistics(ours.room.model),
     )
 
 

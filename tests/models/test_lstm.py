@@ -42,9 +42,9 @@ def test_a_line_is_turned_within_its_own_length() -> None:
     ]
 
 
-@pytest.mark.parametrize("way", ["ours", "cuDNN's"])
+@pytest.mark.parametrize("way", ["ours", "torch's"])
 def test_a_layer_hears_each_line_alone(way: str) -> None:
-    """Whatever stands behind a line's end, and on a device without cuDNN through torch's own LSTM."""
+    """Whatever stands behind its end."""
     generator = torch_stream(2, "lstm")
 
     def draw(*shape: int) -> Tensor:
@@ -60,6 +60,6 @@ def test_a_layer_hears_each_line_alone(way: str) -> None:
     if way == "ours":
         found = lstm.bidirectional(x[None], places[None], lstm.stacked(cells))[0]
     else:
-        found = lstm.bidirectional_by_cudnn(x, places, cells)
+        found = lstm.bidirectional_by_torch(x, places, cells)
     for line, length in enumerate(lengths.tolist()):
         torch.testing.assert_close(found[line, :length], both(x[line : line + 1, :length])[0][0], **CLOSE)

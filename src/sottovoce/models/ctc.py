@@ -87,9 +87,15 @@ def loss_by_row(
     *,
     rows_U: Sequence[int],
     rows: int,
+    by_token: bool = False,
 ) -> Tensor:
-    """`loss` of each of N rows, [N], where utterance i belongs to row `rows_U[i]`. No row's loss touches another's."""
+    """`loss` of each of N rows, [N], where utterance i belongs to row `rows_U[i]`. No row's loss touches another's.
+
+    `by_token`: the same of `loss_by_token`.
+    """
     counted_B, losses_B = _counted_losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
+    if by_token:
+        losses_B = losses_B / token_lengths_B.to(losses_B.device, non_blocking=True).clamp(min=1)
     places = _places(rows_U, rows)
     widest = max(map(len, places))
     index_NW = torch.tensor([[*own, *[-1] * (widest - len(own))] for own in places], dtype=torch.int64)

@@ -74,6 +74,10 @@ def none(_settings: Any) -> frozenset[str]:
     return frozenset()
 
 
+def no_reason(_settings: Any) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recognition(Generic[S]):
     """How a family writes down what was said: by CTC, whose decoding all families share (`models.decoding`).
@@ -97,13 +101,15 @@ class Stacked(Generic[S, D]):
     `join` makes one step's draws of those of several clients (None where a client has no batch any more), which
     `losses(parameters, features, rows_U=…, clients=…, settings=…, draws=…)` takes and gives a loss for each client.
     `bytes(settings, seconds=…, steps=…)` is what one client takes on the device besides its weights. `full`: every
-    stack is as high as the engine's size, with idle rows, so that few shapes occur.
+    stack is as high as the engine's size, with idle rows, so that few shapes occur. `unfit(settings)` says why models
+    of these settings cannot be stacked.
     """
 
     join: Callable[[Sequence[D | None]], Any]
     losses: Callable[..., Tensor]
     bytes: Callable[..., float]
     full: bool = False
+    unfit: Callable[[S], str | None] = no_reason
     faster: Callable[..., "Stacked[S, D]"] | None = None
 
 
@@ -172,6 +178,14 @@ def find_family(name: str) -> Family[Any, Any]:
 def sped_up(family: Family[S, D], working: Parameters | None, **training: Any) -> Family[S, D]:
     """`family` as fast as it can be where `training` says how much of it there is; see `Family.faster`."""
     return family if family.faster is None else family.faster(family, working, **training)
+
+
+def not_stacked(family: Family[S, Any], settings: S) -> str | None:
+    """Why models of `family` with these `settings` cannot be stacked; None where they can."""
+    if family.stacked is None:
+        return f"models of family={family.name} cannot be stacked"
+    why = family.stacked.unfit(settings)
+    return None if why is None else f"models of family={family.name} cannot be stacked {why}"
 
 
 # A training step, whatever the family.

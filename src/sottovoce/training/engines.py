@@ -20,7 +20,7 @@ from sottovoce.federated.engines import (
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import read_json, write_json
-from sottovoce.models.family import Family, Parameters, sped_up
+from sottovoce.models.family import Family, Parameters, not_stacked, sped_up
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
@@ -180,7 +180,7 @@ def _fastest(
     clients = sorted(order[:TRIED_CLIENTS].tolist())
     rates: dict[str, float] = {}
     for name in ("sequential", "stacked"):
-        if name == "stacked" and start.family.stacked is None:
+        if name == "stacked" and not_stacked(start.family, start.settings) is not None:
             continue
         engine = build(name)
         # The first pass compiles.

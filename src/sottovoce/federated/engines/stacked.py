@@ -35,7 +35,7 @@ from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.measured import last_epoch, measured_wer
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Stacked, StepDraws, masked
+from sottovoce.models.family import Stacked, StepDraws, masked, not_stacked
 from sottovoce.models.utterances import end_to_end
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting
@@ -79,10 +79,10 @@ class StackedEngine(Engine):
         size: int | None = None,
     ) -> None:
         self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
-        found = stacked or room.family.stacked
-        if found is None:
-            raise InputError(f"federation.engine=stacked: models of family={room.family.name} cannot be stacked")
-        self._stacked, self._weighting = found, weighting
+        if (why := not_stacked(room.family, room.model)) is not None:
+            raise InputError(f"federation.engine=stacked: {why}")
+        assert room.family.stacked is not None
+        self._stacked, self._weighting = stacked or room.family.stacked, weighting
         self.size = size or fitting_size(room, layout, device)
         self._weights: dict[int, Weights] = {}
         self._before = HeardBefore(room_for_hearing(device))

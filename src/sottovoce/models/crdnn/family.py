@@ -13,17 +13,25 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from sottovoce.audio.features import HOP_SAMPLES
+from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT
 from sottovoce.errors import InputError
 from sottovoce.models import attention_search, ctc, module
 from sottovoce.models.attention_search import AttentionDecoder, Found, Search
 from sottovoce.models.crdnn import settings as architecture
+from sottovoce.models.crdnn import stacked
 from sottovoce.models.crdnn.decoder import END, start, step
-from sottovoce.models.crdnn.fast import log_probs, recorded_decoder, recorded_encoder
+from sottovoce.models.crdnn.fast import (
+    STEP_MULTIPLE,
+    TOKEN_MULTIPLE,
+    RecordedStacks,
+    log_probs,
+    recorded_decoder,
+    recorded_encoder,
+)
 from sottovoce.models.crdnn.front import frames_of, hear
 from sottovoce.models.crdnn.network import Encoded, encode
 from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, named_settings
-from sottovoce.models.family import Family, Parameters, Progress, Recognition
+from sottovoce.models.family import Family, Parameters, Progress, Recognition, Stacked
 from sottovoce.models.utterances import Features
 from sottovoce.seeds import seeded_kernels
 
@@ -210,6 +218,77 @@ def faster(
     return replace(family, loss=partial(loss, **ways))
 
 
+# Many clients at once.
+
+
+def losses(
+    parameters: Parameters,
+    features: Features,
+    *,
+    rows_U: Sequence[int],
+    clients: int,
+    settings: Settings,
+    draws: Sequence[Draws | None],
+    ways: stacked.Ways | None = None,
+    **padding: int,
+) -> Tensor:
+    """`loss` of each of N `clients`, [N]; utterance i belongs to client `rows_U[i]`.
+
+    `ways` and `padding` are those of `stacked.losses` and `stacked.in_lines`.
+    """
+    return stacked.losses(
+        parameters,
+        stacked.in_lines(features, rows_U=rows_U, clients=clients, **padding),
+        settings=settings,
+        ways=ways,
+        seeds_N=[None if own is None else own.seed for own in draws],
+        mu_N=[settings.mu if own is None or own.with_ctc else 1.0 for own in draws],
+    )
+
+
+# Clients trained in a run: stacks come in up to a hundred shapes, each of which takes about a second to record.
+WORTH_RECORDING_STACKS = 10_000
+
+
+def faster_stacks(
+    stacks: Stacked[Settings, Draws], *, steps: int, batch_seconds: float, device: torch.device
+) -> Stacked[Settings, Draws]:
+    """For stacked clients; `steps` counts those of each. All stacks are as high, so that few shapes occur."""
+    if device.type != "cuda" or steps < WORTH_RECORDING_STACKS:
+        return stacks
+    recorded = partial(
+        losses, ways=RecordedStacks(), frame_multiple=POOLING * STEP_MULTIPLE, token_multiple=TOKEN_MULTIPLE
+    )
+    return replace(stacks, losses=recorded, full=True)
+
+
+def unfit(settings: Settings) -> str | None:
+    """What hangs on a batch as a whole would hang on the other clients' batches in a stack."""
+    if settings.norm != "layer":
+        return f"with norm={settings.norm}, whose statistics are those of a batch; expected norm=layer"
+    if settings.as_released:
+        return "with as_released, where padding is heard; expected as_released=false"
+    return None
+
+
+# Bytes of a number, twice, because clients are padded to the longest and the most utterances of a stack.
+_NUMBER_BYTES = 2 * 2
+_SAVED_PLANES = 12  # as large as a block's output before its pooling, which its two convolutions keep for the way back
+_SAVED_WIDTHS = 26  # as wide as an LSTM, each step and layer
+_FRAMES_PER_SECOND = 100
+_TOKENS_PER_SECOND = 15
+
+
+def stack_bytes(settings: Settings, *, seconds: float, steps: int) -> float:
+    """What a client with `steps` steps of at most `seconds` of speech takes besides its weights."""
+    frames = seconds * _FRAMES_PER_SECOND
+    planes = sum(channels * (MEL_COUNT >> block) for block, channels in enumerate(settings.channels))
+    widths = settings.rnn_layers * settings.rnn_width
+    heard = 10 * _TOKENS_PER_SECOND * settings.decoder_width  # by each token of an utterance of ten seconds
+    kept = frames * _SAVED_PLANES * planes + frames / POOLING * (_SAVED_WIDTHS * widths + heard)
+    return _NUMBER_BYTES * (kept + frames * steps * MEL_COUNT)
+
+
 def samples_per_frame(_settings: Settings) -> int:
     return POOLING * HOP_SAMPLES
 
@@ -233,4 +312,5 @@ FAMILY = Family(
     statistics=architecture.statistics,
     faster=faster,
     recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame, search=search),
+    stacked=Stacked(join=list, losses=losses, bytes=stack_bytes, unfit=unfit, faster=faster_stacks),
 )

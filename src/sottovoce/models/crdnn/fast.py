@@ -7,12 +7,15 @@ texts are padded to few shapes; what is padded is never attended to, and never c
 Dropout draws for padded lines, so the encoder's masks are others than in plain training, as likely and as reproducible.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, final
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.models.crdnn import stacked
 from sottovoce.models.crdnn.decoder import teacher_forced
 from sottovoce.models.crdnn.network import Encoded, convolve, deepen, heard_by_ctc, recur
 from sottovoce.models.crdnn.settings import POOLING, Settings
@@ -22,15 +25,16 @@ from sottovoce.models.recording import CudaRecorder, RecordedFunction, Recorder
 from sottovoce.models.utterances import Features
 
 STEP_MULTIPLE, TOKEN_MULTIPLE = 32, 8  # 1.3 s, and about as much of a text
+KEEP_FREE_BYTES = 8 << 30
 DECODER = ("embedding.", "attention.", "gru.", "readout.", "output.")
 ENCODER = ("cnn.", "rnn.", "dnn.")
 
 
 def recorded_encoder(
-    working: Parameters, *, settings: Settings, recorder: Recorder | None = None, keep_free_bytes: int = 8 << 30
+    working: Parameters, *, settings: Settings, recorder: Recorder | None = None, keep_free_bytes: int = KEEP_FREE_BYTES
 ) -> Callable[..., Encoded]:
     """`network.encode` for the weights `working`, which stay at their addresses; its memory may be longer."""
-    own = {name: tensor for name, tensor in working.items() if name.startswith(ENCODER)}
+    own = _part(working, ENCODER)
     recorded = RecordedFunction(
         memory,
         own,
@@ -57,7 +61,7 @@ def memory(
     dropout = settings.dropout if training else 0.0
     x_UTD = convolve(weights, features_UTF, frames_U, settings=settings, dropout=dropout)
     lengths_U = (frames_U // POOLING).clamp(min=1)
-    x_UTD = recur(weights, x_UTD, lengths_U, settings=settings, dropout=dropout)
+    x_UTD = recur(weights, x_UTD, lengths_U, settings=settings, dropout=dropout, recordable=True)
     return deepen(weights, x_UTD, lengths_U, settings=settings, training=training)
 
 
@@ -67,10 +71,10 @@ def log_probs(parameters: Parameters, *inputs: Tensor, **options: Any) -> Tensor
 
 
 def recorded_decoder(
-    working: Parameters, *, settings: Settings, recorder: Recorder | None = None, keep_free_bytes: int = 8 << 30
+    working: Parameters, *, settings: Settings, recorder: Recorder | None = None, keep_free_bytes: int = KEEP_FREE_BYTES
 ) -> Callable[..., Tensor]:
     """`log_probs` for the weights `working`, which stay at their addresses."""
-    own = {name: tensor for name, tensor in working.items() if name.startswith(DECODER)}
+    own = _part(working, DECODER)
     device = own["output.weight"].device
     recorded = RecordedFunction(
         log_probs,
@@ -90,6 +94,47 @@ def recorded_decoder(
         return recorded(parameters, memory_UTD, lengths_U, tokens_UL, **options)[:, : tokens + 1]
 
     return decode
+
+
+@final
+class RecordedStacks:
+    """`stacked.encode` and `stacked.log_probs`, recorded for the weights of the stacks that they are first asked for.
+
+    None where models are trained in part. Masks are drawn outside, so chance is that of plain stacks.
+    """
+
+    def __init__(self, record: Callable[[torch.device], Recorder] | None = None) -> None:
+        self._record = record or partial(CudaRecorder, keep_free_bytes=KEEP_FREE_BYTES)
+        self._ways: dict[str, Callable[..., Tensor]] = {}
+        self._first: Tensor | None = None
+
+    def __call__(self, weights: Parameters, settings: Settings) -> Mapping[str, Callable[..., Tensor]]:
+        first = weights["ctc.weight"]
+        if not all(weight.is_leaf and weight.requires_grad for weight in weights.values()):
+            return {}
+        if self._first is not first:  # the engine has made its stacks anew
+            self._first, own = first, partial(_part, weights)
+            self._ways = {
+                "encode": RecordedFunction(
+                    stacked.encode,
+                    own(ENCODER),
+                    recorder=self._record(first.device),
+                    activation_bytes=lambda features_BTF, *_: _encoder_bytes(features_BTF, settings),
+                ),
+                "log_probs": RecordedFunction(
+                    stacked.log_probs,
+                    own(DECODER),
+                    recorder=self._record(first.device),
+                    activation_bytes=lambda memory_NWTD, _, tokens_BL, *__: _decoder_bytes(
+                        memory_NWTD.flatten(0, 1), tokens_BL, settings
+                    ),
+                ),
+            }
+        return self._ways
+
+
+def _part(parameters: Parameters, beginnings: tuple[str, ...]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in parameters.items() if name.startswith(beginnings)}
 
 
 def _encoder_bytes(features_UTF: Tensor, settings: Settings) -> int:

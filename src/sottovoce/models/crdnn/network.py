@@ -25,6 +25,7 @@ from sottovoce.models.utterances import Features
 SLOPE = 0.01  # of the LeakyReLUs
 EPS = 1e-5
 MOMENTUM = 0.1  # of batch-norm's running statistics
+BORDER = (1, 1, 1, 1)  # what a convolution takes away: a frame and a bin on each side
 
 
 class Encoded(NamedTuple):
@@ -45,7 +46,7 @@ def encode(parameters: Parameters, features: Features, *, settings: Settings, tr
     x_UTD = convolve(weights, features_UTF, ends_U, settings=settings, dropout=dropout)
     own_U = torch.full_like(lengths_U, x_UTD.shape[1]) if settings.as_released else lengths_U.clamp(min=1)
     own_U = own_U.to(x_UTD.device, non_blocking=True)
-    x_UTD = recur(weights, x_UTD, own_U, settings=settings, dropout=dropout, by_cudnn=x_UTD.is_cuda)
+    x_UTD = recur(weights, x_UTD, own_U, settings=settings, dropout=dropout)
     memory_UTD = deepen(weights, x_UTD, own_U, settings=settings, training=training)
     return Encoded(memory_UTD, lengths_U, heard_by_ctc(weights, memory_UTD))
 
@@ -77,8 +78,7 @@ def convolve(
     for block in range(len(settings.channels)):
         for number in (1, 2):
             conv, norm = f"cnn.{block}.conv{number}", f"cnn.{block}.norm{number}"
-            x_UCTF = F.pad(_mirrored(x_UCTF, ends_U), (1, 1, 1, 1), mode="reflect")
-            x_UCTF = F.conv2d(x_UCTF, weights[f"{conv}.weight"], weights[f"{conv}.bias"])
+            x_UCTF = F.conv2d(reflected(x_UCTF, ends_U), weights[f"{conv}.weight"], weights[f"{conv}.bias"])
             x_UTFC, gain_FC = x_UCTF.permute(0, 2, 3, 1), weights[f"{norm}.weight"]
             x_UTFC = F.leaky_relu(F.layer_norm(x_UTFC, gain_FC.shape, gain_FC, weights[f"{norm}.bias"], EPS), SLOPE)
             x_UCTF = x_UTFC.permute(0, 3, 1, 2)
@@ -95,15 +95,40 @@ def _ends(frames_U: Tensor, features_UTF: Tensor) -> Tensor | None:
     return None if full else frames_U.to(features_UTF.device, non_blocking=True)
 
 
-def _mirrored(x_UCTF: Tensor, ends_U: Tensor | None) -> Tensor:
-    """The first frame behind each utterance made the last but one of it, as reflection pads it when it is alone."""
+def reflected(x_UCTF: Tensor, ends_U: Tensor | None) -> Tensor:
+    """A frame and a bin more on each side: mirrored at the borders, in time at each utterance's own end."""
     if ends_U is None:
-        return x_UCTF
-    mirror_U = (ends_U - 2).clamp(min=0)[:, None, None, None]
-    _, channels, frames, bins = x_UCTF.shape
-    mirror_UC1F = x_UCTF.gather(2, mirror_U.expand(-1, channels, 1, bins))
-    behind_UT = torch.arange(frames, device=x_UCTF.device) == ends_U[:, None]
-    return torch.where(behind_UT[:, None, :, None], mirror_UC1F, x_UCTF)
+        return F.pad(x_UCTF, BORDER, mode="reflect")
+    return _Reflect.apply(x_UCTF, ends_U)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Reflect(torch.autograd.Function):
+    """The batch reflected at its borders, and the frame behind each end then overwritten by the last but one before it.
+
+    Only these frames are touched: in torch's own operations their few gradients would be copies of the whole batch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_UCTF: Tensor, ends_U: Tensor) -> Tensor:
+        found = F.pad(x_UCTF, BORDER, mode="reflect")
+        rows_U = torch.arange(len(x_UCTF), device=x_UCTF.device)
+        found[rows_U, :, ends_U + 1] = found[rows_U, :, (ends_U - 2).clamp(min=0) + 1]
+        ctx.save_for_backward(rows_U, ends_U)
+        ctx.like = x_UCTF.shape, x_UCTF.stride()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        rows_U, ends_U = ctx.saved_tensors
+        like = gradients[0].new_empty_strided(*ctx.like)  # only its shape is asked for
+        gradient_UCTF = torch.ops.aten.reflection_pad2d_backward(gradients[0], like, BORDER)
+        # What came to the frame behind an end belongs to the one that stood there.
+        last = like.shape[2] - 1
+        behind_U, inside_U11 = ends_U.clamp(max=last), (ends_U <= last)[:, None, None]
+        moved_UCF = gradient_UCTF[rows_U, :, behind_U]
+        gradient_UCTF[rows_U, :, behind_U] = torch.where(inside_U11, 0, moved_UCF)
+        gradient_UCTF[rows_U, :, (ends_U - 2).clamp(min=0)] += torch.where(inside_U11, moved_UCF, 0)
+        return gradient_UCTF, None
 
 
 def _drop_planes(x_UCTF: Tensor, dropout: float, *, bins: bool) -> Tensor:
@@ -123,11 +148,11 @@ def recur(
     *,
     settings: Settings,
     dropout: float,
-    by_cudnn: bool = False,
+    recordable: bool = False,
 ) -> Tensor:
     """Bidirectional LSTMs over each utterance's own steps: [U, T, 2D]; behind its end stands whatever comes.
 
-    cuDNN's own need fewer launches than ours, but cannot be recorded.
+    Torch's own are faster than ours, but on a GPU they cannot be recorded.
     """
     turned_UT = lstm.turned_places(lengths_U, x_UTD.shape[1])
     for layer in range(settings.rnn_layers):
@@ -135,10 +160,10 @@ def recur(
             x_UTD = F.dropout(x_UTD, dropout, training=dropout > 0)
         stems = [f"rnn.{layer}.{direction}" for direction in DIRECTIONS]
         own = [lstm.Cell(*(weights[f"{stem}.{name}"] for name in lstm.NAMES)) for stem in stems]
-        if by_cudnn:
-            x_UTD = lstm.bidirectional_by_cudnn(x_UTD, turned_UT, own)
-        else:
+        if recordable:
             x_UTD = lstm.bidirectional(x_UTD[None], turned_UT[None], lstm.stacked(own))[0]
+        else:
+            x_UTD = lstm.bidirectional_by_torch(x_UTD, turned_UT, own)
     return x_UTD
 
 
