@@ -54,11 +54,10 @@ def evaluate(
     """
     from sottovoce.drawing import check_plot
     from sottovoce.evaluation.decoder import choose_decoder
-    from sottovoce.evaluation.evaluate import check_language, score, select
+    from sottovoce.evaluation.evaluate import check_language, score, select, told_collapsed
     from sottovoce.evaluation.figure import draw
     from sottovoce.evaluation.recognise import choose_device, recognise
     from sottovoce.evaluation.table import table
-    from sottovoce.models.attention_search import Search
     from sottovoce.models.saved import load
     from sottovoce.store import Store
 
@@ -99,21 +98,20 @@ def evaluate(
             on_progress=lambda done: bar.update(task, completed=done),
             on_collapse=collapses.append,
         )
-    result = score(store, chosen, hypotheses)
+    result = score(store, chosen, hypotheses, collapses=collapses)
     elapsed = time.monotonic() - started
     if out is not None:
         _write_texts(out, chosen.ids, chosen.references, hypotheses)
     if json:
-        counted = {"collapsed": sum(collapses)} if isinstance(decode, Search) else {}
-        print_json({"model": str(model)} | result.as_json() | counted | {"elapsed_seconds": elapsed})
+        print_json({"model": str(model)} | result.as_json() | {"elapsed_seconds": elapsed})
     else:
         stdout.print(table(result, title=f"{model} on {on}"))
         speed = f"{result.audio_seconds:,.0f} s of audio in {elapsed:,.1f} s on {chosen_device}"
         stderr.print(f"{speed} ({result.audio_seconds / elapsed:,.0f} × real time)", highlight=False)
     if plot is not None:
         draw(result, plot, title=f"{model.name} on {result.store}" + (f", {split}" if split else ""))
-    if sum(collapses):
-        stderr.print(f"the attention stopped listening in {sum(collapses):,} of {len(chosen.rows):,} utterances")
+    if result.collapsed:
+        stderr.print(told_collapsed(result.collapsed, result.utterances))
     for written in (place for place in (plot, out) if place is not None):
         stderr.print(f"wrote {written}", highlight=False)
 

@@ -28,6 +28,7 @@ FACTS = ("gender", "age", "accent")
 UNKNOWN = "unknown"
 OTHERS = "others"
 LONGEST_SECONDS = 60.0
+MANY_COLLAPSED = 0.1  # of the utterances: then an attention that stopped listening is worth a word
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +57,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """The errors of one recogniser on one choice of utterances. `groups` maps a fact to those who share each value."""
+    """The errors of one recogniser on one choice of utterances. `groups` maps a fact to those who share each value.
+
+    `collapsed` counts utterances in which an attention stopped listening; None where none was asked.
+    """
 
     store: str
     splits: tuple[str, ...]
@@ -71,6 +75,7 @@ class Evaluation:
     speaker_counts_S4: Counts
     spread: Spread
     groups: Mapping[str, tuple[Group, ...]]
+    collapsed: int | None = None
 
     @property
     def wer(self) -> float:
@@ -104,7 +109,12 @@ class Evaluation:
                 {"speaker": name, "wer": rate, "words": length}
                 for name, rate, length in zip(self.speakers, speaker_rates, lengths, strict=True)
             ],
+            **({} if self.collapsed is None else {"collapsed": self.collapsed}),
         }
+
+
+def told_collapsed(collapsed: int, utterances: int) -> str:
+    return f"the attention stopped listening in {collapsed:,} of {utterances:,} utterances"
 
 
 def evaluate(
@@ -126,6 +136,7 @@ def evaluate(
     """
     check_language(recogniser, store)
     chosen = select(store, split=split, longest_seconds=longest_seconds)
+    collapses: list[int] = []
     hypotheses = recognise(
         recogniser,
         store,
@@ -134,8 +145,9 @@ def evaluate(
         decode=decode,
         batch_seconds=batch_seconds,
         on_progress=on_progress,
+        on_collapse=collapses.append,
     )
-    return score(store, chosen, hypotheses, seed=seed)
+    return score(store, chosen, hypotheses, seed=seed, collapses=collapses)
 
 
 def check_language(recogniser: Recogniser, store: Store) -> None:
@@ -177,11 +189,18 @@ def select(store: Store, *, split: str | None = None, longest_seconds: float = L
 
 
 def score(
-    store: Store, chosen: Selection, hypotheses: Sequence[str], *, seed: int = 1, smallest_group: int = 1
+    store: Store,
+    chosen: Selection,
+    hypotheses: Sequence[str],
+    *,
+    seed: int = 1,
+    smallest_group: int = 1,
+    collapses: Sequence[int] = (),
 ) -> Evaluation:
     """Count the errors of `hypotheses`, one for each utterance of `chosen`, and put them together by speaker.
 
-    Groups of fewer than `smallest_group` people are put together as `OTHERS`.
+    Groups of fewer than `smallest_group` people are put together as `OTHERS`. `collapses` is what `recognise` told of
+    attentions, if anything.
     """
     words_U4 = count_words(chosen.references, hypotheses)
     names, facts, owners = _speakers(store, chosen.rows)
@@ -201,6 +220,7 @@ def score(
         speaker_counts_S4=counts_S4,
         spread=spread(counts_S4),
         groups=_groups(counts_S4, facts, seed=seed, smallest=smallest_group),
+        collapsed=sum(collapses) if collapses else None,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-MeasureName = Literal["wer", "loss"]
+MeasureName = Literal["wer", "ctc_wer", "loss"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,10 @@ class Measure:
     title: str
     in_full: str
     form: str
+
+    @property
+    def is_rate(self) -> bool:
+        return self.form.endswith("%")
 
     def key(self, what: str) -> str:
         """What the score of `what` ("dev", "best") is written under."""
@@ -36,9 +40,11 @@ class Measure:
 
 
 WER = Measure("wer", "WER", "word error rate", ".1%")
+# By the CTC head alone, of a model that searches with attention otherwise.
+CTC_WER = Measure("ctc_wer", "WER by CTC", "word error rate by CTC", ".1%")
 LOSS = Measure("loss", "loss", "mean loss of an utterance", ".3f")
 
-MEASURES: Mapping[MeasureName, Measure] = {measure.name: measure for measure in (WER, LOSS)}
+MEASURES: Mapping[MeasureName, Measure] = {measure.name: measure for measure in (WER, CTC_WER, LOSS)}
 
 
 @dataclass(frozen=True)

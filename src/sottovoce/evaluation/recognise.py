@@ -107,8 +107,8 @@ def recognise(
     """The text of each utterance in `rows` of `store`, words separated by single spaces; greedily by default.
 
     `on_progress` is told how many utterances have been computed, `on_collapse` how often in all an attention has
-    stopped listening. On a GPU batches are padded to few different lengths, so that a compiled family is compiled few
-    times.
+    stopped listening, where one is asked. On a GPU batches are padded to few different lengths, so that a compiled
+    family is compiled few times.
     """
     device = torch.device(device)
     recogniser = placed(recogniser, device)
@@ -148,7 +148,7 @@ def recognise(
                 on_progress(done)
         while waiting:
             collect()
-    if on_collapse is not None:
+    if on_collapse is not None and isinstance(decode, Search):
         on_collapse(collapsed)
     return texts
 

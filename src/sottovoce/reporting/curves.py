@@ -43,7 +43,7 @@ def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
 
 
 def _scored(measure: Measure, scores: dict[str, Points], *, steps: str) -> Drawing:
-    is_rate = measure is WER
+    is_rate = measure.is_rate
     return Drawing(
         f"dev-{measure.name}",
         f"{'Error' if is_rate else 'Loss'} on speakers who are not trained on",
@@ -77,9 +77,9 @@ def privacy(runs: Sequence[RunRecord]) -> list[Drawing]:
 
 
 def _bought(measure: Measure, bought: dict[str, Points]) -> Drawing:
-    is_rate, what = measure is WER, f"Dev {measure.in_full}"
+    is_rate, what = measure.is_rate, f"Dev {measure.in_full}"
     return Drawing(
-        "privacy-utility" if is_rate else f"privacy-{measure.name}",
+        "privacy-utility" if measure is WER else f"privacy-{measure.name}",
         "Privacy against utility",
         f"{what} at each evaluation against the ε spent until then. Down and to the left is better: "
         f"{'fewer errors' if is_rate else 'less loss'} for less ε. Whoever stops where "

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from sottovoce.evaluation.evaluate import MANY_COLLAPSED, told_collapsed
 from sottovoce.files import written_atomically
 from sottovoce.reporting.cells import Table as Cells
 from sottovoce.reporting.cells import epsilon
@@ -143,6 +144,7 @@ def _population(privacy: Record) -> str:
 def _notes(runs: Sequence[RunRecord]) -> list[str]:
     notes = []
     for run in runs:
+        notes += _deaf(run)
         privacy = run.privacy
         if not privacy:
             continue
@@ -161,6 +163,16 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
             "the mean, sampling rate, rounds) reaches ε ≤ 8 by RDP, with a cohort that grows along."
         )
     return notes
+
+
+def _deaf(run: RunRecord) -> list[str]:
+    """The test sets on which an attention stopped listening often."""
+    tests = run.results.get("test", {})
+    return [
+        f"{run.label}: {told_collapsed(test['collapsed'], test['utterances'])} of {name}"
+        for name, test in tests.items()
+        if test.get("collapsed") and test["collapsed"] >= MANY_COLLAPSED * test["utterances"]
+    ]
 
 
 def _promised(privacy: Record) -> str:

@@ -17,10 +17,11 @@ from sottovoce.config import Augmentation, Central, Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.losses import mean_loss
-from sottovoce.evaluation.measures import LOSS, WER, Measure, Score
+from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import gradients_of
 from sottovoce.flat.layout import Layout
+from sottovoce.models.decoding import greedy
 from sottovoce.models.family import Family, Progress, draw_steps, find_family, recordings_heard, sped_up, step_loss
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
 from sottovoce.models.speech import Place, Speech, endless_batches
@@ -33,7 +34,7 @@ from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.training.checkpoint import Checkpoint
-from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Snapshot, keep
+from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, keep, note_collapsed
 from sottovoce.training.precision import precision
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.step_log import StepLog
@@ -50,11 +51,12 @@ def train(
     device: torch.device,
     processes: Processes = ALONE,
     on_report: Callable[[Report], None] = lambda _: None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Ended:
     """Train from `start`, or from the run's last checkpoint, and choose the best model by `measure` on `dev`."""
     central = recipe.training
-    loop = _Central(recipe, speech=speech, dev=dev, start=start, measure=measure, device=device, processes=processes)
+    around: dict[str, Any] = {"device": device, "processes": processes, "say": say}
+    loop = _Central(recipe, speech=speech, dev=dev, start=start, measure=measure, **around)
     pace = Pace(
         steps=central.steps,
         evaluate_every=central.evaluate_every,
@@ -88,9 +90,10 @@ class _Central(Loop):
         measure: Measure,
         device: torch.device,
         processes: Processes,
+        say: Say,
     ) -> None:
         self._recipe, self._speech, self._dev, self._start, self._measure = recipe, speech, dev, start, measure
-        self._device, self._processes = device, processes
+        self._device, self._processes, self._say = device, processes, say
         self._schedule = self._settings.built_schedule()
         self._weights = Weights(
             Layout.of(start.parameters),
@@ -190,8 +193,9 @@ class _Central(Loop):
         besides = {"gradient_norms": self._log.norms_by_layer()}
         if self._measure is LOSS:
             return Score(LOSS, mean_loss(self._model, store, split=split, device=self._device)), besides
-        result = evaluate(self._model, store, split=split, device=self._device)
-        return Score(WER, result.wer), {"dev_cer": result.cer, **besides}
+        decode = greedy if self._measure is CTC_WER else None
+        result = evaluate(self._model, store, split=split, device=self._device, decode=decode)
+        return Score(self._measure, result.wer), {"dev_cer": result.cer, **note_collapsed(result, self._say), **besides}
 
     def paused(self) -> AbstractContextManager[None]:
         return self._log.paused()

@@ -21,7 +21,7 @@ import torch
 
 from sottovoce.config import Federation, Recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.measures import LOSS, WER, Measure, Score
+from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score
 from sottovoce.federated.cohort import Clients
 from sottovoce.federated.private import Private
 from sottovoce.federated.round import Round, ServerPass, run_round
@@ -35,7 +35,7 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import PARAMETERS, Checkpoint
-from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, Stop, keep
+from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, Stop, keep, note_collapsed
 from sottovoce.training.run_folder import LEDGER, RunFolder
 from sottovoce.training.step_log import by_kind
 from sottovoce.training.team import Team
@@ -226,7 +226,8 @@ class Federating(Loop):
         store, split = self._dev
         if self._measure is LOSS:
             return Score(LOSS, self._team.mean_loss(self._model(), store, split=split)), {}
-        return Score(WER, self._team.evaluate(self._model(), store, split=split).wer), {}
+        result = self._team.evaluate(self._model(), store, split=split, by_ctc=self._measure is CTC_WER)
+        return Score(self._measure, result.wer), note_collapsed(result, self._say)
 
     def _model(self) -> Recogniser:
         trained = self._layout.views(self._server.result_P)

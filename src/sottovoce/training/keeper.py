@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.errors import InputError
+from sottovoce.evaluation.evaluate import MANY_COLLAPSED, Evaluation, told_collapsed
 from sottovoce.evaluation.measures import Measure, Score
 from sottovoce.interrupts import interruptible
 from sottovoce.models.saved import Recogniser
@@ -141,6 +142,15 @@ class Loop(ABC):
     def paused(self) -> AbstractContextManager[None]:
         """Within, no step is made: for loops that time themselves."""
         return nullcontext()
+
+
+def note_collapsed(result: Evaluation, say: Say) -> Record:
+    """In how many dev utterances an attention stopped listening, for the records, and said where they are many."""
+    if result.collapsed is None:
+        return {}
+    if result.collapsed >= MANY_COLLAPSED * result.utterances:
+        say(f"dev: {told_collapsed(result.collapsed, result.utterances)}")
+    return {"dev_collapsed": result.collapsed}
 
 
 def keep(

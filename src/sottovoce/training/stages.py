@@ -13,6 +13,7 @@ import torch
 
 from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
+from sottovoce.evaluation.decoder import searches
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.losses import usable_speech
 from sottovoce.evaluation.measures import LOSS, MEASURES, Measure
@@ -252,6 +253,10 @@ def _measure(recipe: Recipe, start: Recogniser, places: _Places, around: Surroun
     writes = start.family.recognition is not None
     if recipe.measure == "wer" and not writes:
         raise InputError(f"measure=wer: models of family={start.family.name} write nothing down; expected loss or null")
+    if recipe.measure == "ctc_wer" and not searches(start.family):
+        raise InputError(
+            f"measure=ctc_wer: models of family={start.family.name} know no attention; expected wer or loss"
+        )
     check_scored(places.evaluated.values(), start)
     measure = MEASURES[recipe.measure or ("wer" if writes else "loss")]
     if measure is LOSS:

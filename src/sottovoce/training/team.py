@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import Evaluation, score, select
 from sottovoce.evaluation.losses import mean_loss
+from sottovoce.evaluation.recognise import Progress
 from sottovoce.evaluation.together import recognise_together
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.flat.layout import Layout
 from sottovoce.interrupts import interruptible
+from sottovoce.models.decoding import greedy
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.processes import Processes
@@ -29,10 +31,11 @@ from sottovoce.store import Store
 
 @dataclass(frozen=True, eq=False)
 class _RecogniseOrder:
-    """Recognise `rows` of the store that lies at `store`; the model follows."""
+    """Recognise `rows` of the store that lies at `store`, by CTC or as the family does; the model follows."""
 
     store: str
     rows: NDArray[np.int64]
+    by_ctc: bool
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,26 @@ class Team(AbstractContextManager["Team"]):
     stores: Mapping[str, Store]
     device: torch.device
 
-    def recognise(self, model: Recogniser, store: Store, rows: NDArray[np.int64]) -> list[str]:
+    def recognise(
+        self,
+        model: Recogniser,
+        store: Store,
+        rows: NDArray[np.int64],
+        *,
+        by_ctc: bool = False,
+        on_collapse: Progress | None = None,
+    ) -> list[str]:
         """The text of each utterance in `rows` of `store`, with the help of all."""
+        order = _RecogniseOrder(str(store.path), rows, by_ctc)
         if self.processes.several:
-            self._ask(_RecogniseOrder(str(store.path), rows), model)
-        return self._recognise_together(model, store, rows)
+            self._ask(order, model)
+        return self._recognise_together(model, store, order, on_collapse=on_collapse)
 
-    def evaluate(self, model: Recogniser, store: Store, *, split: str) -> Evaluation:
+    def evaluate(self, model: Recogniser, store: Store, *, split: str, by_ctc: bool = False) -> Evaluation:
         """What `evaluate` gives, with the help of all."""
-        chosen = select(store, split=split)
-        return score(store, chosen, self.recognise(model, store, chosen.rows))
+        chosen, collapses = select(store, split=split), list[int]()
+        texts = self.recognise(model, store, chosen.rows, by_ctc=by_ctc, on_collapse=collapses.append)
+        return score(store, chosen, texts, collapses=collapses)
 
     def mean_loss(self, model: Recogniser, store: Store, *, split: str) -> float:
         """What `mean_loss` gives, with the help of all."""
@@ -108,10 +121,14 @@ class Team(AbstractContextManager["Team"]):
         if isinstance(order, _LossOrder):
             mean_loss(model, store, split=order.split, device=self.device, processes=self.processes)
         else:
-            self._recognise_together(model, store, order.rows)
+            self._recognise_together(model, store, order)
 
-    def _recognise_together(self, model: Recogniser, store: Store, rows: NDArray[np.int64]) -> list[str]:
-        return recognise_together(model, store, rows, processes=self.processes, device=self.device)
+    def _recognise_together(
+        self, model: Recogniser, store: Store, order: _RecogniseOrder, *, on_collapse: Progress | None = None
+    ) -> list[str]:
+        decode = greedy if order.by_ctc else None
+        around: dict[str, Any] = {"processes": self.processes, "device": self.device}
+        return recognise_together(model, store, order.rows, decode=decode, on_collapse=on_collapse, **around)
 
     @property
     def _layout(self) -> Layout:

@@ -48,10 +48,10 @@ def _score_model(
 ) -> Tested:
     found = {}
     for name, (store, split) in tests.items():
-        chosen = select(store, split=split)
-        hypotheses = team.recognise(model, store, chosen.rows)
+        chosen, collapses = select(store, split=split), list[int]()
+        hypotheses = team.recognise(model, store, chosen.rows, on_collapse=collapses.append)
         smallest = FEWEST_SPEAKERS if is_release else 1
-        found[name] = score(store, chosen, hypotheses, smallest_group=smallest).as_json()
+        found[name] = score(store, chosen, hypotheses, smallest_group=smallest, collapses=collapses).as_json()
         if may_quote(recipe, store) and not is_release:
             found[name]["samples"] = quotes(chosen, hypotheses)
     return found
