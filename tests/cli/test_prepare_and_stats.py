@@ -46,6 +46,14 @@ def test_prepare_then_stats(sottovoce: Command, corpus: Path) -> None:
     assert figures["splits"]["train"] == {key: value for key, value in figures.items() if key != "splits"}
     assert "<svg" in (corpus / "figure.html").read_text()
 
+    done = sottovoce("stats", corpus / "store", "--speakers-per-device", "2", "--plot", corpus / "devices.html")
+    assert "train, 2 speakers a device: 1 devices, 3 utterances and 0.04 minutes in the median" in done.out
+    assert "2 a device (1)" in (corpus / "devices.html").read_text()
+    devices = sottovoce("stats", corpus / "store", "--speakers-per-device", "2", "--seed", "3", "--json").out
+    assert json.loads(devices) == figures | {"devices": json.loads(devices)["devices"]}
+    alone = sottovoce("stats", corpus / "store", "--speakers-per-device", "1")
+    assert (alone.code, alone.err) == (2, "error: speakers_per_device=1: expected at least 2\n")
+
 
 def test_json_report_has_the_problems(sottovoce: Command, corpus: Path) -> None:
     done = sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it", "--json")

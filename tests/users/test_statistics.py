@@ -17,7 +17,7 @@ from sottovoce import files
 from sottovoce.errors import InputError
 from sottovoce.users import figure
 from sottovoce.users.figure import draw
-from sottovoce.users.statistics import statistics, table
+from sottovoce.users.statistics import device_statistics, statistics, table, told_devices
 
 MINUTE = 60 * 16_000
 # Ann has 1 + 2 minutes, Bob 1, and Ann half a minute more in another split.
@@ -47,6 +47,20 @@ def test_statistics_by_hand(packed):
             },
         },
     }
+    json.dumps(found, allow_nan=False)
+
+
+def test_devices_by_hand(packed):
+    """Three people in pairs: one device has two of them, whoever that is, and the third has one alone."""
+    crowd = {("train", name): [MINUTE] * count for name, count in (("ann", 1), ("bob", 2), ("cay", 4))}
+    found = device_statistics(packed(crowd), speakers_per_device=2, seed=1)
+    row = found["splits"]["train"]
+    assert (row["devices"], row["utterances"]) == (2, 7)
+    assert row["utterances_per_device"] == row["minutes_per_device"]  # a minute each
+    assert {row["utterances_per_device"]["min"], row["utterances_per_device"]["max"]} in ({3, 4}, {5, 2}, {6, 1})
+    assert row["utterances_per_device"]["mean"] == row["utterances_per_device"]["median"] == 3.5
+    (line,) = told_devices(found)
+    assert line.startswith("train, 2 speakers a device: 2 devices, ")
     json.dumps(found, allow_nan=False)
 
 

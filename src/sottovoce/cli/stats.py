@@ -45,8 +45,14 @@ def stats(
             help="With --heterogeneity: resemblyzer (the default where installed) or spectrum (needs nothing).",
         ),
     ] = None,
+    speakers_per_device: Annotated[
+        int | None, typer.Option(help="Draw and count devices, too, that so many speakers share, chosen by --seed.")
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="With --heterogeneity: decides who is heard, k-means and the map.  [default: 1]")
+        int | None,
+        typer.Option(
+            help="Decides who shares a device; with --heterogeneity who is heard, k-means and the map.  [default: 1]"
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -66,6 +72,8 @@ def stats(
     if heterogeneity:
         from sottovoce.cli.heterogeneity import report_heterogeneity
 
+        if speakers_per_device is not None:
+            raise InputError(f"speakers_per_device={speakers_per_device}: expected without --heterogeneity")
         seed = 1 if seed is None else seed
         report_heterogeneity(
             stores, plot=plot, users=users, utterances=utterances, embedding=embedding, seed=seed, json=json
@@ -73,19 +81,25 @@ def stats(
         return
     for name, value in (
         *(("against", against), ("users", users), ("utterances", utterances)),
-        *(("embedding", embedding), ("seed", seed)),
+        *(("embedding", embedding), ("seed", seed if speakers_per_device is None else None)),
     ):
         if value is not None:
             raise InputError(f"{name}={value}: expected --heterogeneity with it")
-    from sottovoce.users.statistics import statistics, table
+    from sottovoce.users.statistics import device_statistics, statistics, table, told_devices
 
-    figures = statistics(stores[0])
+    figures, devices = statistics(stores[0]), None
+    if speakers_per_device is not None:
+        devices = device_statistics(
+            stores[0], speakers_per_device=speakers_per_device, seed=1 if seed is None else seed
+        )
     if json:
-        print_json(figures)
+        print_json(figures if devices is None else figures | {"devices": devices})
     else:
         stdout.print(table(figures, title=f"{stores[0].name} ({stores[0].language})"))
+        for line in [] if devices is None else told_devices(devices):
+            stdout.print(line, highlight=False, soft_wrap=True, markup=False)
     if plot is not None:
         from sottovoce.users.figure import draw
 
-        draw(stores[0], plot)
+        draw(stores[0], plot, speakers_per_device=speakers_per_device, seed=1 if seed is None else seed)
         say(f"wrote {plot}")

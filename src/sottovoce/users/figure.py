@@ -1,7 +1,8 @@
 """The flagship paper's Figure 1 for any store: how unevenly speech is spread over speakers.
 
 Above, minutes per speaker; below, utterances per speaker; one line per split, on logarithmic axes, because most people
-give very little and a few very much.
+give very little and a few very much. Where speakers share devices, these are drawn beside them (Figure 2 of Gao et al.
+2022).
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,14 @@ from numpy.typing import NDArray
 
 from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
 from sottovoce.users.splits import UserIndex, select_speakers
-from sottovoce.users.statistics import minutes_per_speaker, statistics, table_rows, utterances_per_speaker
+from sottovoce.users.statistics import (
+    minutes_per_speaker,
+    on_devices,
+    statistics,
+    table_rows,
+    utterances_of_clients,
+    utterances_per_speaker,
+)
 
 BINS = 32
 BINS_PER_DECADE = (8, 24)
@@ -37,12 +45,16 @@ class _Curve:
     line_style: str
 
 
-def draw(store: UserIndex, path: Path | str) -> None:
+def draw(store: UserIndex, path: Path | str, *, speakers_per_device: int | None = None, seed: int = 1) -> None:
     """Draw the figure to `path`; its suffix says as what: .png, .svg, or .html (one self-contained page).
+
+    With `speakers_per_device`, devices are drawn beside speakers; `seed` decides who shares one.
 
     An existing file is replaced only once the new one is complete.
     """
-    write_drawing(path, lambda: _figure(store), lambda: _page(store))
+    write_drawing(
+        path, lambda: _figure(store, speakers_per_device=speakers_per_device, seed=seed), lambda: _page(store)
+    )
 
 
 def _page(store: UserIndex) -> Page:
@@ -57,7 +69,7 @@ def _page(store: UserIndex) -> Page:
     )
 
 
-def _figure(store: UserIndex) -> Figure:
+def _figure(store: UserIndex, *, speakers_per_device: int | None, seed: int) -> Figure:
     """Minutes per speaker above, utterances per speaker below."""
     minutes, counts = [], []
     for number, split in enumerate(store.splits):
@@ -65,10 +77,16 @@ def _figure(store: UserIndex) -> Figure:
         style = COLOURS[number % len(COLOURS)], LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)]
         minutes.append(_Curve(split, minutes_per_speaker(speakers), *style))
         counts.append(_Curve(split, utterances_per_speaker(store, speakers).astype(np.float64), *style))
+        if speakers_per_device is not None:
+            shared = on_devices(store, split, speakers_per_device=speakers_per_device, seed=seed)
+            name, style = f"{split}, {speakers_per_device} a device", (style[0], LINE_STYLES[1])
+            minutes.append(_Curve(name, shared.seconds / 60, *style))
+            counts.append(_Curve(name, utterances_of_clients(shared).astype(np.float64), *style))
     figure = Figure(figsize=(10, 7.2), layout=ConstrainedLayoutEngine(hspace=0.08))
     above, below = figure.subplots(2, 1)
-    _draw(above, minutes, edges=_edges(minutes), title="Minutes of speech per speaker", unit="minutes")
-    _draw(below, counts, edges=_whole_edges(counts), title="Utterances per speaker", unit="utterances")
+    whom = "speaker" if speakers_per_device is None else "speaker, and per device"
+    _draw(above, minutes, edges=_edges(minutes), title=f"Minutes of speech per {whom}", unit="minutes")
+    _draw(below, counts, edges=_whole_edges(counts), title=f"Utterances per {whom}", unit="utterances")
     # The axis begins at half an utterance, which nobody has.
     below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value) if value >= 1 else ""))
     figure.suptitle(f"{store.name}: how speech is spread over speakers", color=INK, fontsize=14, fontweight="bold")
@@ -126,7 +144,10 @@ def _edges(curves: list[_Curve]) -> NDArray[np.float64]:
     low, high = _range(curves)
     per_decade = np.clip(BINS / max(np.log10(high / low), 0.1), *BINS_PER_DECADE)
     first, last = np.floor(np.log10(low) * per_decade), np.floor(np.log10(high) * per_decade) + 1
-    return np.asarray(10.0 ** (np.arange(first, last + 1) / per_decade))
+    edges = np.asarray(10.0 ** (np.arange(first, last + 1) / per_decade))
+    # A power may be rounded to the wrong side of the value that it was made for.
+    edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
+    return edges
 
 
 def _whole_edges(curves: list[_Curve]) -> NDArray[np.float64]:

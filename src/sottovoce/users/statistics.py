@@ -9,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.users.population import Population, build_population
+from sottovoce.users.rules import PopulationSettings
 from sottovoce.users.splits import Speakers, UserIndex, select_speakers, user_counts
 
 SAMPLES_PER_MINUTE = 60 * SAMPLE_RATE
@@ -40,6 +42,39 @@ def speaker_statistics(store: UserIndex, speakers: Speakers) -> dict[str, Any]:
             "max": float(minutes.max()),
         },
     }
+
+
+def device_statistics(store: UserIndex, *, speakers_per_device: int, seed: int) -> dict[str, Any]:
+    """Of each split, how much is on a device that so many of its speakers share (Figure 2 of Gao et al. 2022)."""
+    found: dict[str, Any] = {}
+    for split in store.splits:
+        shared = on_devices(store, split, speakers_per_device=speakers_per_device, seed=seed)
+        found[split] = {"devices": len(shared), "utterances": int(utterances_of_clients(shared).sum())} | {
+            f"{what}_per_device": {name: float(getattr(amounts, name)()) for name in ("mean", "std", "min", "max")}
+            | {"median": float(np.median(amounts))}
+            for what, amounts in (("minutes", shared.seconds / 60), ("utterances", utterances_of_clients(shared)))
+        }
+    return {"speakers_per_device": speakers_per_device, "seed": seed, "splits": found}
+
+
+def on_devices(store: UserIndex, split: str, *, speakers_per_device: int, seed: int) -> Population:
+    """The speakers of a split as clients of the rule `device`."""
+    settings = PopulationSettings(split=split, clients="device", speakers_per_device=speakers_per_device)
+    return build_population(store, settings, seed=seed)
+
+
+def utterances_of_clients(population: Population) -> NDArray[np.int64]:
+    return population.members.totals(user_counts(population.store, population.members.members))
+
+
+def told_devices(figures: dict[str, Any]) -> list[str]:
+    """What `device_statistics` returns, a line for each split."""
+    return [
+        f"{split}, {figures['speakers_per_device']} speakers a device: {row['devices']:,} devices, "
+        f"{row['utterances_per_device']['median']:,.0f} utterances and {_amount(row['minutes_per_device']['median'])} "
+        "minutes in the median"
+        for split, row in figures["splits"].items()
+    ]
 
 
 def minutes_per_speaker(speakers: Speakers) -> NDArray[np.float64]:
