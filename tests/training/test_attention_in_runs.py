@@ -14,6 +14,7 @@ from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.models.saved import load
 from sottovoce.reporting.summary import write_report
 from sottovoce.store import Store
+from sottovoce.text.tokens import CharacterTokens, save_tokens
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
 CRDNN = ["model={family: crdnn, size: tiny}", "data.test=[test, dev]"]
@@ -70,6 +71,14 @@ def test_a_run_may_be_chosen_by_what_ctc_says(
         assert not {"dev_wer", "dev_collapsed"} & record.keys()
     assert "dev_ctc_wer" in load(outcome.folder).about
     assert "word error rate by CTC" in write_report({"run": outcome.folder}, tmp_path, title="Run").path.read_text()
+
+
+def test_tokens_of_another_language_are_refused_before_the_first_round(go: Go, federated_recipe: Path) -> None:
+    save_tokens(CharacterTokens("éàçù"), federated_recipe.parent / "french.json")
+    with pytest.raises(
+        InputError, match=r"tones: not one of the \d+ texts of split=dev can be written with the model's"
+    ):
+        go(federated_recipe, *FEDERATED, f"tokens.file={federated_recipe.parent / 'french.json'}")
 
 
 def test_a_model_without_attention_is_not_asked_for_it(go: Go, recipe_file: Path) -> None:

@@ -11,13 +11,26 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language, select
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Progress, Store, pack
+from sottovoce.text.tokens import Tokens
 
 
 def check_scored(places: Iterable[tuple[Store, str]], recogniser: Recogniser) -> None:
     """Find out before training, not at the first evaluation, that a set cannot be scored."""
     for store, split in places:
         check_language(recogniser, store)
-        select(store, split=split)
+        chosen = select(store, split=split)
+        if not any(_writable(recogniser.tokens, text) for text in chosen.references):
+            raise InputError(
+                f"store {store.path}: not one of the {len(chosen.references):,} texts of split={split} can be written "
+                "with the model's tokens, expected tokens of its language"
+            )
+
+
+def _writable(tokens: Tokens, text: str) -> bool:
+    try:
+        return bool(tokens.encode(text))
+    except InputError:
+        return False
 
 
 def ensure_store(recipe: Recipe, stores: Path, on_progress: Callable[[Progress], None]) -> None:
