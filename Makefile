@@ -49,7 +49,7 @@ bench: $(STAMP)  ## side-by-side measurements (minutes)
 	sh benchmarks/peers/setup.sh
 	$(BIN)/python benchmarks/peers.py tiny small --markdown docs/benchmarks-peers.md
 
-results: $(STAMP)  ## write docs/RESULTS.md, its figures and results/*.md from the runs kept in results/*.zip
+results: $(STAMP)  ## write docs/RESULTS*.md, figures and results/*.md from the runs kept in results/*.zip
 	$(BIN)/python benchmarks/results.py write
 
 lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv

@@ -1,10 +1,10 @@
-"""docs/RESULTS.md: runs are kept small in results/SUITE.zip, and the document is written from them, never typed.
+"""docs/RESULTS*.md: runs are kept small in results/SUITE.zip, and the documents are written from them, never typed.
 
     python benchmarks/results.py keep runs/benchmark/clipping [--suite NAME]   # a suite, or single runs of one
     python benchmarks/results.py write [--allow-missing]                       # = make results
 
-A template names runs as suite/label; what it may ask for stands in findings/vocabulary.py. Runs that it names and that
-are not kept are listed, and nothing is written; with --allow-missing the document says "not run" in their place.
+Templates name runs as suite/label; what they may ask for stands in findings/vocabulary.py. Runs that they name and that
+are not kept are listed, and nothing is written; with --allow-missing a document says "not run" in their place.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from findings.document import render, unsupported, write
+from findings.document import render_all, unsupported, write
 from findings.keeping import keep
 
 from sottovoce.errors import InputError
@@ -47,25 +47,28 @@ def keep_runs(paths: list[Path], *, results: Path, suite: str | None, rounds: in
     print(f"all that is kept: {sum(file.stat().st_size for file in results.glob(f'*{SUFFIX}')) / 1e6:,.2f} MB, packed")
 
 
-def write_document(*, results: Path, docs: Path, allow_missing: bool) -> int:
-    """Write RESULTS.md, its figures and the pages of suites; 1 where runs are missing or a claim shows none."""
-    document = render(docs / "results.template.md", results=results)
-    if document.missing and not allow_missing:
-        print(f"{len(document.missing)} runs are named and not kept: {', '.join(document.missing)}", file=sys.stderr)
+def write_documents(*, results: Path, docs: Path, allow_missing: bool) -> int:
+    """Write the documents, their figures and the pages of suites; 1 where runs are missing or a claim shows none."""
+    documents = render_all(docs, results=results)
+    missing = list(dict.fromkeys(name for document in documents.values() for name in document.missing))
+    if missing and not allow_missing:
+        print(f"{len(missing)} runs are named and not kept: {', '.join(missing)}", file=sys.stderr)
         return 1
-    if claims := unsupported(document.text):
+    if claims := [claim for document in documents.values() for claim in unsupported(document.text)]:
         print(f"a number without its run: {' | '.join(claims)}", file=sys.stderr)
         return 1
-    write(document, docs / "RESULTS.md", results=results)
-    made = f"{len(document.figures)} figures and {len(document.pages)} pages of suites"
-    print(f"wrote {docs / 'RESULTS.md'}, {made}; {len(document.missing)} runs are missing")
+    write(documents, results=results)
+    for path, document in documents.items():
+        print(f"wrote {path} with {len(document.figures)} figures")
+    pages = {suite for document in documents.values() for suite in document.pages}
+    print(f"wrote {len(pages)} pages of suites; {len(missing)} runs are missing")
     return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="where runs are kept")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where template and document lie")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where templates and documents lie")
     commands = parser.add_subparsers(dest="command", required=True)
     keeping = commands.add_parser("keep")
     keeping.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, or of suites of runs")
@@ -85,7 +88,7 @@ def main() -> int:
                 brief=chosen.brief,
             )
             return 0
-        return write_document(results=chosen.results, docs=chosen.docs, allow_missing=chosen.allow_missing)
+        return write_documents(results=chosen.results, docs=chosen.docs, allow_missing=chosen.allow_missing)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -170,8 +171,7 @@ def test_parts_change_the_papers_recipe_and_the_best_is_one_of_them(room: str) -
 
 @pytest.mark.parametrize("archive", sorted(path.name for path in KEPT.glob("*.zip")))
 def test_kept_runs_are_those_of_the_recipes_and_all_of_them(archive: str) -> None:
-    name = archive.removesuffix(".zip")
-    suite = f"cpu/{name.removeprefix('cpu-')}" if name.startswith("cpu-") else name
+    suite = re.sub("^(cpu|gao)-", r"\1/", archive.removesuffix(".zip"))
     folder = open_path(KEPT / archive)
     assert {path.name for path in folder.iterdir()} == {*runs(suite)}
     for label, recipe in runs(suite).items():

@@ -1,8 +1,8 @@
-"""The document: a template filled in from kept runs, and the rule that whoever claims a number shows its run."""
+"""Documents: templates filled in from kept runs, and the rule that whoever claims a number shows its run."""
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +34,24 @@ class Document:
     missing: tuple[str, ...]
 
 
+def templates(docs: Path) -> dict[Path, Path]:
+    """By the document that each of them becomes: `results-gao.template.md` is for `RESULTS-gao.md`."""
+    found = sorted(docs.glob("results*.template.md"))
+    return {docs / path.name.replace("results", "RESULTS").replace(".template", ""): path for path in found}
+
+
+def render_all(docs: Path, *, results: Path) -> dict[Path, Document]:
+    """Every document of `docs`; what they share of the runs is read once."""
+    kept = Kept(results, docs)
+    return {path: _render(template, kept) for path, template in templates(docs).items()}
+
+
 def render(template: Path, *, results: Path) -> Document:
     """Fill in `template` from the runs kept in `results`; the document lies beside its template."""
-    kept = Kept(results, template.parent)
+    return _render(template, Kept(results, template.parent))
+
+
+def _render(template: Path, kept: Kept) -> Document:
     vocabulary = Vocabulary(kept, IMAGES)
     missing: dict[str, None] = {}
     asked = {name: _patient(function, missing) for name, function in vocabulary.functions().items()}
@@ -79,15 +94,23 @@ def unsupported(text: str) -> list[str]:
     return found
 
 
-def write(document: Document, path: Path, *, results: Path) -> None:
-    """Write the text, its figures and the pages of suites; remove figures and pages that are of nothing any more."""
-    images = path.parent / IMAGES
-    images.mkdir(parents=True, exist_ok=True)
-    drawn = {images / f"{name}.svg": content for name, content in document.figures.items()}
-    pages = {results / f"{suite}.md": page.encode() for suite, page in document.pages.items()}
-    for old in {*images.glob("*.svg"), *results.glob("*.md")} - {*drawn, *pages, results / "README.md"}:
-        old.unlink()
-    for place, content in {**drawn, **pages, path: document.text.encode()}.items():
+def write(documents: Mapping[Path, Document], *, results: Path) -> None:
+    """Write texts, figures and the pages of suites; remove figures and pages that are of nothing any more."""
+    drawn: dict[Path, bytes] = {}
+    for path, document in documents.items():
+        figures = {path.parent / IMAGES / f"{name}.svg": content for name, content in document.figures.items()}
+        if twice := drawn.keys() & figures.keys():
+            raise InputError(f"name={min(twice).stem}: a figure of two documents, expected names of their own")
+        drawn |= figures
+    pages = {
+        results / f"{s}.md": page.encode() for document in documents.values() for s, page in document.pages.items()
+    }
+    for folder in {path.parent / IMAGES for path in documents}:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in {*folder.glob("*.svg"), *results.glob("*.md")} - {*drawn, *pages, results / "README.md"}:
+            old.unlink()
+    texts = {path: document.text.encode() for path, document in documents.items()}
+    for place, content in {**drawn, **pages, **texts}.items():
         with written_atomically(place) as file:
             file.write(content)
 

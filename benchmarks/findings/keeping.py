@@ -107,6 +107,8 @@ def _slim(results: Mapping[str, Any], *, brief: bool) -> dict[str, Any]:
     slim["test"] = _totals(results["test"]) if brief else {n: _nameless(test) for n, test in results["test"].items()}
     if (start := results.get("start")) is not None:
         slim["start"] = {**start, "test": _totals(start["test"])}
+    if (clients := results.get("clients")) is not None:
+        slim["clients"] = {k: v for k, v in clients.items() if not (brief and k == "per_client")}
     return slim
 
 

@@ -65,9 +65,17 @@ def told_difference(
     kept: Kept, found: Difference, first: Mapping[int, RunRecord], second: Mapping[int, RunRecord]
 ) -> str:
     """`−2.3 points (−3.1 to −1.5; seeds …)`, a pair of links for each seed."""
+    return _told(found, [f"{kept.link(first[s], str(s))}/{kept.link(second[s], str(s))}" for s in found.seeds])
+
+
+def told_change(kept: Kept, found: Difference, runs: Mapping[int, RunRecord]) -> str:
+    """The same within runs, a link for each seed."""
+    return _told(found, [kept.link(runs[seed], str(seed)) for seed in found.seeds])
+
+
+def _told(found: Difference, links: Sequence[str]) -> str:
     interval = "no interval" if found.interval is None else " to ".join(points(bound) for bound in found.interval)
-    pairs = [f"{kept.link(first[s], str(s))}/{kept.link(second[s], str(s))}" for s in found.seeds]
-    return f"{points(found.mean)} points ({interval}; {'seeds' if pairs[1:] else 'seed'} {', '.join(pairs)})"
+    return f"{points(found.mean)} points ({interval}; {'seeds' if links[1:] else 'seed'} {', '.join(links)})"
 
 
 def told_epsilon(run: RunRecord) -> str:

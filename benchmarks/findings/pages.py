@@ -1,5 +1,6 @@
 """A page for each suite, where the document's links lead: what every run gave, and how to make it again."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,16 @@ def suite_pages(kept: Kept) -> dict[str, str]:
 
 def recipe_of(suite: str) -> str:
     """
-    >>> recipe_of("clipping"), recipe_of("cpu-local")
-    ('benchmark/clipping', 'benchmark/cpu/local')
+    >>> recipe_of("clipping"), recipe_of("cpu-local"), recipe_of("gao-clients")
+    ('benchmark/clipping', 'benchmark/cpu/local', 'benchmark/gao/clients')
     """
-    return f"benchmark/cpu/{suite.removeprefix('cpu-')}" if suite.startswith("cpu-") else f"benchmark/{suite}"
+    return "benchmark/" + re.sub("^(cpu|gao)-", r"\1/", suite)
 
 
 def _page(kept: Kept, suite: str) -> str:
     runs = [_told(kept.run(f"{suite}/{label}")) for label in kept.labels(suite)]
-    return fill(TEMPLATE, {"suite": suite, "runs": runs})
+    document = "RESULTS-gao.md" if suite.startswith("gao-") else "RESULTS.md"
+    return fill(TEMPLATE, {"suite": suite, "document": document, "runs": runs})
 
 
 def _told(run: RunRecord) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def mean_interval(runs: Sequence[RunRecord], *, names: Sequence[str], test: str 
         found = scored(runs[0], test).get("wer_interval")
         return None if found is None else (found[0], found[1])
     drawn = _drawn([(scored(run, test), None) for run in runs], names=("mean", *names))
-    return None if drawn is None else _percentiles(drawn)
+    return None if drawn is None else percentiles(drawn)
 
 
 def difference(
@@ -76,7 +76,7 @@ def difference(
             raise InputError(f"difference {' '.join(names)}: expected runs that were tested on the same speakers")
     drawn = _drawn(list(pairs), names=("difference", *names))
     return Difference(
-        fmean(one["wer"] - other["wer"] for one, other in pairs), None if drawn is None else _percentiles(drawn), seeds
+        fmean(one["wer"] - other["wer"] for one, other in pairs), None if drawn is None else percentiles(drawn), seeds
     )
 
 
@@ -102,7 +102,7 @@ def _errors(test: Record) -> NDArray[np.float64]:
     return np.array([round((person["wer"] or 0.0) * person["words"]) for person in test["per_speaker"]], dtype=float)
 
 
-def _percentiles(drawn_D: NDArray[np.float64]) -> Interval:
+def percentiles(drawn_D: NDArray[np.float64]) -> Interval:
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn_D, [tail, 1 - tail])
     return float(low), float(high)

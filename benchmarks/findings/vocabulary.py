@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from findings import figures
+from findings import clients, figures
 from findings.kept import Kept, each
 from findings.numbers import (
     formatted,
@@ -12,6 +12,7 @@ from findings.numbers import (
     over_seeds,
     per_cent,
     single,
+    told_change,
     told_difference,
     told_epsilon,
     told_population,
@@ -41,8 +42,15 @@ class Vocabulary:
         """By the names that a template has for them."""
         sentences = (self.wer, self.startwer, self.mean, self.difference, self.epsilon, self.population)
         others = (self.value, self.ratio, self.imbalance, self.table, self.grid)
-        drawings = (self.wer_figure, self.norms_figure, self.gain_figure)
-        return {function.__name__: function for function in (*sentences, *others, *drawings)}
+        of_clients = (
+            self.client_mean,
+            self.client_gain,
+            self.client_difference,
+            self.client_table,
+            self.client_amounts,
+        )
+        drawings = (self.wer_figure, self.norms_figure, self.gain_figure, self.client_figure)
+        return {function.__name__: function for function in (*sentences, *others, *of_clients, *drawings)}
 
     def wer(self, run: str, *, test: str | None = None) -> str:
         """Test WER of one run with its 95 % interval over speakers."""
@@ -100,6 +108,35 @@ class Vocabulary:
         if show not in RATES:
             raise InputError(f"show={show}: expected one of {', '.join(RATES)}")
         return suite_grid(self.kept, suite, label=label, rate=RATES[show])
+
+    def client_mean(self, setting: str, when: str = "after") -> str:
+        """Mean WER over clients on their own held-out speech, over seeds."""
+        return self._over_seeds(setting, lambda run: clients.mean_rate(run, when))
+
+    def client_gain(self, setting: str) -> str:
+        """The mean over clients after federation less that before, with an interval over clients."""
+        runs = self.kept.repeats(setting)
+        found = clients.gain(runs, name=setting)
+        return told_change(self.kept, found, runs)
+
+    def client_difference(self, first: str, second: str) -> str:
+        """The first's mean over clients less the second's, over common seeds, paired over clients."""
+        runs, others = each(self.kept.repeats, (first, second))
+        return told_difference(self.kept, clients.difference(runs, others, names=(first, second)), runs, others)
+
+    def client_table(self, suite: str, *, only: Sequence[str] = ()) -> str:
+        """A row for each setting: clients before and after, how many are above 50 % and 100 %, better and worse."""
+        return clients.table(self.kept, suite, only=only)
+
+    def client_amounts(self, run: str) -> str:
+        """Quarters of the clients by how much speech they have, before and after."""
+        found = self.kept.run(run)
+        return f"{clients.by_amount(found)}\n\nFrom {self.kept.link(found, run)}."
+
+    def client_figure(self, *runs: str, name: str) -> str:
+        """Sorted WER of the clients of some runs, before and after: Figure 4 of Gao et al."""
+        found = dict(zip((run.partition("/")[2] for run in runs), each(self.kept.run, runs), strict=True))
+        return self._shown(clients.drawing(found, name=name), runs)
 
     def wer_figure(self, *suites: str, name: str, only: Sequence[str] = ()) -> str:
         """The test WER of every setting of some suites."""

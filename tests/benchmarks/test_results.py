@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import results as program
 from findings import document, keeping, kept, numbers, pages
-from findings.document import IMAGES, NOT_RUN, render, unsupported
+from findings.document import IMAGES, NOT_RUN, render, render_all, templates, unsupported
 from findings.keeping import FILES, keep, readable, thinned
 from findings.kept import Kept
 from findings.numbers import told_epsilon
@@ -32,7 +32,8 @@ from sottovoce.reporting.records import read_run
 from sottovoce.training.stages import Surroundings, run_recipe
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = ROOT / "docs/results.template.md"
+TEMPLATES = templates(ROOT / "docs")
+DOCUMENTS = sorted(path.name for path in TEMPLATES)
 RECIPE = """
 about: tones
 data: {store: tones}
@@ -111,22 +112,29 @@ def rendered(results: Path, text: str) -> str:
 # What is in the repository.
 
 
-def test_the_document_is_what_the_kept_runs_give() -> None:
-    made = render(TEMPLATE, results=ROOT / "results")
-    assert (ROOT / "docs/RESULTS.md").read_text() == made.text, "make results"
+def test_the_documents_are_what_the_kept_runs_give() -> None:
+    made = render_all(ROOT / "docs", results=ROOT / "results")
+    assert {path.name for path in made} == {path.name for path in (ROOT / "docs").glob("RESULTS*.md")}
+    figures: dict[str, bytes] = {}
+    for path, found in made.items():
+        assert path.read_text() == found.text, "make results"
+        assert not figures.keys() & found.figures.keys()
+        figures |= found.figures
+        pages = {page.stem: page.read_text() for page in (ROOT / "results").glob("*.md") if page.stem != "README"}
+        assert pages == found.pages, "make results"
     drawn = {path.stem: path.read_bytes() for path in (ROOT / "docs" / IMAGES).glob("*.svg")}
-    assert drawn == made.figures, "make results"
-    pages = {path.stem: path.read_text() for path in (ROOT / "results").glob("*.md") if path.stem != "README"}
-    assert pages == made.pages, "make results"
+    assert drawn == figures, "make results"
 
 
-def test_every_claim_shows_its_run() -> None:
-    assert unsupported((ROOT / "docs/RESULTS.md").read_text()) == []
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_claim_shows_its_run(document: str) -> None:
+    assert unsupported((ROOT / "docs" / document).read_text()) == []
 
 
-def test_every_link_leads_to_its_run() -> None:
-    links = set(re.findall(r"\]\(\.\./results/([^)]*)\)", (ROOT / "docs/RESULTS.md").read_text()))
-    assert len(links) > 250
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_to_its_run(document: str) -> None:
+    links = set(re.findall(r"\]\(\.\./results/([^)]*)\)", (ROOT / "docs" / document).read_text()))
+    assert len(links) > 100
     for link in links:
         page, _, label = link.partition("#")
         assert f'<a id="{label}"></a>\n\n## {label}\n' in (ROOT / "results" / page).read_text(), link
@@ -150,8 +158,10 @@ def test_what_is_kept_is_small_and_sound() -> None:
         assert found.ledger is None or not found.ledger.problem
 
 
-def test_the_template_names_runs_that_its_recipes_make() -> None:
-    constants = {found.value for found in Environment().parse(TEMPLATE.read_text()).find_all(Const)}
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_template_names_runs_that_its_recipes_make(document: str) -> None:
+    template = TEMPLATES[ROOT / "docs" / document]
+    constants = {found.value for found in Environment().parse(template.read_text()).find_all(Const)}
     named = [str(value).split("/") for value in constants if "/" in str(value)]
     assert len(named) > 100
     for suite, label in named:
@@ -260,6 +270,75 @@ def test_nothing_is_kept_in_a_damaged_archive(run: Path, tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"suite\.zip: cannot be unpacked"):
         program.keep_runs([run], results=tmp_path, suite=None, rounds=None, brief=False)
     assert (tmp_path / "suite.zip").read_bytes() == b"PK, but no more"
+
+
+# Clients.
+
+
+def heard_clients(folder: Path, before: list[float], after: list[float]) -> None:
+    """Clients with one second more each, in the order of their rates after, as runs write them."""
+    people = [
+        {"seconds": float(n), "words": 10, "before": b, "after": a}
+        for n, (b, a) in enumerate(zip(before, after, strict=True))
+    ]
+    content = json.loads((folder / "results.json").read_text())
+    content["clients"] = {
+        "clients": len(people),
+        **{when: summarised([p[when] for p in people]) for when in ("before", "after")},
+        "better": sum(p["after"] < p["before"] for p in people),
+        "worse": sum(p["after"] > p["before"] for p in people),
+        "by_seconds": [{"clients": len(people), "seconds": [0.0, 5.0], "before": 0.5, "after": 0.25}],
+        "per_client": sorted(people, key=lambda p: p["after"]),
+    }
+    (folder / "results.json").write_text(json.dumps(content))
+
+
+def summarised(rates: list[float]) -> dict[str, Any]:
+    within = [rate for rate in rates if rate <= 1]
+    return {
+        "mean": sum(rates) / len(rates),
+        "mean_without_above_100": sum(within) / len(within),
+        "share_above_50": sum(rate > 0.5 for rate in rates) / len(rates),
+        "share_above_100": sum(rate > 1 for rate in rates) / len(rates),
+    }
+
+
+def test_clients_are_compared_with_themselves(results: Path, copy: Copy) -> None:
+    """Everybody gains 20 points and 10 more by the better weighting, whatever order their rates have."""
+    seed = ("seed: 1\n", "seed: 2\n")
+    before = [0.9, 0.3, 0.6, 1.3]
+    for label, gained in (("a", 0.2), ("b", 0.3)):
+        heard_clients(copy(label), before, [rate - gained for rate in before])
+        heard_clients(copy(f"{label}-seed2", seed), before, [rate - gained for rate in before])
+    told = rendered(
+        results,
+        '{{ client_gain("suite/a") }}\n{{ client_difference("suite/b", "suite/a") }}\n{{ client_mean("suite/a") }}\n'
+        '{{ client_mean("suite/a", "before") }}\n{{ client_table("suite", only=["a"]) }}\n'
+        '{{ client_amounts("suite/a") }}\n{{ client_figure("suite/a", "suite/b", name="clients") }}',
+    ).splitlines()
+    assert told[0].startswith("−20.0 points (−20.0 to −20.0; seeds [1](../results/suite.md#a), [2](")
+    assert told[1].startswith(
+        "−10.0 points (−10.0 to −10.0; seeds [1](../results/suite.md#b)/[1](../results/suite.md#a)"
+    )
+    assert told[2].startswith("57.5 % (57.5–57.5 over seeds ")
+    assert told[3].startswith("77.5 % (")
+    assert told[6].startswith(
+        "| a | 4 | 77.5 (77.5–77.5) | 57.5 (57.5–57.5) | 40.0 (40.0–40.0) | 50.0 (50.0–50.0) | 25.0 "
+    )
+    assert "| 0–5 | 4 | 50.0 | 25.0 |" in told
+    figure = render(results.parent / "docs/results.template.md", results=results).figures["clients"]
+    assert figure.count(b'id="data-') == 3, "the start once, and each run"
+
+
+def test_other_clients_cannot_be_compared(results: Path, copy: Copy) -> None:
+    heard_clients(copy("a"), [0.5, 0.5], [0.4, 0.4])
+    heard_clients(copy("b"), [0.5] * 3, [0.4] * 3)
+    with pytest.raises(InputError, match="expected runs with the same clients"):
+        rendered(results, '{{ client_difference("suite/a", "suite/b") }}')
+    with pytest.raises(InputError, match="say nothing of single clients"):
+        rendered(results, '{{ client_mean("suite/dim") }}')
+    with pytest.raises(InputError, match="when=later: expected one of before, after"):
+        rendered(results, '{{ client_mean("suite/a", "later") }}')
 
 
 # Pages of suites.
@@ -419,12 +498,12 @@ def test_missing_runs_are_all_named_and_nothing_is_written(results: Path, capsys
         '{{ gain_figure("suite/dim-6", "suite/dim", name="g") }} {{ norms_figure("suite/dim", "suite/c", name="n") }}',
     )
     docs = results.parent / "docs"
-    assert program.write_document(results=results, docs=docs, allow_missing=False) == 1
+    assert program.write_documents(results=results, docs=docs, allow_missing=False) == 1
     lost = "suite/a, suite/b, other/…, suite/dim-seed2, suite/dim-6, suite/global-6, suite/global, suite/c"
     assert f"8 runs are named and not kept: {lost}\n" in capsys.readouterr().err
     assert [path.name for path in docs.iterdir()] == ["results.template.md"]
     assert not list(results.glob("*.md"))
-    assert program.write_document(results=results, docs=docs, allow_missing=True) == 0
+    assert program.write_documents(results=results, docs=docs, allow_missing=True) == 0
     assert (docs / "RESULTS.md").read_text().count(NOT_RUN) == 5
     assert [path.name for path in results.glob("*.md")] == ["suite.md"]
 
@@ -433,11 +512,11 @@ def test_figures_that_nobody_shows_and_pages_of_no_suite_are_removed(results: Pa
     docs = results.parent / "docs"
     for text, names in (('{{ wer_figure("suite", name="a") }}', ["a.svg"]), ("none", [])):
         rendered(results, text)
-        assert program.write_document(results=results, docs=docs, allow_missing=False) == 0
+        assert program.write_documents(results=results, docs=docs, allow_missing=False) == 0
         assert [path.name for path in (docs / IMAGES).iterdir()] == names
     (results / "README.md").touch()
     (results / "suite.zip").rename(results / "other.zip")
-    assert program.write_document(results=results, docs=docs, allow_missing=False) == 0
+    assert program.write_documents(results=results, docs=docs, allow_missing=False) == 0
     assert {path.name for path in results.glob("*.md")} == {"README.md", "other.md"}
 
 

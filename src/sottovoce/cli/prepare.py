@@ -178,7 +178,9 @@ def tsv(
 
 @app.command()
 def synthetic(
-    task: Annotated[str, typer.Argument(help="What is spoken and how: crowd, studio, digits or digits-studio.")],
+    task: Annotated[
+        str, typer.Argument(help="What is spoken and how: crowd, studio, digits, digits-studio or digits-crowd.")
+    ],
     out: Out,
     users: Annotated[int, typer.Option(min=3, help="How many speakers, dev and test included.")] = 200,
     hours: Annotated[

@@ -21,7 +21,7 @@ def client_results_section(runs: Sequence[RunRecord]) -> Section | None:
     found = {run.label: results for run in runs if (results := _results(run))}
     if not found:
         return None
-    parts: list[Part] = [_error_table(found), _drawing(found), _amount_table(found)]
+    parts: list[Part] = [_error_table(found), error_drawing(found), _amount_table(found)]
     return Section("client-results", "The clients themselves", INTRO, tuple(parts))
 
 
@@ -42,7 +42,8 @@ def _sorted(results: Record, when: str) -> list[float]:
     return sorted(client[when] for client in results["per_client"])
 
 
-def _drawing(found: Mapping[str, Record]) -> Drawing:
+def error_drawing(found: Mapping[str, Record]) -> Drawing:
+    """Sorted rates of clients before and after, by run."""
     curves = _curves(found)
     told = [f"{label}: mean {sum(rates) / len(rates):.1%}, worst {rates[-1]:.1%}" for label, rates in curves.items()]
     return Drawing(

@@ -76,6 +76,7 @@ def test_listing_is_sorted_disjoint_and_picklable() -> None:
         ("studio", "de", 6.0, 16.0),
         ("digits", "en", 1.0, 9.0),
         ("digits-studio", "fr", 2.0, 16.0),
+        ("digits-crowd", "it", 1.0, 9.0),
     ],
 )
 def test_every_task_sounds_as_described(task: str, language: str, low: float, high: float) -> None:
@@ -116,7 +117,10 @@ def test_studio_is_cleaner_and_longer_than_the_crowd() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"task": "choir", "users": 5}, "task='choir': expected one of crowd, studio, digits, digits-studio"),
+        (
+            {"task": "choir", "users": 5},
+            "task='choir': expected one of crowd, studio, digits, digits-studio, digits-cr",
+        ),
         ({"task": "crowd", "users": 0}, "users=0: expected at least 1"),
         ({"task": "crowd", "users": 5, "hours": 0}, "hours=0: expected a positive number"),
         ({"task": "crowd", "users": 5, "hours": float("nan")}, "hours=nan: expected a positive number"),

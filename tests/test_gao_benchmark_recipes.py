@@ -1,0 +1,170 @@
+"""The suites that put Gao et al. (2022) to the test: runs differ in what their labels say, and in nothing else."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
+
+ROOM = "benchmark/gao/"
+CROWD = ("weighting", "weighting-it", "clients", "start", "server-pass", "private", "private-loss")
+REPEATED = (*CROWD, "real-speech-commands")
+SUITES = (*REPEATED, "learning-rates")
+RELEASED = ("utterances", "loss_released", "wer_released")
+WEIGHTINGS = (*RELEASED, "loss", "wer")
+WEIGHTS = {"federation.privacy.weighting", "federation.shared_dev"}
+# What was tried, and which run has what was chosen.
+RATES = {
+    "user": ("clients", "user-k20", "federation.local.lr"),
+    "silo": ("clients", "silo", "federation.local.lr"),
+    "scratch": ("start", "scratch-fedavg", "federation.local.lr"),
+    "fedadam": ("start", "scratch-fedadam", "federation.server.schedule.lr"),
+}
+WARM_UP = {"most_utterances_share": 0.5}
+
+
+@cache
+def runs(suite: str) -> Mapping[str, Recipe]:
+    loaded = load_experiment(ROOM + suite)
+    assert isinstance(loaded, Suite)
+    return {label: load_recipe(run.recipe, run.overrides) for label, run in loaded.runs.items()}
+
+
+def all_runs() -> list[tuple[str, Recipe]]:
+    return [(f"{suite}/{label}", recipe) for suite in SUITES for label, recipe in runs(suite).items()]
+
+
+def settings(recipe: Recipe) -> dict[str, Any]:
+    """All that decides how a run goes."""
+    found: dict[str, Any] = json.loads(recipe.model_dump_json(exclude={"about", "paper"}))
+    return found
+
+
+def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted({*one, *other}):
+            yield from differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))
+    elif one != other:
+        yield path
+
+
+def changed(recipe: Recipe, base: Recipe) -> set[str]:
+    return {*differences(settings(recipe), settings(base))}
+
+
+def test_every_recipe_of_the_bench_is_a_run_of_a_suite_or_a_warm_up_that_is_started_from() -> None:
+    of_suites = {f"{ROOM}{suite}" for suite in SUITES}
+    of_suites |= {f"{ROOM}{suite}/{label}" for suite in SUITES for label in runs(suite)}
+    started = {recipe.federated.seed_model for _, recipe in all_runs() if recipe.federation is not None} - {None}
+    of_rates = {f"{ROOM}learning-rates/{name}" for name in RATES}
+    assert {name for name in recipe_names() if name.startswith(ROOM)} - of_suites - of_rates == started
+
+
+def is_repeat(name: str) -> bool:
+    return "-seed" in name
+
+
+@pytest.mark.parametrize("suite", REPEATED)
+def test_every_setting_comes_three_times_and_repeats_differ_in_their_seed_alone(suite: str) -> None:
+    found = runs(suite)
+    once = [label for label in found if not is_repeat(label)]
+    assert {*found} == {*once, *(f"{label}-seed{seed}" for label in once for seed in (2, 3))}
+    for label, recipe in found.items():
+        setting, _, seed = label.partition("-seed")
+        assert recipe.seed == int(seed or 1), label
+        assert changed(recipe, found[setting]) == ({"seed"} if seed else set()), label
+    assert len({json.dumps(settings(recipe), sort_keys=True) for recipe in found.values()}) == len(found)
+
+
+def test_federated_runs_start_from_a_warm_up_that_fits_and_that_heard_no_client() -> None:
+    for where, recipe in all_runs():
+        if recipe.federation is None:
+            continue
+        assert (recipe.data.part, settings(recipe)["data"]["seed_part"]) == ("federation", WARM_UP_PART), where
+        if recipe.federated.seed_model is None:
+            warm_up = "warm-up-fr" if where.startswith("learning-rates/") else "warm-up-half-fr"
+            assert recipe.tokens.file == f"runs/benchmark-gao-{warm_up}/model/tokens.json", where
+            continue
+        seed = load_recipe(recipe.federated.seed_model)
+        assert recipe.people_seed == seed.people_seed == seed.seed, where
+        assert (seed.data.part, seed.data.seed_part) == ("seed", recipe.data.seed_part), where
+        assert (seed.data.store, seed.data.prepare) == (recipe.data.store, recipe.data.prepare), where
+        assert (seed.model.mu, seed.tokens) == (recipe.model.mu, recipe.tokens), where
+
+
+WARM_UP_PART = {"fraction": None, "most_data_speakers": None, "most_data_share": None, **WARM_UP}
+
+
+def test_clients_train_as_in_the_released_code_but_for_the_rate() -> None:
+    for where, recipe in all_runs():
+        if recipe.federation is None:
+            continue
+        local = recipe.federated.local
+        assert (local.local_epochs, local.batch_utterances, local.order) == (5, 8, "ascending"), where
+        assert (local.optimiser, local.clip_gradients) == ({"name": "sgd"}, 5.0), where
+        with_ctc = None if where.startswith("private-loss/") else 4
+        assert (recipe.model.ctc_epochs, recipe.model.norm) == (with_ctc, "layer"), where
+
+
+@pytest.mark.parametrize(
+    ("suite", "weightings"),
+    [
+        ("weighting", {"user": WEIGHTINGS, "silo": WEIGHTINGS, "two-users": RELEASED}),
+        ("weighting-it", {"user": RELEASED, "silo": RELEASED}),
+    ],
+)
+def test_weightings_differ_in_weights_alone(suite: str, weightings: Mapping[str, tuple[str, ...]]) -> None:
+    found = runs(suite)
+    labels = {f"{who}-{how.replace('_', '-')}": (who, how) for who, hows in weightings.items() for how in hows}
+    assert {label for label in found if not is_repeat(label)} == {*labels}
+    for label, (who, how) in labels.items():
+        federation = found[label].federated
+        assert federation.privacy.weighting == how
+        assert (federation.clients.holdout, federation.test_clients) == (0.1, "all")
+        assert changed(found[label], found[f"{who}-utterances"]) <= WEIGHTS
+
+
+def test_italian_runs_are_the_french_ones_with_other_people() -> None:
+    for label, recipe in runs("weighting-it").items():
+        other = {"data.store", "data.prepare.language", "federation.seed_model"}
+        assert changed(recipe, runs("weighting")[label]) == other
+
+
+def test_the_extra_pass_is_all_that_differs_from_runs_without() -> None:
+    for label, without in (("silo", "silo"), ("user", "user-k20")):
+        assert changed(runs("server-pass")[label], runs("clients")[without]) == {"federation.server_pass"}
+
+
+def test_k_is_all_that_differs_between_cohorts() -> None:
+    for k in (5, 10, 40):
+        found = runs("clients")[f"user-k{k}"]
+        assert found.federated.cohort_size == k
+        assert changed(found, runs("clients")["user-k20"]) == {"federation.cohort_size"}
+
+
+def test_private_runs_pay_the_same_for_either_weighting() -> None:
+    found = runs("private")
+    for level in ("none", "low", "high"):
+        equal, capped = (found[f"{how}-{level}"] for how in ("equal", "capped"))
+        assert changed(capped, equal) == {
+            f"federation.privacy.{key}" for key in ("denominator", "weight_cap", "weighting")
+        }
+        assert changed(equal, found["equal-low"]) <= {"federation.privacy.noise_multiplier"}
+    for label, recipe in runs("private-loss").items():
+        loss, _, level = label.partition("-seed")[0].rpartition("-")
+        assert recipe.federated.privacy == found[f"equal-{level}"].federated.privacy, label
+        assert changed(recipe, runs("private-loss")[f"joint-{level}"]) - {"seed"} == (
+            set() if loss == "joint" else {"federation.seed_model", "model.mu"}
+        ), label
+
+
+def test_rates_that_were_tried_differ_in_the_rate_alone_and_the_chosen_one_is_among_them() -> None:
+    tried = runs("learning-rates")
+    for name, (suite, label, rate) in RATES.items():
+        of_name = {key: recipe for key, recipe in tried.items() if key.startswith(f"{name}-lr")}
+        first, *others = of_name.values()
+        assert all(changed(other, first) == {rate} for other in others)
+        assert any(rate not in changed(recipe, runs(suite)[label]) for recipe in of_name.values())
