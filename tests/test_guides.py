@@ -92,6 +92,26 @@ def test_the_guides_own_model_is_trained_privately_evaluated_and_used(folder: Pa
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize("folder", [DOCS / "guides" / "joint-ctc-attention.md"], indirect=True)
+def test_a_model_with_attention_is_trained_evaluated_in_three_ways_and_used(folder: Path) -> None:
+    """The page's private run as `--smoke` makes it, and the page's other commands on what comes of it."""
+    soundfile.write(folder / "recording.flac", stream(1, "noise").normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
+    own = commands(DOCS / "guides" / "joint-ctc-attention.md")
+    result = CliRunner().invoke(app, ["run", "demo-crdnn/private", "--smoke", "--out", "runs"])
+    assert result.exit_code == 0, result.output
+    places = {
+        "runs/demo-crdnn-central": "runs/demo-crdnn-private",
+        "runs/demo-crdnn/no-noise": "runs/demo-crdnn-private",
+        "runs/demo-crdnn/private": "runs/demo-crdnn-private",
+        "stores/demo-crowd:test": "stores/smoke:test",
+    }
+    used = [[places.get(word, word) for word in words] for words in own if words[0] != "run"]
+    assert {words[0] for words in used} == {"evaluate", "transcribe", "report", "ledger"}
+    for words in used:
+        result = CliRunner().invoke(app, list(dict.fromkeys(words)))
+        assert result.exit_code == 0, result.output
+
+
 @guides_with("yaml")
 def test_recipes_load(guide: Path, folder: Path) -> None:
     for block in blocks(guide, "yaml"):
