@@ -34,7 +34,8 @@ def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
             Drawing(
                 "loss",
                 "Training loss",
-                f"Mean CTC loss of an utterance in training, over {steps}." + (PRIVATE_LOSS if private else ""),
+                f"Mean loss in training, over {steps}; models of different families have different losses."
+                + (PRIVATE_LOSS if private else ""),
                 _told("Training loss", losses),
                 lambda: _lines(losses, x=steps, y="loss", finish=_from_zero, marks=False),
             )
