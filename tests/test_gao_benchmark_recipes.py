@@ -10,8 +10,7 @@ import pytest
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
 
 ROOM = "benchmark/gao/"
-CROWD = ("weighting", "weighting-it", "clients", "start", "server-pass", "private", "private-loss")
-REPEATED = (*CROWD, "real-speech-commands")
+REPEATED = ("weighting", "weighting-it", "clients", "start", "server-pass", "private", "private-loss")
 SUITES = (*REPEATED, "learning-rates")
 RELEASED = ("utterances", "loss_released", "wer_released")
 WEIGHTINGS = (*RELEASED, "loss", "wer")

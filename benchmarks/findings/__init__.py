@@ -1,1 +1,1 @@
-"""How docs/RESULTS.md is made: runs are kept small in results/, and a Jinja template is filled in from them."""
+"""How docs/RESULTS*.md are made: runs are kept small in results/, and Jinja templates are filled in from them."""

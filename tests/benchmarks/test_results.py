@@ -1,4 +1,4 @@
-"""RESULTS.md says what the kept runs say, and the kept runs say what the runs said."""
+"""RESULTS*.md say what the kept runs say, and the kept runs say what the runs said."""
 
 import doctest
 import json
@@ -33,7 +33,7 @@ from sottovoce.training.stages import Surroundings, run_recipe
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = templates(ROOT / "docs")
-DOCUMENTS = sorted(path.name for path in TEMPLATES)
+DOCUMENTS = ("RESULTS-gao.md", "RESULTS.md")
 RECIPE = """
 about: tones
 data: {store: tones}
@@ -114,7 +114,8 @@ def rendered(results: Path, text: str) -> str:
 
 def test_the_documents_are_what_the_kept_runs_give() -> None:
     made = render_all(ROOT / "docs", results=ROOT / "results")
-    assert {path.name for path in made} == {path.name for path in (ROOT / "docs").glob("RESULTS*.md")}
+    assert sorted(path.name for path in made) == sorted(DOCUMENTS)
+    assert sorted(path.name for path in (ROOT / "docs").glob("RESULTS*.md")) == sorted(DOCUMENTS)
     figures: dict[str, bytes] = {}
     for path, found in made.items():
         assert path.read_text() == found.text, "make results"
@@ -131,10 +132,10 @@ def test_every_claim_shows_its_run(document: str) -> None:
     assert unsupported((ROOT / "docs" / document).read_text()) == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_link_leads_to_its_run(document: str) -> None:
+@pytest.mark.parametrize(("document", "fewest"), zip(DOCUMENTS, (60, 250), strict=True))
+def test_every_link_leads_to_its_run(document: str, fewest: int) -> None:
     links = set(re.findall(r"\]\(\.\./results/([^)]*)\)", (ROOT / "docs" / document).read_text()))
-    assert len(links) > 100
+    assert len(links) > fewest
     for link in links:
         page, _, label = link.partition("#")
         assert f'<a id="{label}"></a>\n\n## {label}\n' in (ROOT / "results" / page).read_text(), link
@@ -152,18 +153,18 @@ def test_what_is_kept_is_small_and_sound() -> None:
         assert {f"{suite}/{path.parent}" for path in files} <= names
         assert {path.name for path in files} <= set(FILES)
     sizes = [path.stat().st_size for name in names for path in kept.run(name).folder.iterdir()]
-    assert sum(sizes) <= 20e6
+    assert sum(sizes) <= 44e3 * len(names)
     for found in map(kept.run, names):
         assert not found.problems
         assert found.ledger is None or not found.ledger.problem
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_the_template_names_runs_that_its_recipes_make(document: str) -> None:
+@pytest.mark.parametrize(("document", "fewest"), zip(DOCUMENTS, (20, 100), strict=True))
+def test_the_template_names_runs_that_its_recipes_make(document: str, fewest: int) -> None:
     template = TEMPLATES[ROOT / "docs" / document]
     constants = {found.value for found in Environment().parse(template.read_text()).find_all(Const)}
     named = [str(value).split("/") for value in constants if "/" in str(value)]
-    assert len(named) > 100
+    assert len(named) > fewest
     for suite, label in named:
         found = load_experiment(recipe_of(suite))
         assert isinstance(found, Suite)
