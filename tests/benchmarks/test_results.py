@@ -132,7 +132,7 @@ def test_every_claim_shows_its_run(document: str) -> None:
     assert unsupported((ROOT / "docs" / document).read_text()) == []
 
 
-@pytest.mark.parametrize(("document", "fewest"), zip(DOCUMENTS, (60, 250), strict=True))
+@pytest.mark.parametrize(("document", "fewest"), [("RESULTS-gao.md", 60), ("RESULTS.md", 250)])
 def test_every_link_leads_to_its_run(document: str, fewest: int) -> None:
     links = set(re.findall(r"\]\(\.\./results/([^)]*)\)", (ROOT / "docs" / document).read_text()))
     assert len(links) > fewest
@@ -159,7 +159,7 @@ def test_what_is_kept_is_small_and_sound() -> None:
         assert found.ledger is None or not found.ledger.problem
 
 
-@pytest.mark.parametrize(("document", "fewest"), zip(DOCUMENTS, (20, 100), strict=True))
+@pytest.mark.parametrize(("document", "fewest"), [("RESULTS-gao.md", 20), ("RESULTS.md", 100)])
 def test_the_template_names_runs_that_its_recipes_make(document: str, fewest: int) -> None:
     template = TEMPLATES[ROOT / "docs" / document]
     constants = {found.value for found in Environment().parse(template.read_text()).find_all(Const)}
