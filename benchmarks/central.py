@@ -263,6 +263,7 @@ def evaluation_row(hours: float, name: str, family: Family[Settings, Any], devic
     parameters = {n: p.to(device, torch.bfloat16) for n, p in start.items()}
     assert family.recognition is not None
     emit = family.recognition.emit
+    assert emit is not None, "log-probabilities for CTC are measured"
     ready = batches(1600, total_seconds=8000)
     passes = int(hours * 3600 / sum(batch.audio_seconds for batch in ready)) + 1
 

@@ -54,7 +54,7 @@ def main() -> None:
     lengths_B[0], token_lengths_B[0] = given.frames, given.tokens
     texts = (lengths_B, tokens_BU, token_lengths_B)
     sides: dict[str, Side] = {
-        "ours, fused": lambda: step(inputs, lambda *joint: rnnt.joint_losses(*joint, *texts)),
+        "ours, fused": lambda: step(inputs, lambda f, g, w, b: rnnt.joint_losses(f, g, w, b, *texts)),
         "products": products(inputs, lengths_B, token_lengths_B),
     }
     if device.type == "cpu":

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sottovoce.audio.batches import collate
-from sottovoce.audio.features import frame_count, frame_lengths, frame_mask, log_mel, normalise, sample_count
+from sottovoce.audio.features import (
+    frame_count,
+    frame_lengths,
+    frame_mask,
+    log_mel,
+    log_power,
+    normalise,
+    sample_count,
+)
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +166,19 @@ def test_a_batch_of_clips_shorter_than_a_window_has_one_frame_each() -> None:
 
 def test_frame_mask_marks_the_utterances_own_frames() -> None:
     assert frame_mask(torch.tensor([2, 0, 3]), 3).tolist() == [[True, True, False], [False] * 3, [True] * 3]
+
+
+def test_log_power_is_the_spectrum_that_filterbanks_are_made_of() -> None:
+    """Mean taken off each frame, pre-emphasis, Povey's window, 512 points; the bin at 0 Hz left out."""
+    samples = np.random.default_rng(1).integers(-9000, 9000, size=1_000).astype(np.int16)
+    found, frames = log_power(torch.from_numpy(samples)[None], torch.tensor([1_000]))
+    assert frames.tolist() == [4]
+    window = np.hanning(400) ** 0.85
+    for number in range(4):
+        frame = samples[160 * number : 160 * number + 400] / 32768
+        centred = frame - frame.mean()
+        emphasised = centred - 0.97 * np.concatenate([centred[:1], centred[:-1]])
+        power = np.abs(np.fft.rfft(emphasised * window, 512))[1:] ** 2
+        np.testing.assert_allclose(found[0, number], np.log(power), rtol=0, atol=1e-3)
+    silence, _ = log_power(torch.zeros(1, 400, dtype=torch.int16), torch.tensor([400]))
+    assert silence.eq(np.log(np.float32(1e-10))).all()

@@ -165,7 +165,7 @@ def test_its_smallest_recipe_is_small(kind: Kind) -> None:
 def test_padding_changes_nothing(kind: Kind, untrained: Any) -> None:
     """An utterance is emitted alone as it is beside a longer one, up to the rounding of one operation in a hundred."""
     found, settings, parameters = untrained
-    if found.recognition is None or kind.hears_padding:
+    if found.recognition is None or found.recognition.emit is None or kind.hears_padding:
         return
     parameters = {name: p.double() for name, p in parameters.items()}
     noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)

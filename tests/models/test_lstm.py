@@ -63,3 +63,20 @@ def test_a_layer_hears_each_line_alone(way: str) -> None:
         found = lstm.bidirectional_by_torch(x, places, cells)
     for line, length in enumerate(lengths.tolist()):
         torch.testing.assert_close(found[line, :length], both(x[line : line + 1, :length])[0][0], **CLOSE)
+
+
+def test_layers_that_hear_the_past_alone_are_torchs_and_go_on_where_they_were() -> None:
+    theirs = torch.nn.LSTM(5, 4, num_layers=2, batch_first=True, dtype=torch.float64)
+    x_WTI = torch.randn(3, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    cells = [lstm.Cell(*(theirs.get_parameter(f"{kind}_l{layer}") for kind in kinds)) for layer in range(2)]
+    expected, (hidden, cell) = theirs(x_WTI)
+    found, state = lstm.forwards(x_WTI, cells)
+    first, between = lstm.forwards(x_WTI[:, :3], cells)
+    second, end = lstm.forwards(x_WTI[:, 3:], cells, between)
+    for ours in (found, torch.cat([first, second], dim=1)):
+        torch.testing.assert_close(ours, expected)
+    for remembered in (state, end):
+        torch.testing.assert_close(remembered.hidden_LWD, hidden)
+        torch.testing.assert_close(remembered.cell_LWD, cell)
+    assert torch.equal(state.take(torch.tensor([2, 0])).cell_LWD, state.cell_LWD[:, [2, 0]])

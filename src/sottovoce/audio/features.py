@@ -1,11 +1,11 @@
-"""Log-mel filterbanks from waveforms, and their normalisation, batched, on the device the waveforms are on.
+"""Log-mel filterbanks and log-power spectra from waveforms, and their normalisation, batched, on the waveforms' device.
 
-Equal to Kaldi's filterbank (and so to lhotse's `Fbank` and to kaldi-native-fbank) with these options: 16 kHz, 25 ms
-Povey window every 10 ms, snip_edges=True, dither=0, remove_dc_offset=True, preemph_coeff=0.97, power spectrum of a
+Filterbanks are equal to Kaldi's (and so to lhotse's `Fbank` and to kaldi-native-fbank) with these options: 16 kHz, 25
+ms Povey window every 10 ms, snip_edges=True, dither=0, remove_dc_offset=True, preemph_coeff=0.97, power spectrum of a
 512-point FFT, triangles on the HTK mel scale from 20 Hz to the Nyquist frequency, no energy term, samples in [-1, 1),
 log floored at float32's machine epsilon. One exception: a clip shorter than one window gives one frame, not none.
 
-    B  utterances    N  samples    T  frames    F  mel filters
+    B  utterances    N  samples    T  frames    F  mel filters, or bins
 """
 
 import numpy as np
@@ -19,9 +19,11 @@ MEL_COUNT = 80
 WINDOW_SAMPLES = SAMPLE_RATE * 25 // 1000
 HOP_SAMPLES = SAMPLE_RATE * 10 // 1000
 FFT_SAMPLES = 512
+BIN_COUNT = FFT_SAMPLES // 2  # without the one at 0 Hz, of which each frame's mean was taken off
 PRE_EMPHASIS = 0.97
 LOWEST_HZ = 20.0
 LOG_FLOOR = torch.finfo(torch.float32).eps
+LEAST_POWER = 1e-10  # of a bin; what rounding to 16 bits adds to each is a hundred times as much
 INT16_SCALE = 1.0 / 32768.0
 # Log-mel values of speech have a variance near 10; this only matters for constant input, which it maps to zeros.
 VARIANCE_FLOOR = 1e-5
@@ -68,6 +70,19 @@ def log_mel(waveforms_BN: Tensor, lengths_B: Tensor, *, mel_count: int = MEL_COU
         window, filters, waves = _constants(waveforms_BN.device, mel_count, is_integer)
         power = _power_spectrum(_inside(waveforms_BN, lengths_B), window, waves)
         features_BTF = (power @ filters).clamp_min_(LOG_FLOOR).log_()
+    return features_BTF, frame_lengths(lengths_B)
+
+
+def log_power(waveforms_BN: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-power spectra [B, T, 256] of the same frames, without the bin at 0 Hz, and the frames of each utterance [B].
+
+    >>> log_power(torch.zeros(1, 16_000, dtype=torch.int16), torch.tensor([16_000]))[0].shape
+    torch.Size([1, 98, 256])
+    """
+    with torch.autocast(device_type=waveforms_BN.device.type, enabled=False):
+        window, _, waves = _constants(waveforms_BN.device, MEL_COUNT, waveforms_BN.dtype == torch.int16)
+        power = _power_spectrum(_inside(waveforms_BN, lengths_B), window, waves)
+        features_BTF = power.view(*power.shape[:2], -1, 2).sum(dim=3)[:, :, 1:].clamp_min_(LEAST_POWER).log_()
     return features_BTF, frame_lengths(lengths_B)
 
 

@@ -4,6 +4,7 @@ By CTC a decoder turns log-probabilities into tokens; a family that has a search
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,24 @@ def choose_decoder(
         raise InputError(f"lm_weight={lm_weight} needs a language model (--lm FILE)")
     if word_score is not None and words is None:
         raise InputError(f"word_score={word_score} needs a list of words (--words FILE)")
+    recognition = family.recognition
+    if by_ctc and recognition is not None and recognition.emit is None:
+        raise InputError(f"models of family={family.name} cannot be decoded by CTC: they have a search of their own")
     wanted: dict[str, Any] = {name: value for name, value in attention.items() if value is not None}
     weight = 0.0 if language_model is None else DEFAULT_LM_WEIGHT if lm_weight is None else lm_weight
     if searches(family) and not by_ctc:
         if words is not None:
             raise InputError(f"words={words}: only CTC can be kept to a list of words (--ctc)")
+        assert recognition is not None
+        for name in wanted.keys() - recognition.options:
+            raise InputError(f"{name}={wanted[name]} means nothing to models of family={family.name}")
         if beam_width is None and language_model is None and not wanted:
             return GREEDY
         if beam_width is not None:
             wanted["width"] = beam_width
         if language_model is not None:
             wanted |= {"language_model": whole_text_scorer(language_model, pieces), "lm_weight": weight}
-        return Search(**wanted)
+        return replace(recognition.beam, **wanted)
     for name, value in wanted.items():
         raise InputError(f"{name}={value} is for models that search with attention, not for CTC (family={family.name})")
     if beam_width is None and language_model is None and words is None:

@@ -66,6 +66,8 @@ def placed(recogniser: Recogniser, device: torch.device) -> Recogniser:
 def emissions(recogniser: Recogniser, recordings: Recordings) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T, V] of what was said, and their lengths [B] on the host."""
     recognition, settings = recognition_of(recogniser), recogniser.settings
+    if recognition.emit is None:
+        raise InputError(f"models of family={recogniser.family.name} cannot be decoded by CTC")
     features = recordings_heard(recogniser.family, recordings, settings=settings)
     return recognition.emit(recogniser.parameters, features, settings=settings)
 

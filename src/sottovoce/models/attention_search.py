@@ -136,7 +136,7 @@ def search(
         _run(decoder, beams, memory_UTD, ctc_log_probs_UTV if how.ctc_weight else None, how=wide)
         found = iter(beams.results())
     every = [next(found) if length else silent for length in lengths_U.tolist()]
-    return every if how.language_model is None else [_ranked(texts, how) for texts in every]
+    return every if how.language_model is None else [ranked(texts, how) for texts in every]
 
 
 def _run(
@@ -317,7 +317,7 @@ def _found(read_S2: NDArray[np.int64], score: float) -> Found:
     return Found(tokens, frames, score, ended)
 
 
-def _ranked(texts: list[Found], how: Search) -> list[Found]:
+def ranked(texts: list[Found], how: Search) -> list[Found]:
     """The best texts, once the language model has been heard too."""
     assert how.language_model is not None
     scored = []

@@ -24,7 +24,7 @@ from torch import Tensor
 from sottovoce.audio.augment import SpecAugmentSettings, apply_masks, draw_masks
 from sottovoce.errors import InputError
 from sottovoce.models import log_mel
-from sottovoce.models.attention_search import Found
+from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.utterances import Features, Recordings
 
 Parameters = Mapping[str, Tensor]
@@ -36,6 +36,7 @@ DEFAULT = "ctc_transformer"
 REGISTERED: Mapping[str, str] = {
     DEFAULT: "sottovoce.models.transformer:FAMILY",
     "crdnn": "sottovoce.models.crdnn:FAMILY",
+    "transducer": "sottovoce.models.transducer:FAMILY",
 }
 
 
@@ -70,7 +71,7 @@ def never(_settings: Any) -> bool:
     return False
 
 
-def none(_settings: Any) -> frozenset[str]:
+def none(*_settings: Any) -> frozenset[str]:
     return frozenset()
 
 
@@ -80,18 +81,23 @@ def no_reason(_settings: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Recognition(Generic[S]):
-    """How a family writes down what was said: by CTC, whose decoding all families share (`models.decoding`).
+    """How a family writes down what was said: by CTC, whose decoding all share (`models.decoding`), or by a search.
 
     `emit(parameters, features, settings=…)` gives log-probabilities [U, T, V], the blank first, and their lengths [U]
-    on the host; each of these frames stands for `samples_per_frame` samples.
-    A family that decodes with attention has a `search(parameters, features, settings=…, how=…)` as well, where `how` is
-    a `Search`: the best texts of each utterance, the best first (`models.attention_search`). It is used unless CTC is
-    asked for.
+    on the host, for CTC; a frame stands for `samples_per_frame` samples.
+    `search(parameters, features, settings=…, how=…)`, where `how` is a `Search`, gives the best texts of each
+    utterance, the best first. It is used unless CTC is asked for. `beam` is the search that is meant where only its
+    width is named, `options` are what else of it may be chosen. A family has at least one of both.
+    `stream(parameters, samples, before, settings=…)`, where a family hears the past alone, takes the next samples and
+    what it gave the last time (None at first): the tokens that follow, each with its frame, and from where to go on.
     """
 
-    emit: Callable[..., tuple[Tensor, Tensor]]
     samples_per_frame: Callable[[S], int]
+    emit: Callable[..., tuple[Tensor, Tensor]] | None = None
     search: Callable[..., list[list[Found]]] | None = None
+    beam: Search = field(default_factory=Search)
+    stream: Callable[..., tuple[list[tuple[int, int]], Any]] | None = None
+    options: frozenset[str] = frozenset({"ctc_weight", "temperature", "end_threshold", "longest_shift"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +130,8 @@ class Family(Generic[S, D]):
     `at(settings, draws, progress)` are a step's draws where they also depend on how far training is.
     `statistics(settings)` names the tensors that count what was seen (batch-norm's): the gradient that `loss` gives
     them is the way they go back in this step, whatever the learning rate; clients' updates hold them like all others.
+    `inherited(other, settings)` names the tensors that a model with `settings` may take from one of another family
+    with the settings `other`; none by default.
     `shared_chance(settings)`: whether `draw` uses the second generator, which a group of clients shares. `mask` is
     SpecAugment, None where features are not time by frequency. `faster(family, working, …)` is the family again with
     compiled or recorded functions for training `working`, or a part of a model where that is None.
@@ -147,6 +155,7 @@ class Family(Generic[S, D]):
     shared_chance: Callable[[S], bool] = never
     at: Callable[[S, D, Progress], D] | None = None
     statistics: Callable[[S], frozenset[str]] = none
+    inherited: Callable[[Any, S], frozenset[str]] = none
     recognition: Recognition[S] | None = None
     stacked: Stacked[S, D] | None = None
     faster: Callable[..., "Family[S, D]"] | None = None

@@ -72,6 +72,33 @@ def bidirectional_by_torch(x_WTI: Tensor, turned_WT: Tensor, cells: Sequence[Cel
     return torch.cat([found[0], _turned(found[1], turned_WT)], dim=-1)
 
 
+class State(NamedTuple):
+    """What LSTMs of several layers, or of several rows, remember: [layers, W, D] each."""
+
+    hidden_LWD: Tensor
+    cell_LWD: Tensor
+
+    def take(self, rows: Tensor) -> "State":
+        return State(self.hidden_LWD[:, rows], self.cell_LWD[:, rows])
+
+
+def at_rest(x: Tensor, cells: Sequence[Cell]) -> State:
+    """Before the first step, for as many lines as `x` has."""
+    zeros_LWD = x.new_zeros(len(cells), len(x), cells[0].recurrent.shape[-1])
+    return State(zeros_LWD, zeros_LWD)
+
+
+def forwards(x_WTI: Tensor, cells: Sequence[Cell], state: State | None = None) -> tuple[Tensor, State]:
+    """Layers that hear the past alone, by torch's own kernels: [W, T, D], and where they stand behind the last step."""
+    before = at_rest(x_WTI, cells) if state is None else state
+    weights = [weight for cell in cells for weight in cell]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        options = (True, len(cells), 0.0, torch.is_grad_enabled(), False, True)
+        found_WTD, hidden_LWD, cell_LWD = _lstm(x_WTI, tuple(before), weights, *options)
+    return found_WTD, State(hidden_LWD, cell_LWD)
+
+
 _lstm: Any = torch._VF.lstm  # what nn.LSTM calls
 
 

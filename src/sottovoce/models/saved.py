@@ -195,12 +195,28 @@ def check_parameters(parameters: Parameters, expected: Mapping[str, tuple[int, .
         raise InputError(f"{where}: unknown parameter {unknown[0]!r}: a model of another architecture")
 
 
-def adapt(seed: Recogniser, settings: Any, tokens: Tokens, *, generator: torch.Generator) -> dict[str, Tensor]:
-    """`seed`'s parameters for a model with `settings` and `tokens`; under another token set the output layer is new."""
-    family = seed.family
+def adapt(
+    seed: Recogniser,
+    settings: Any,
+    tokens: Tokens,
+    *,
+    generator: torch.Generator,
+    family: Family[Any, Any] | None = None,
+) -> dict[str, Tensor]:
+    """`seed`'s parameters for a model with `settings` and `tokens`; under another token set the output layer is new.
+
+    Of a seed of another family than `family`, what that inherits is taken, and the rest is new.
+    """
+    family = seed.family if family is None else family
     parameters = family.init(settings, generator=generator)
-    new = family.of_tokens if seed.tokens.digest != tokens.digest else frozenset()
-    kept = {name: p for name, p in seed.parameters.items() if name not in new}
+    if family.name == seed.family.name:
+        new = family.of_tokens if seed.tokens.digest != tokens.digest else frozenset()
+        kept = {name: p for name, p in seed.parameters.items() if name not in new}
+    else:
+        inherited = family.inherited(seed.settings, settings)
+        if not inherited:
+            raise InputError(f"the model to start from is of family={seed.family.name}, expected {family.name}")
+        kept = {name: p for name, p in seed.parameters.items() if name in inherited}
     merged = {**parameters, **kept}
     check_parameters(merged, family.shapes(settings), where="the model to start from does not fit `model`")
     return {name: merged[name].clone() for name in parameters}

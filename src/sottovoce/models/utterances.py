@@ -50,6 +50,15 @@ class Recordings:
         assert self.line is not None, "these lie end to end"
         return self.samples_N.view(len(self), self.line)
 
+    def as_lines(self) -> Tensor:
+        """The samples, a line for each utterance, however they lie; behind an utterance's end stands whatever comes."""
+        if self.line is not None:
+            return self.lines_UN
+        device = self.samples_N.device
+        places_N = torch.arange(int(self.lengths_U.max()), device=device)
+        index_UN = self.starts_U.to(device, non_blocking=True)[:, None] + places_N
+        return self.samples_N[index_UN.clamp_(max=len(self.samples_N) - 1)]
+
     def with_lines(self, lines_UN: Tensor, lengths_U: Tensor) -> "Recordings":
         """The same texts, said otherwise."""
         line = lines_UN.shape[1]

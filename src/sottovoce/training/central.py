@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sottovoce.audio.augment import add_noise, perturb_speed
 from sottovoce.config import Augmentation, Central, Recipe
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.losses import mean_loss
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score
@@ -247,14 +246,14 @@ def train_step(
 
 
 def starting_point(recipe: Recipe, tokens: Tokens, seed: Recogniser | None, *, language: str) -> Recogniser:
-    """Fresh parameters, or those of the model `seed`; under another token set the output layer is new."""
+    """Fresh parameters, or those of the model `seed` as far as they fit (`saved.adapt`)."""
     family, settings = find_family(recipe.model.family), recipe.model.settings(tokens=tokens.size + 1)
     generator = torch_stream(recipe.seed, "init")
     if seed is None:
         return fresh(family, settings, tokens, language=language, generator=generator)
-    if seed.family.name != family.name:
-        raise InputError(f"the model to start from is of family={seed.family.name}, expected {family.name}")
-    return Recogniser(family, settings, tokens, adapt(seed, settings, tokens, generator=generator), language)
+    return Recogniser(
+        family, settings, tokens, adapt(seed, settings, tokens, family=family, generator=generator), language
+    )
 
 
 def _augment(batch: Recordings, augment: Augmentation, generator: torch.Generator) -> Recordings:

@@ -29,6 +29,7 @@ from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes, own_device, process_group, restarted
 from sottovoce.seeds import derive
 from sottovoce.store import Progress, Store
+from sottovoce.text.tokens import Tokens
 from sottovoce.training import central
 from sottovoce.training.agreement import Facts, Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.client_results import client_results
@@ -376,17 +377,22 @@ def starting_model(recipe: Recipe, seed: Seed | None, store: Store) -> Recognise
     """The model of round 0: the seed's, or a fresh one."""
     if seed is not None:
         found = seed.load()
-        start = central.starting_point(recipe, found.tokens, found, language=found.language)
+        # A seed of another family hands on a part that knows no tokens, if any.
+        is_same = found.family.name == recipe.model.family
+        tokens = found.tokens if is_same else _own_tokens(recipe, store)
+        start = central.starting_point(recipe, tokens, found, language=found.language)
     else:
-        settings = recipe.federated.privacy
-        tokens = choose_tokens(recipe, store, may_read_texts=not settings.adds_noise)
-        start = central.starting_point(recipe, tokens, None, language=store.language)
+        start = central.starting_point(recipe, _own_tokens(recipe, store), None, language=store.language)
     factor = recipe.federated.rescale_norms
     if factor is None:
         return start
     if start.family.rescaled is None:
         raise InputError(f"federation.rescale_norms={factor}: models of family={start.family.name} cannot be rescaled")
     return replace(start, parameters=start.family.rescaled(start.parameters, factor=factor, settings=start.settings))
+
+
+def _own_tokens(recipe: Recipe, store: Store) -> Tokens:
+    return choose_tokens(recipe, store, may_read_texts=not recipe.federated.privacy.adds_noise)
 
 
 def private_plan(

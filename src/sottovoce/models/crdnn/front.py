@@ -45,12 +45,12 @@ def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = tor
 
 def _lines(recordings: Recordings) -> Tensor:
     """Samples in [-1, 1), a line for each utterance, zero behind its end: [U, N]."""
-    samples_N, device = recordings.samples_N, recordings.samples_N.device
-    starts_U, lengths_U = (t.to(device, non_blocking=True) for t in (recordings.starts_U, recordings.lengths_U))
-    places_N = torch.arange(int(recordings.lengths_U.max()), device=device)
-    own_UN = samples_N[(starts_U[:, None] + places_N).clamp_(max=len(samples_N) - 1)]
-    scale = 1.0 if samples_N.is_floating_point() else INT16_SCALE
-    return torch.where(places_N < lengths_U[:, None], own_UN.float() * scale, 0.0)
+    own_UN = recordings.as_lines()[:, : int(recordings.lengths_U.max())]
+    lengths_U = recordings.lengths_U.to(own_UN.device, non_blocking=True)
+    scale = 1.0 if own_UN.is_floating_point() else INT16_SCALE
+    return torch.where(
+        torch.arange(own_UN.shape[1], device=own_UN.device) < lengths_U[:, None], own_UN.float() * scale, 0.0
+    )
 
 
 def decibels(samples_UN: Tensor) -> Tensor:

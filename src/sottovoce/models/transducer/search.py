@@ -1,0 +1,222 @@
+"""From encoder steps to texts: greedy search, whose state can be carried on, and beam search.
+
+Greedy search takes the best output at each step and, as long as that is a token, asks again. While nothing is written
+the prediction network stands still, so several steps are looked at together.
+
+Beam search is synchronous in time: at each step every text goes on by a blank or by up to `MOST_AT_ONCE` tokens, and
+texts that were reached in several ways are one, with the sum of their probabilities.
+
+Shapes: U utterances, B rows, T encoder steps, A steps looked at together, D width, V outputs.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import nlargest
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sottovoce.models.attention_search import Found, Search, ranked
+from sottovoce.models.ctc import BLANK
+from sottovoce.models.family import Parameters
+from sottovoce.models.lstm import State
+from sottovoce.models.transducer.network import Settings, joint, predict_next
+
+MOST_AT_ONCE = 5  # tokens in one step: nobody says more in 30 ms
+AHEAD = 8
+
+
+class Written(NamedTuple):
+    """What greedy search remembers of the text so far: g, and the prediction network's state."""
+
+    predicted_UD: Tensor
+    state: State
+
+
+def nothing_written(weights: Parameters, rows: int, *, settings: Settings) -> Written:
+    begin_U1 = torch.full((rows, 1), BLANK, device=weights["embedding.weight"].device)
+    predicted_U1D, state = predict_next(weights, begin_U1, settings=settings)
+    return Written(predicted_U1D[:, 0], state)
+
+
+def greedy(
+    weights: Parameters,
+    encoded_UTD: Tensor,
+    lengths_U: Tensor,
+    before: Written | None = None,
+    *,
+    settings: Settings,
+    temperature: float = 1.0,
+) -> tuple[list[Found], Written]:
+    """The text of each utterance's steps, with its log-score (one alignment's), and from where later steps go on."""
+    utterances, device = len(encoded_UTD), encoded_UTD.device
+    predicted_UD, state = nothing_written(weights, utterances, settings=settings) if before is None else before
+    lengths_U, ahead_A = lengths_U.to(device), torch.arange(AHEAD, device=device)
+    step_U, at_once_U = torch.zeros_like(lengths_U), torch.zeros_like(lengths_U)
+    score_U = torch.zeros(utterances, dtype=torch.float64, device=device)
+    encoded_UTD = F.pad(encoded_UTD, (0, 0, 0, AHEAD))
+    every_U1 = torch.arange(utterances, device=device)[:, None]
+    tokens: list[list[int]] = [[] for _ in range(utterances)]
+    frames: list[list[int]] = [[] for _ in range(utterances)]
+    while bool((step_U < lengths_U).any()):
+        places_UA = step_U[:, None] + ahead_A
+        inside_UA = places_UA < lengths_U[:, None]
+        near_UAD = encoded_UTD[every_U1, places_UA.clamp(max=encoded_UTD.shape[1] - 1)]
+        log_probs_UAV = joint(weights, near_UAD, predicted_UD[:, None], temperature=temperature)
+        best_UA = log_probs_UAV.argmax(dim=-1)
+        writes_UA = inside_UA & (best_UA != BLANK)
+        writes_UA[:, 0] &= at_once_U < MOST_AT_ONCE
+        writes_U = writes_UA.any(dim=1)
+        blanks_U = torch.where(writes_U, writes_UA.int().argmax(dim=1), inside_UA.sum(dim=1))
+        token_U = best_UA.gather(1, blanks_U.clamp(max=AHEAD - 1)[:, None])[:, 0]
+        passed_UA = ahead_A < blanks_U[:, None]
+        score_U += torch.where(passed_UA, log_probs_UAV[..., BLANK], 0).sum(dim=1)
+        said_U = log_probs_UAV[every_U1[:, 0], blanks_U.clamp(max=AHEAD - 1), token_U]
+        score_U += torch.where(writes_U, said_U, 0)
+        step_U = step_U + blanks_U
+        at_once_U = torch.where(blanks_U > 0, 0, at_once_U) + writes_U
+        rows = writes_U.nonzero().flatten()
+        if not len(rows):
+            continue
+        next_B1D, next_state = predict_next(weights, token_U[rows, None], state.take(rows), settings=settings)
+        predicted_UD = predicted_UD.index_copy(0, rows, next_B1D[:, 0])
+        state = State(*(old.index_copy(1, rows, new) for old, new in zip(state, next_state, strict=True)))
+        for row, token, step in zip(rows.tolist(), token_U[rows].tolist(), step_U[rows].tolist(), strict=True):
+            tokens[row].append(token)
+            frames[row].append(step)
+    scores = score_U.tolist()
+    found = [Found(*own, ended=True) for own in zip(tokens, frames, scores, strict=True)]
+    return found, Written(predicted_UD, state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text, the step of each of its tokens, its log-probability, and its row of the prediction network's states."""
+
+    tokens: tuple[int, ...]
+    frames: tuple[int, ...]
+    score: float
+    row: int
+
+
+class _Beams:
+    """The texts of all utterances, and what the prediction network makes of each."""
+
+    def __init__(self, weights: Parameters, utterances: int, *, settings: Settings, how: Search) -> None:
+        self.weights, self.settings, self.how = weights, settings, how
+        self.predicted_BD, self.state = nothing_written(weights, utterances, settings=settings)
+        self.texts = [[_Text((), (), 0.0, row)] for row in range(utterances)]
+
+    def listen(self, encoded_UD: Tensor, listening: Sequence[int], *, step: int) -> None:
+        """One step of speech, for those utterances that have it."""
+        reached: dict[int, dict[tuple[int, ...], _Text]] = {utterance: {} for utterance in listening}
+        going = {utterance: self.texts[utterance] for utterance in listening}
+        for count in range(MOST_AT_ONCE + 1):
+            flat = [(utterance, text) for utterance, texts in going.items() for text in texts]
+            if not flat:
+                break
+            owners, rows = ([owner for owner, _ in flat], [text.row for _, text in flat])
+            log_probs_BV = joint(
+                self.weights, encoded_UD[owners], self.predicted_BD[rows], temperature=self.how.temperature
+            )
+            for (utterance, text), blank in zip(flat, log_probs_BV[:, BLANK].tolist(), strict=True):
+                _reach(reached[utterance], replace(text, score=text.score + blank))
+            going = {} if count == MOST_AT_ONCE else self._further(flat, log_probs_BV, reached, step=step)
+        for utterance, texts in reached.items():
+            self.texts[utterance] = _best(texts.values(), self.how.width)
+        self._forget()
+
+    def _further(
+        self,
+        flat: Sequence[tuple[int, _Text]],
+        log_probs_BV: Tensor,
+        reached: dict[int, dict[tuple[int, ...], _Text]],
+        *,
+        step: int,
+    ) -> dict[int, list[_Text]]:
+        """The best continuations by a token that may still be among the best: scores only fall."""
+        width = self.how.width
+        scores_BK, tokens_BK = log_probs_BV[:, BLANK + 1 :].topk(min(width, log_probs_BV.shape[1] - 1), dim=1)
+        longer: dict[int, list[_Text]] = {}
+        for (utterance, text), scores, tokens in zip(flat, scores_BK.tolist(), tokens_BK.tolist(), strict=True):
+            for score, token in zip(scores, tokens, strict=True):
+                grown = _Text((*text.tokens, token + 1), (*text.frames, step), text.score + score, text.row)
+                longer.setdefault(utterance, []).append(grown)
+        going: dict[int, list[_Text]] = {}
+        for utterance, texts in longer.items():
+            there = _best(reached[utterance].values(), width)
+            bar = there[-1].score if len(there) == width else -math.inf
+            going[utterance] = [text for text in _best(texts, width) if text.score > bar]
+        return self._predicted(going)
+
+    def _predicted(self, going: dict[int, list[_Text]]) -> dict[int, list[_Text]]:
+        """The same texts with rows of their own."""
+        flat = [text for texts in going.values() for text in texts]
+        if not flat:
+            return going
+        device = self.predicted_BD.device
+        parents = torch.tensor([text.row for text in flat], device=device)
+        tokens_B1 = torch.tensor([[text.tokens[-1]] for text in flat], device=device)
+        next_B1D, state = predict_next(self.weights, tokens_B1, self.state.take(parents), settings=self.settings)
+        rows = iter(range(len(self.predicted_BD), len(self.predicted_BD) + len(flat)))
+        self.predicted_BD = torch.cat([self.predicted_BD, next_B1D[:, 0]])
+        self.state = State(*(torch.cat(pair, dim=1) for pair in zip(self.state, state, strict=True)))
+        return {utterance: [replace(text, row=next(rows)) for text in texts] for utterance, texts in going.items()}
+
+    def _forget(self) -> None:
+        """Rows of texts that are no more."""
+        rows = torch.tensor([text.row for texts in self.texts for text in texts], device=self.predicted_BD.device)
+        self.predicted_BD, self.state = self.predicted_BD[rows], self.state.take(rows)
+        left = iter(range(len(rows)))
+        self.texts = [[replace(text, row=next(left)) for text in texts] for texts in self.texts]
+
+
+def _reach(texts: dict[tuple[int, ...], _Text], text: _Text) -> None:
+    """Add a way to a text; its steps are those of the best way, as far as is known."""
+    other = texts.get(text.tokens)
+    if other is None:
+        texts[text.tokens] = text
+        return
+    high, low = (text, other) if text.score > other.score else (other, text)
+    texts[text.tokens] = replace(high, score=high.score + math.log1p(math.exp(low.score - high.score)))
+
+
+def _best(texts: Iterable[_Text], width: int) -> list[_Text]:
+    return nlargest(width, texts, key=lambda text: text.score)
+
+
+def beam(
+    weights: Parameters, encoded_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, how: Search
+) -> list[list[Found]]:
+    """The `how.width` best texts of each utterance, the best first."""
+    beams, lengths = _Beams(weights, len(encoded_UTD), settings=settings, how=how), lengths_U.tolist()
+    for step in range(max(lengths, default=0)):
+        listening = [utterance for utterance, length in enumerate(lengths) if step < length]
+        beams.listen(encoded_UTD[:, step], listening, step=step)
+    return [
+        [Found(list(text.tokens), list(text.frames), text.score, ended=True) for text in texts] for texts in beams.texts
+    ]
+
+
+def search(
+    weights: Parameters, encoded_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, how: Search
+) -> list[list[Found]]:
+    """The best texts of each utterance, the best first; of `how`, what is about attention or CTC means nothing here."""
+    with torch.no_grad():
+        if how.width == 1:
+            one, _ = greedy(weights, encoded_UTD, lengths_U, settings=settings, temperature=how.temperature)
+            found = [[text] for text in one]
+        else:
+            found = beam(weights, encoded_UTD, lengths_U, settings=settings, how=how)
+    if how.normalised:
+        found = [
+            sorted(
+                (replace(text, score=text.score / (len(text.tokens) + 1)) for text in texts),
+                key=lambda text: -text.score,
+            )
+            for texts in found
+        ]
+    return [texts[: how.results] for texts in found] if how.language_model is None else [ranked(t, how) for t in found]
