@@ -1,6 +1,7 @@
 """`sottovoce transcribe`: what is said in audio files, as text, JSON or subtitles."""
 
 import json as serial
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, progress_bar, stderr
+from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr
 from sottovoce.cli.recognition import (
     BeamWidth,
     ByCtc,
@@ -44,7 +45,10 @@ ENDINGS = {Format.text: ".txt", Format.json: ".json", Format.srt: ".srt"}
 def transcribe(
     model: Model,
     places: Annotated[
-        list[Path], typer.Argument(metavar="FILE…|DIR", help="Audio files of any rate and length, or folders of them.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE…|DIR|-", help="Audio files of any rate and length, folders of them; - for a pipe (--stream)."
+        ),
     ],
     format: Annotated[Format, typer.Option(help="Plain text, words with their times, or subtitles.")] = Format.text,
     out: Annotated[Path | None, typer.Option(help="Write one file for each recording into this folder.")] = None,
@@ -62,11 +66,18 @@ def transcribe(
     window: Annotated[
         float, typer.Option(help="Recognise longer files in overlapping windows of so many seconds.")
     ] = 30.0,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Write as it is heard: 16-bit mono PCM at 16 kHz, raw or WAV, from a pipe (-)."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """What is said in audio files. A file that cannot be read is named on stderr; the others are still transcribed.
 
     Exit code 0: all were transcribed; 1: some could not be read; 2: none could be.
+
+    With --stream a model that hears the past alone writes while somebody speaks:
+    arecord -t raw -f S16_LE -r 16000 | sottovoce transcribe runs/mine - --stream
 
     Example: sottovoce transcribe runs/demo interview.flac --format srt --out subtitles
     """
@@ -76,6 +87,12 @@ def transcribe(
     from sottovoce.evaluation.transcribe import transcribe as transcripts_of
     from sottovoce.models.saved import load
 
+    if stream:
+        decoding = (beam_width, lm, lm_weight, words, word_score, ctc_weight, temperature, end_threshold, longest_shift)
+        if ctc or json or out is not None or format is not Format.text or any(given is not None for given in decoding):
+            raise InputError("--stream writes text, decoded greedily: expected no other option than --device")
+        _write_live(model, places, device)
+        return
     files = find_files(places)
     if format is Format.srt and out is None and len(files) > 1 and not json:
         raise InputError(f"{len(files)} files do not make one .srt: name a folder with --out")
@@ -124,6 +141,32 @@ def transcribe(
         stderr.print(f"wrote {len(found):,} {ENDINGS[format]} files to {out}", highlight=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1 if found else 2)
+
+
+def _write_live(model: Path, places: Sequence[Path], device: str | None) -> None:
+    """Text on standard output as it is heard, until the pipe ends or somebody stops it."""
+    from sottovoce.evaluation.live import CHUNK_SECONDS, chunks, transcribe_live
+    from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.models.saved import load
+
+    if len(places) != 1:
+        raise InputError(f"--stream hears one pipe, expected - or one file, not {len(places)}")
+    seconds, computing = 0.0, [0.0]
+    try:
+        with sys.stdin.buffer if str(places[0]) == "-" else places[0].open("rb") as pipe:
+            for increment in transcribe_live(load(model), chunks(pipe), device=choose_device(device)):
+                print(increment.text, end="", flush=True)
+                seconds = increment.audio_seconds
+                computing.append(increment.compute_seconds)
+    except OSError as error:
+        raise InputError(f"{places[0]}: cannot be read ({error.strerror or error})") from None
+    except KeyboardInterrupt:
+        pass  # how one stops listening to a microphone
+    print(flush=True)
+    say(
+        f"heard {seconds:.1f} s, computed in {sum(computing):.1f} s; a chunk of {1000 * CHUNK_SECONDS:.0f} ms took at "
+        f"most {1000 * max(computing):.0f} ms"
+    )
 
 
 def _targets(files: Sequence[Path], out: Path, *, places: Sequence[Path], ending: str) -> dict[Path, Path]:
