@@ -149,4 +149,5 @@ def test_on_cuda_the_loss_is_the_processors_and_waits_for_nothing(kernels: Any) 
         assert torch.equal(ours, repeated)
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     for ours, expected in zip(step("cuda", torch.bfloat16), exact, strict=True):
-        assert float((ours - expected).norm()) < 0.03 * float(expected.norm())  # eight bits, rounded four times over
+        # Eight bits of mantissa: inputs, sums, logits, gradients and their products are rounded, at worst the same way.
+        assert float((ours - expected).norm()) < 8 * 2**-7 * float(expected.norm())

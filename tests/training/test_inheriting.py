@@ -1,0 +1,71 @@
+"""A run that starts from a model of another family takes what its own family inherits, and nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.training.listener import FAMILY
+
+from sottovoce.config.loading import load_recipe
+from sottovoce.config.recipe import Recipe
+from sottovoce.errors import InputError
+from sottovoce.models.saved import Recogniser, fresh, load, save
+from sottovoce.seeds import torch_stream
+from sottovoce.store import Store
+from sottovoce.text.tokens import CharacterTokens
+from sottovoce.training.central import starting_point
+from sottovoce.training.seeding import find_seed
+from sottovoce.training.stages import starting_model
+
+OTHER_TOKENS = CharacterTokens.seen_in(["xyz"])
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> Path:
+    """Of a family that listens only, with tokens that the recipes do not have, and numbers that are nobody else's."""
+    folder = tmp_path / "pretrained"
+    folder.mkdir()
+    settings = FAMILY.Options(size="tiny").settings(tokens=OTHER_TOKENS.size + 1)
+    made = fresh(FAMILY, settings, OTHER_TOKENS, language="en", generator=torch_stream(9, "init"))
+    save(replace(made, parameters={name: p + 1 for name, p in made.parameters.items()}), folder)
+    return folder
+
+
+def with_transducer(recipe: Path, size: str = "tiny") -> Recipe:
+    text = recipe.read_text(encoding="utf-8")
+    plain = "{size: tiny, dropout: 0.1, layer_drop: 0.2}"
+    assert plain in text
+    recipe.write_text(text.replace(plain, f"{{family: transducer, size: {size}}}"), encoding="utf-8")
+    return load_recipe(str(recipe))
+
+
+def inherited(start: Recogniser, folder: Path) -> set[str]:
+    """The tensors that are the seed's."""
+    seed = load(folder).parameters
+    pairs = ((name, tensor, seed[name]) for name, tensor in start.parameters.items())
+    return {name for name, own, its in pairs if own.shape == its.shape and torch.equal(own, its)}
+
+
+def test_the_encoder_is_the_seeds_and_the_tokens_are_the_recipes(
+    recipe_file: Path, federated_recipe: Path, stores: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    store = Store(stores / "tones")
+    federated = starting_model(
+        with_transducer(federated_recipe), find_seed(str(pretrained), runs=tmp_path, root_seed=1), store
+    )
+    central = starting_point(with_transducer(recipe_file), federated.tokens, load(pretrained), language="en")
+    for start in (central, federated):
+        assert start.family.name == "transducer"
+        assert start.tokens.digest != OTHER_TOKENS.digest
+        assert inherited(start, pretrained) == {name for name in start.parameters if name.startswith("encoder.")}
+
+
+def test_another_encoder_or_another_direction_is_refused(
+    recipe_file: Path, federated_recipe: Path, pretrained: Path
+) -> None:
+    with pytest.raises(InputError, match="the model to start from has Encoder"):
+        starting_point(with_transducer(recipe_file, "small"), OTHER_TOKENS, load(pretrained), language="en")
+    plain = load_recipe(str(federated_recipe))
+    with pytest.raises(InputError, match=r"is of family=tests\.training\.listener:FAMILY, expected ctc_transformer"):
+        starting_point(plain, OTHER_TOKENS, load(pretrained), language="en")
