@@ -84,3 +84,8 @@ def test_tokens_of_another_language_are_refused_before_the_first_round(go: Go, f
 def test_a_model_without_attention_is_not_asked_for_it(go: Go, recipe_file: Path) -> None:
     with pytest.raises(InputError, match="measure=ctc_wer: models of family=ctc_transformer know no attention"):
         go(recipe_file, "central.measure=ctc_wer")
+
+
+def test_a_model_without_ctc_is_not_asked_for_it(go: Go, recipe_file: Path) -> None:
+    with pytest.raises(InputError, match="measure=ctc_wer: models of family=transducer know no CTC"):
+        go(recipe_file, "model={family: transducer, size: tiny}", "central.measure=ctc_wer", out="without")

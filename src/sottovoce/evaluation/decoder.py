@@ -26,6 +26,11 @@ def searches(family: Family[Any, Any]) -> bool:
     return family.recognition is not None and family.recognition.search is not None
 
 
+def emits(family: Family[Any, Any]) -> bool:
+    """Whether models of `family` can be decoded by CTC."""
+    return family.recognition is not None and family.recognition.emit is not None
+
+
 def usual_decoder(family: Family[Any, Any]) -> Decoder | Search:
     """Greedy, in the way of the family."""
     return GREEDY if searches(family) else greedy
@@ -52,7 +57,7 @@ def choose_decoder(
     if word_score is not None and words is None:
         raise InputError(f"word_score={word_score} needs a list of words (--words FILE)")
     recognition = family.recognition
-    if by_ctc and recognition is not None and recognition.emit is None:
+    if by_ctc and not emits(family):
         raise InputError(f"models of family={family.name} cannot be decoded by CTC: they have a search of their own")
     wanted: dict[str, Any] = {name: value for name, value in attention.items() if value is not None}
     weight = 0.0 if language_model is None else DEFAULT_LM_WEIGHT if lm_weight is None else lm_weight

@@ -13,7 +13,7 @@ import torch
 
 from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
-from sottovoce.evaluation.decoder import searches
+from sottovoce.evaluation.decoder import emits, searches
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.losses import usable_speech
 from sottovoce.evaluation.measures import LOSS, MEASURES, Measure
@@ -258,6 +258,8 @@ def _measure(recipe: Recipe, start: Recogniser, places: _Places, around: Surroun
         raise InputError(
             f"measure=ctc_wer: models of family={start.family.name} know no attention; expected wer or loss"
         )
+    if recipe.measure == "ctc_wer" and not emits(start.family):
+        raise InputError(f"measure=ctc_wer: models of family={start.family.name} know no CTC; expected wer or loss")
     check_scored(places.evaluated.values(), start)
     measure = MEASURES[recipe.measure or ("wer" if writes else "loss")]
     if measure is LOSS:
