@@ -1,6 +1,6 @@
 """From samples to encoder steps, of which none looks at what comes after its own last frame.
 
-    samples ─► log-power, 256 bins every 10 ms ─► 3 frames side by side ─► dense layers, ReLU ─► z ─► LSTMs ─► c
+    samples ─► log-power, 256 bins every 10 ms ─► 3 frames side by side ─► dense layers, ReLU ─► LSTMs
 
 A step ends with the window of its last frame: 15 ms of sound after the 30 ms that it stands for. Steps are computed one
 by one, in chunks with a state that is carried on, or all at once, with the same result.
@@ -46,26 +46,26 @@ def encode_frames(
     weights: Parameters, features_UTF: Tensor, state: State | None = None, *, settings: Encoder
 ) -> tuple[Tensor, State]:
     """The steps of some frames, whole stacks of which count, and the state behind them, from which others go on."""
-    return context(weights, latent(weights, features_UTF, settings=settings), state, settings=settings)
+    return in_context(weights, dense_steps(weights, features_UTF, settings=settings), state, settings=settings)
 
 
-def latent(weights: Parameters, features_UTF: Tensor, *, settings: Encoder) -> Tensor:
-    """z of each step, by itself: what the dense layers make of its frames; at least one step."""
+def dense_steps(weights: Parameters, features_UTF: Tensor, *, settings: Encoder) -> Tensor:
+    """The dense layers' part: each step by itself, at least one."""
     missing = max(settings.stack - features_UTF.shape[1], 0)  # an utterance of less than one step
     steps = (features_UTF.shape[1] + missing) // settings.stack
     whole_UTF = F.pad(features_UTF, (0, 0, 0, missing))[:, : steps * settings.stack]
-    z_UTD = whole_UTF.to(weights["encoder.dense.0.weight"].dtype).reshape(len(whole_UTF), steps, -1)
+    x_UTD = whole_UTF.to(weights["encoder.dense.0.weight"].dtype).reshape(len(whole_UTF), steps, -1)
     for layer in range(settings.dense_layers):
         name = f"encoder.dense.{layer}"
-        z_UTD = F.linear(z_UTD, weights[f"{name}.weight"], weights[f"{name}.bias"]).relu()
-    return z_UTD
+        x_UTD = F.linear(x_UTD, weights[f"{name}.weight"], weights[f"{name}.bias"]).relu()
+    return x_UTD
 
 
-def context(
-    weights: Parameters, z_UTD: Tensor, state: State | None = None, *, settings: Encoder
+def in_context(
+    weights: Parameters, x_UTD: Tensor, state: State | None = None, *, settings: Encoder
 ) -> tuple[Tensor, State]:
-    """c of each step: what the LSTMs make of it and of all before, and their state behind the last."""
-    return lstm.forwards(z_UTD, cells(weights, "encoder.lstm", layers=settings.lstm_layers), state)
+    """The LSTMs' part: each step with all before it."""
+    return lstm.forwards(x_UTD, cells(weights, "encoder.lstm", layers=settings.lstm_layers), state)
 
 
 def cells(weights: Parameters, stem: str, *, layers: int) -> list[Cell]:
