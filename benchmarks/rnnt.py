@@ -11,6 +11,7 @@ else runs; `warprnnt_numba` walks its lattice in Python there and takes minutes 
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="without warprnnt_numba, were it there")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    os.environ["NUMBA_NUM_THREADS"] = str(given.threads)  # its threads wait busily, and would count as ours
     torch.manual_seed(1)
     device = torch.device(given.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
