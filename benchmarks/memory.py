@@ -71,7 +71,9 @@ class WatchedEngine(SequentialEngine):
     every = 0
     seen = 0
 
-    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained | Dropped]:
         for trained in super().train(server_P, cohort, step=step):
             yield trained
             self.seen += 1

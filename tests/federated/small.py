@@ -24,6 +24,7 @@ from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.private import Private
 from sottovoce.federated.round import Round, ServerPass, run_round
 from sottovoce.federated.server import Server, ServerSettings
+from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, Family, StepDraws, find_family, step_loss
 from sottovoce.models.utterances import Features
@@ -116,7 +117,14 @@ class Small:
     def layout(self) -> Layout:
         return self.plan.layout
 
-    def round(self, step: int, *, clients: Clients | None = None, server_pass: ServerPass | None = None) -> Round:
+    def round(
+        self,
+        step: int,
+        *,
+        clients: Clients | None = None,
+        server_pass: ServerPass | None = None,
+        turns: Turns | None = None,
+    ) -> Round:
         """Make round `step`; with the engine here, unless other `clients` are given."""
         return run_round(
             self.server,
@@ -126,6 +134,7 @@ class Small:
             step=step,
             digest=fingerprint(self.server.parameters_P),
             server_pass=server_pass,
+            turns=turns,
         )
 
     def figures(self, step: int, *, clients: Clients | None = None) -> Private:

@@ -21,8 +21,10 @@ class SumsOnly:
 
     inner: Clients
 
-    def sum(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
-        whole = self.inner.sum(server_P, cohort, plan=plan, step=step)
+    def sum(
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+    ) -> CohortSum:
+        whole = self.inner.sum(server_P, cohort, plan=plan, step=step, turns=turns)
         return CohortSum(whole.total, plan.denominator, whole.within)
 
     def close(self) -> None:
@@ -59,7 +61,9 @@ class Gone(Exception):
 
 
 class NobodyThere:
-    def sum(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
+    def sum(
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+    ) -> CohortSum:
         raise Gone
 
     def close(self) -> None:

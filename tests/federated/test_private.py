@@ -47,7 +47,9 @@ class GivenUpdates(Engine):
     def __init__(self, ours: Small) -> None:
         self._ours = ours
 
-    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained | Dropped]:
         return trained_clients(self._ours, cohort)
 
 

@@ -96,7 +96,10 @@ def figures_of(engine: Engine, ours: Small) -> dict[int, Any]:
 class MostWorkFirst(SequentialEngine):
     """One process, in the order of the workers."""
 
-    def train(self, server_P: torch.Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
+    def train(
+        self, server_P: torch.Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained | Dropped]:
+        assert turns is None
         return super().train(server_P, most_work_first(self._room, cohort), step=step)
 
 

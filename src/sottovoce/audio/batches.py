@@ -147,6 +147,21 @@ def client_batches(
             return
 
 
+def batches_in_order(lengths: Rows, *, max_seconds: float, max_utterances: int | None = None) -> tuple[Batch, ...]:
+    """Every utterance once, as they come: batches of neighbours, each padded to a rung of the ladder.
+
+    >>> [batch.rows.tolist() for batch in batches_in_order(np.array([16_000] * 5), max_seconds=9, max_utterances=2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    max_samples = int(max_seconds * SAMPLE_RATE)
+    _check_lengths(lengths, max_samples=max_samples, allow_overlong=False)
+    ladder = _ladder(max_samples, max_samples=max_samples)
+    padded = ladder[np.searchsorted(ladder, lengths)]
+    starts = _cuts(padded, max_samples=max_samples, max_utterances=max_utterances)
+    groups = np.split(np.arange(len(lengths)), starts[1:]) if len(lengths) else []
+    return tuple(Batch(rows=rows, padded_samples=int(padded[rows].max())) for rows in groups)
+
+
 def share(batches: Sequence[Batch], *, rank: int, world: int) -> list[Batch]:
     """The batches of process `rank` of `world`: as many for each, disjoint, and complete together.
 

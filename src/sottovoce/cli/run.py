@@ -145,6 +145,7 @@ def _told(report: "Report") -> str:
         (report.score, "dev {}"),
         (report.epsilon, "ε spent {:,.4g}"),
         (report.audio_seconds_per_second, "{:,.0f} s/s"),
+        (report.speech_used, "{:.0%} of the speech used"),
     ]
     return ", ".join(words.format(value) for value, words in known if value is not None)
 

@@ -100,6 +100,7 @@ class Privacy(Section):
         no_unit_reason: str | None,
         users_also_in_seed: int,
         root_seed: int,
+        time_line: Literal["zero", "skip"] | None = None,
     ) -> PrivacySettings:
         """The plan's settings for a population that is there; a target has become its noise."""
         elsewhere = ("population_size", "extrapolate", "target_epsilon", "accountant")
@@ -123,6 +124,7 @@ class Privacy(Section):
             cohort_size=cohort_size,
             privacy_unit=privacy_unit,
             users_also_in_seed=users_also_in_seed,
+            time_line=time_line,
             root_seed=root_seed if self.mode is Mode.SEEDED else None,
             **own,
         )
@@ -192,7 +194,7 @@ class Federation(Section):
     trainable: str | None = None
     rescale_norms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     clients: Clients = Clients()
-    local: Annotated[LocalTraining, leave_unwritten("batch_utterances", "order")]
+    local: Annotated[LocalTraining, leave_unwritten("batch_utterances", "order", "time_line")]
     server: ServerSettings
     server_pass: PassSettings | None = None
     shared_dev: SharedDev | None = None
@@ -224,6 +226,10 @@ class Federation(Section):
                 "else is there, which no clipping bounds; expected auto, sequential or workers"
             )
         self._check_weighting()
+        if self.local.time_line is not None and self.clients.rule != "speaker":
+            raise ValueError(
+                f"local.time_line with clients.rule={self.clients.rule}: a time line is one speaker's; expected speaker"
+            )
         if self.test_clients is not None and self.clients.holdout is None:
             raise ValueError(f"test_clients={self.test_clients} without held-out speech: expected clients.holdout")
         if self.test_clients is not None and self.privacy.mode is Mode.SECURE:

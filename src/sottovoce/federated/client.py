@@ -2,8 +2,9 @@
 
     speech ─► batches by seconds ─► gradient (+ FedProx) ─► clip to norm ─► local optimiser ─► … ─► θ_server − θ_local
 
-Nothing survives on a client between rounds but the features of its own speech, which are the same every time: batches,
-masks and optimiser state are made anew from (seed, step, client). What chance decides for one client never depends on
+Nothing survives on a client between rounds but the features of its own speech, which are the same every time, and its
+place on its time line where it has one (`federated.time_line`): batches, masks and optimiser state are made anew from
+(seed, step, client). What chance decides for one client never depends on
 who else was sampled, so a user's presence moves nobody's update but their own; the sensitivity that the plan accounts
 for rests on that.
 """
@@ -25,6 +26,7 @@ from sottovoce.audio.batches import Batch, client_batches
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
+from sottovoce.federated.time_line import NOTHING_LEFT, TimeLine, turns_of
 from sottovoce.models.family import Family, Progress, StepDraws, draw_steps, step_loss
 from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
@@ -69,6 +71,9 @@ class Proximal:
 class LocalTraining:
     """What every client does in a round. Exactly one of `local_steps` and `local_epochs` is set.
 
+    With a `time_line` a client uses each of its utterances once, in order: the next `local_steps` batches (1 unless
+    given) whenever it takes part.
+
     A batch has at most `batch_seconds` of padded speech, and at most `batch_utterances` where that is given. `order:
     ascending` takes a client's utterances from the shortest to the longest in every epoch; None shuffles them.
     SpecAugment is used from server step `spec_augment_from` on. `layerdrop_group`: about so many clients share each
@@ -88,8 +93,11 @@ class LocalTraining:
     layerdrop_group: int = 1
     batch_utterances: int | None = None
     order: Literal["ascending"] | None = None
+    time_line: TimeLine | None = None
 
     def __post_init__(self) -> None:
+        if self.time_line is not None:
+            self._check_time_line()
         if (self.local_steps is None) == (self.local_epochs is None):
             raise InputError(
                 f"local: local_steps={self.local_steps}, local_epochs={self.local_epochs}: expected exactly one"
@@ -110,6 +118,15 @@ class LocalTraining:
         if self.spec_augment_from < 0:
             raise InputError(f"local: spec_augment_from={self.spec_augment_from}, expected at least 0")
         self.built_optimiser()
+
+    def _check_time_line(self) -> None:
+        if self.local_epochs is not None or self.order is not None:
+            raise InputError(
+                f"local: time_line with local_epochs={self.local_epochs}, order={self.order}: each utterance is used "
+                "once, in the order of its time; expected neither"
+            )
+        if self.local_steps is None:
+            object.__setattr__(self, "local_steps", 1)
 
     def built_optimiser(self) -> Optimiser:
         return build_optimiser(**self.optimiser)
@@ -180,8 +197,13 @@ class ClientRoom:
             self._known.keep(client.index, known, size=speech_bytes(known))
         return known
 
-    def plan_batches(self, client: Client, speech: Speech, *, step: int) -> Iterator[Batch]:
-        """The client's batches of round `step`, in order."""
+    def plan_batches(self, client: Client, speech: Speech, *, step: int, turn: int = 0) -> Iterator[Batch]:
+        """The client's batches of round `step`, in order. `turn` is in how many rounds it took part before."""
+        if self.local.time_line is not None:
+            turns = self.turns(speech)
+            if turn >= len(turns):
+                raise InputError(NOTHING_LEFT)
+            return iter(turns[turn])
         return client_batches(
             speech.lengths,
             max_seconds=self.local.batch_seconds,
@@ -191,6 +213,16 @@ class ClientRoom:
             max_utterances=self.local.batch_utterances,
             ascending=self.local.order == "ascending",
             fixed_shapes=True,
+        )
+
+    def turns(self, speech: Speech) -> list[tuple[Batch, ...]]:
+        """What a client with this `speech` does in each of its turns on a time line."""
+        assert self.local.local_steps is not None
+        return turns_of(
+            speech.lengths,
+            max_seconds=self.local.batch_seconds,
+            max_utterances=self.local.batch_utterances,
+            local_steps=self.local.local_steps,
         )
 
     def draws(self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int) -> list[StepDraws]:
@@ -230,11 +262,11 @@ class PlannedClient:
         return sum(len(batch.rows) * batch.padded_samples for batch in self.batches)
 
 
-def plan_client(room: ClientRoom, index: int, *, step: int) -> PlannedClient:
+def plan_client(room: ClientRoom, index: int, *, step: int, turn: int = 0) -> PlannedClient:
     """What client `index` will train on in round `step`; InputError where there is nothing."""
     client = room.population.client(index)
     speech = room.speech(client)
-    return PlannedClient(client, speech, list(room.plan_batches(client, speech, step=step)))
+    return PlannedClient(client, speech, list(room.plan_batches(client, speech, step=step, turn=turn)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +274,8 @@ class LoadedClient:
     """A client's round on the way to the device: its utterances, and for each local step which of them, and the draws.
 
     `sound` holds every utterance once; `lines` are places in it. It is the client's `whole` speech, which may be kept
-    for its next round, or where it has far too much only what this round needs.
+    for its next round, or only what this round needs: where it has far too much, or none of it will be used again.
+    `utterances` and `seconds` are what its weight may depend on: all that it has, or on a time line what it uses now.
     """
 
     client: Client
@@ -252,6 +285,8 @@ class LoadedClient:
     lines: list[Tensor]
     draws: list[StepDraws]
     audio_seconds: float
+    utterances: int
+    seconds: float
 
     def hear(self, before: HeardBefore, room: ClientRoom, *, dtype: torch.dtype) -> Features:
         """Its features, which are kept in `before` where they may be."""
@@ -269,11 +304,13 @@ def load_client(
     """Read a client's speech, unless it was heard `before`; InputError or OSError where it cannot be used."""
     client, speech, batches = planned.client, planned.speech, planned.batches
     draws = room.draws(client, speech, batches, step=step)
-    used, lines = batch_lines(speech, batches, most_seconds=WHOLE_SPEECH_SECONDS)
-    whole = len(used) == len(speech.rows)
+    once = room.local.time_line is not None
+    used, lines = batch_lines(speech, batches, most_seconds=0.0 if once else WHOLE_SPEECH_SECONDS)
+    whole = not once and len(used) == len(speech.rows)
     sound = (before.get(client.index) if whole else None) or record(*read_speech(speech, used), device=device)
     seconds = sum(float(speech.lengths[batch.rows].sum()) for batch in batches) / SAMPLE_RATE
-    return LoadedClient(client, speech, sound, whole, lines, draws, seconds)
+    amount = (len(used), seconds) if once else (len(speech.rows), client.seconds)
+    return LoadedClient(client, speech, sound, whole, lines, draws, seconds, *amount)
 
 
 def train_locally(

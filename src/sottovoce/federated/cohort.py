@@ -43,8 +43,13 @@ class CohortSum:
 class Clients(Protocol):
     """A population, wherever it is."""
 
-    def sum(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
-        """Have every client of `cohort` train from the server's model, and clip and sum what comes of it."""
+    def sum(
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+    ) -> CohortSum:
+        """Have every client of `cohort` train from the server's model, and clip and sum what comes of it.
+
+        `turns` is where each of them stands on its time line, where clients have one.
+        """
         ...
 
     def close(self) -> None:
@@ -58,8 +63,10 @@ class ClientsHere:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def sum(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
-        part = sum_part(self._engine, server_P, cohort, plan=plan, step=step)
+    def sum(
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+    ) -> CohortSum:
+        part = sum_part(self._engine, server_P, cohort, plan=plan, step=step, turns=turns)
         return CohortSum(part.total, part.weighted.denominator, part.within, diagnostics=part.diagnostics)
 
     def close(self) -> None:
@@ -76,12 +83,15 @@ class PartialSum:
     diagnostics: Private | None
 
 
-def sum_part(engine: Engine, server_P: Tensor, clients: Indices, *, plan: Plan, step: int) -> PartialSum:
+def sum_part(
+    engine: Engine, server_P: Tensor, clients: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+) -> PartialSum:
     """Train, clip and sum `clients`, as `engine` gives them back. A release keeps no diagnostics, not even here."""
     diagnostics = None if plan.settings.mode is Mode.SECURE else Private(cohort=len(clients))
     within, total = 0.0, plan.new_total(device=server_P.device)
     weighted = WeightedSum(plan, total)
-    for trained in engine.train(server_P, clients.tolist(), step=step):
+    own = None if turns is None else turns.tolist()
+    for trained in engine.train(server_P, clients.tolist(), step=step, turns=own):
         if isinstance(trained, Dropped):
             if diagnostics is not None:
                 diagnostics.dropped[trained.reason] += 1

@@ -30,6 +30,7 @@ class RoundOrder:
     step: int
     cohort: Indices
     clip_bound: float
+    turns: Indices | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +53,12 @@ class ClientsOverRanks:
     def __init__(self, engine: Engine, processes: Processes, *, seconds: NDArray[np.float64]) -> None:
         self._engine, self._processes, self._seconds = engine, processes, seconds
 
-    def sum(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
-        self._processes.share(RoundOrder(step, cohort, plan.clip_bound))
+    def sum(
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+    ) -> CohortSum:
+        order = self._processes.share(RoundOrder(step, cohort, plan.clip_bound, turns))
         self._processes.spread(server_P)
-        part = self._own_part(server_P, cohort, plan=plan, step=step)
+        part = self._own_part(server_P, order, plan=plan)
         parts = self._hand_over(part, interrupted=False)  # of itself the first one knows without
         heaviest = part.weighted.heaviest
         part.weighted.weight = math.fsum(each.weight * _scale(each.heaviest, heaviest) for each in parts)
@@ -78,15 +81,16 @@ class ClientsOverRanks:
         self._processes.spread(server_P)
         if plan.settings.adaptive is not None:
             plan = plan.with_clip_bound(order.clip_bound)
-        part = self._own_part(server_P, order.cohort, plan=plan, step=order.step)
+        part = self._own_part(server_P, order, plan=plan)
         self._hand_over(part, interrupted=interrupted())
 
     def close(self) -> None:
         self._engine.close()
 
-    def _own_part(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> PartialSum:
-        own = deal(self._seconds[cohort], self._processes.world)[self._processes.rank]
-        return sum_part(self._engine, server_P, cohort[own], plan=plan, step=step)
+    def _own_part(self, server_P: Tensor, order: RoundOrder, *, plan: Plan) -> PartialSum:
+        own = deal(self._seconds[order.cohort], self._processes.world)[self._processes.rank]
+        turns = None if order.turns is None else order.turns[own]
+        return sum_part(self._engine, server_P, order.cohort[own], plan=plan, step=order.step, turns=turns)
 
     def _hand_over(self, part: PartialSum, *, interrupted: bool) -> list[_Part]:
         """Add the sums of all up into the first process's; there, what each reports besides."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from sottovoce.federated.cohort import Clients
 from sottovoce.federated.private import Private
 from sottovoce.federated.server import Server, ServerStep
+from sottovoce.federated.turns import Turns
 from sottovoce.flat.segments import layer_norms
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
@@ -47,6 +48,7 @@ def run_round(
     step: int,
     digest: str,
     server_pass: ServerPass | None = None,
+    turns: Turns | None = None,
 ) -> Round:
     """Round `step`: moves `server` in place. `digest` is the fingerprint of its parameters.
 
@@ -54,17 +56,22 @@ def run_round(
     that too: whatever a cohort does to this process, another attempt, with another cohort, costs again.
 
     `server_pass` trains on after the noise, on data of no client: it costs nothing, and nothing here checks its data.
+    `turns` is where clients stand on their time lines; everybody in the cohort has had one when this returns.
     """
-    cohort = plan.sample(step, attempt=ledger.next_attempt(step))
+    among = None if turns is None else turns.among
+    cohort = plan.sample(step, attempt=ledger.next_attempt(step), among=among)
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
     charge = plan.charge(ledger, step=step, parameters=digest, cohort=commitment)
-    summed = clients.sum(server.parameters_P, cohort, plan=plan, step=step)
+    own = None if turns is None else turns.of(cohort)
+    summed = clients.sum(server.parameters_P, cohort, plan=plan, step=step, turns=own)
     if summed.diagnostics is not None:
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)
     pseudo_gradient_P = plan.add_noise(summed.total, charge).div_(summed.denominator)
     moved = server.step(pseudo_gradient_P, step=step)
     loss = None if server_pass is None else server_pass(server.parameters_P, step)
     server.average()
+    if turns is not None:
+        turns.advance(cohort)
     following = plan if plan.settings.adaptive is None else plan.adapt(summed.within, charge)
     return Round(
         following, moved, charge.epsilon, plan.noise_std_mean, loss, summed.interrupted, private=summed.diagnostics

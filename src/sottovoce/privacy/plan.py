@@ -44,6 +44,8 @@ from sottovoce.seeds import derive, stream
 # What is done to one user's update [P] before it is clipped: a function of that update and of what is public.
 Rule = Callable[[Tensor, "Plan"], Tensor]
 
+DRAWN_WHEN_DRY = "who has nothing left of a time line is drawn like all others, and sends zero"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -103,6 +105,7 @@ class Plan:
         return (
             f"δ={self.settings.delta:g} for each {self.settings.privacy_unit} against {relation}: "
             f"{self.event.sampling} q={self.sampling_rate:g}, z={self.settings.z:g}{simulated}"
+            + ("" if self.settings.time_line is None else f"; {DRAWN_WHEN_DRY}")
         )
 
     @property
@@ -162,9 +165,8 @@ class Plan:
 
     @cached_property
     def sampler(self) -> Sampler:
-        if self.settings.sampling is Sampling.POISSON:
-            return PoissonSampler(sampling_rate=self.sampling_rate)
-        return FixedSizeSampler(cohort_size=self.settings.cohort_size)
+        settings = self.settings
+        return _sampler(settings.sampling, cohort_size=settings.cohort_size, population_size=settings.population_size)
 
     @cached_property
     def clipper(self) -> Clipper:
@@ -186,10 +188,20 @@ class Plan:
         most = self.settings.population_size if self.settings.sampling is Sampling.POISSON else self.cohort_size
         return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.noise_std_sum)
 
-    def sample(self, step: int, *, attempt: int = 1) -> Indices:
-        """The cohort of `step`: indices of users, ascending. Private. A later attempt at the step has another one."""
+    def sample(self, step: int, *, attempt: int = 1, among: Indices | None = None) -> Indices:
+        """The cohort of `step`: indices of users, ascending. Private. A later attempt at the step has another one.
+
+        `among` fewer users than all, as many of them as ever (or all): only where nothing is promised to them.
+        """
         words: Words = SecureRandom().words if self.settings.root_seed is None else self._seeded_words(step, attempt)
-        return self.sampler.sample(self.settings.population_size, words=words)
+        if among is None:
+            return self.sampler.sample(self.settings.population_size, words=words)
+        promise(isinstance(self.event, NoGuarantee) and self.settings.z == 0, "a cohort of some, accounted as of all")
+        if not len(among):
+            return among
+        size = min(self.cohort_size, len(among))
+        some = _sampler(self.settings.sampling, cohort_size=size, population_size=len(among))
+        return among[some.sample(len(among), words=words)]
 
     def _seeded_words(self, step: int, attempt: int) -> Words:
         assert self.settings.root_seed is not None
@@ -313,6 +325,8 @@ class Plan:
     def describe(self) -> dict[str, object]:
         """All settings that decide what is released, as JSON takes them; the layout by its shapes."""
         settings = dataclasses.asdict(self.settings)
+        if self.settings.time_line is None:  # as before there were any
+            del settings["time_line"]
         described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}
         layout = {name: list(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
         rule = {} if self.rule is None else {"rule": _name(self.rule)}
@@ -337,6 +351,12 @@ class Plan:
             inputs=inputs if seeded else "",
             central_steps=central_steps,
         )
+
+
+def _sampler(sampling: Sampling, *, cohort_size: int, population_size: int) -> Sampler:
+    if sampling is Sampling.POISSON:
+        return PoissonSampler(sampling_rate=cohort_size / population_size)
+    return FixedSizeSampler(cohort_size=cohort_size)
 
 
 def _again(attempt: int) -> tuple[str | int, ...]:

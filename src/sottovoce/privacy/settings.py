@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Groups
@@ -47,8 +48,9 @@ class PrivacySettings:
 
     `privacy_unit` is who is protected, in the population's words ("speaker", "silo with all its speakers"), or None
     with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
-    seed model, which is trained without privacy, has seen. `denominator` is what sums are divided by: public, and
-    `cohort_size` unless weights by data make another one sensible.
+    seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
+    nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). `denominator` is what sums are
+    divided by: public, and `cohort_size` unless weights by data make another one sensible.
     """
 
     population_size: int
@@ -69,6 +71,7 @@ class PrivacySettings:
     weighting: Weighting = Weighting.UNIFORM
     weight_cap: float | None = None
     denominator: float | None = None
+    time_line: Literal["zero", "skip"] | None = None
     delta: float
     epsilon_budget: float | None = None
     mode: Mode = Mode.SEEDED
@@ -80,6 +83,7 @@ class PrivacySettings:
         check_sizes(self.population_size, cohort_size=self.cohort_size)
         _check_noise(self)
         _check_weights(self)
+        _check_time_line(self)
         if not 0 < self.delta < 1:
             raise InputError(f"delta={self.delta}: expected a probability in (0, 1), well below 1/population_size")
         if (self.mode is Mode.SEEDED) != (self.root_seed is not None):
@@ -165,3 +169,24 @@ def _check_weights(settings: PrivacySettings) -> None:
         raise InputError(f"weight_cap={settings.weight_cap}: expected a positive public number")
     if settings.denominator is not None and not (math.isfinite(settings.denominator) and settings.denominator > 0):
         raise InputError(f"denominator={settings.denominator}: expected a positive public number")
+
+
+def _check_time_line(settings: PrivacySettings) -> None:
+    """Who has nothing left may not show, neither in who is drawn nor in what is left to the others."""
+    if settings.time_line is None or settings.z == 0:
+        return
+    if settings.time_line == "skip":
+        raise InputError(
+            f"time_line.dry=skip with noise_multiplier={settings.z}: who is not drawn any more has nothing left, which "
+            "nothing hides; expected zero"
+        )
+    if settings.sampling is Sampling.FIXED_SIZE:
+        raise InputError(
+            "time_line with sampling=fixed_size and noise: one user in a cohort keeps another out of it, who then has "
+            "more left, and no bound is known for that; expected poisson"
+        )
+    if settings.mode is Mode.SECURE:
+        raise InputError(
+            "time_line with mode=secure: a run must remember who took part how often, and a release writes that "
+            "nowhere; expected seeded, a simulation"
+        )

@@ -26,6 +26,8 @@ OPTIMISER, STATE, LATEST = "optimiser.safetensors", "state.json", "latest"
 
 # Where the model of a checkpoint is an average, what training goes on from lies among the optimiser's tensors.
 PARAMETERS = "parameters"
+# And there, too, how often each client was drawn, where clients have time lines.
+TURNS = "turns"
 
 
 @dataclass(frozen=True)

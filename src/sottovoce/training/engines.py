@@ -19,6 +19,7 @@ from sottovoce.federated.engines import (
 )
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.ranks import ClientsOverRanks
+from sottovoce.federated.turns import Turns, schedule_of
 from sottovoce.files import read_json, write_json
 from sottovoce.models.family import Family, Parameters, not_stacked, sped_up
 from sottovoce.models.saved import Recogniser
@@ -110,19 +111,7 @@ def build_engine(
 ) -> Engine:
     """The engine called `name`."""
     settings = recipe.federated
-    room = ClientRoom(
-        population,
-        start.tokens,
-        start.family,
-        start.settings,
-        settings.local,
-        seed=derive(recipe.seed, "clients"),
-        cohort_size=settings.cohort_size,
-        longest_seconds=recipe.data.longest_seconds,
-        frozen=trained_part(recipe, start).frozen,
-        forgiving=plan.settings.mode is Mode.SECURE,
-        shared_dev=shared_dev,
-    )
+    room = _room(recipe, population, start, plan, shared_dev=shared_dev)
     common: dict[str, Any] = {
         "device": device,
         "dtype": precision(settings.precision, device),
@@ -154,6 +143,40 @@ def build_engine(
         )
 
     return SequentialEngine(room, plan.layout, faster=faster, **common)
+
+
+def _room(
+    recipe: Recipe, population: Population, start: Recogniser, plan: Plan, *, shared_dev: SharedSpeech | None = None
+) -> ClientRoom:
+    settings = recipe.federated
+    return ClientRoom(
+        population,
+        start.tokens,
+        start.family,
+        start.settings,
+        settings.local,
+        seed=derive(recipe.seed, "clients"),
+        cohort_size=settings.cohort_size,
+        longest_seconds=recipe.data.longest_seconds,
+        frozen=trained_part(recipe, start).frozen,
+        forgiving=plan.settings.mode is Mode.SECURE,
+        shared_dev=shared_dev,
+    )
+
+
+def clients_turns(recipe: Recipe, population: Population, start: Recogniser, plan: Plan) -> Turns | None:
+    """All clients at the beginning of their time lines; None where they have none.
+
+    With noise nobody looks how much they have: who is drawn, when a run ends and what it shows must not depend on it.
+    """
+    line = recipe.federated.local.time_line
+    if line is None:
+        return None
+    if plan.settings.z > 0:
+        return Turns(len(population))
+    return Turns(
+        len(population), schedule=schedule_of(_room(recipe, population, start, plan)), skips=line.dry == "skip"
+    )
 
 
 def _for_cpu(settings: Federation) -> tuple[Any, dict[str, Any]]:

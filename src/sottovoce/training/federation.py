@@ -26,6 +26,8 @@ from sottovoce.federated.cohort import Clients
 from sottovoce.federated.private import Private
 from sottovoce.federated.round import Round, ServerPass, run_round
 from sottovoce.federated.server import Server
+from sottovoce.federated.time_line import NOTHING_LEFT
+from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, TrainedPart, save_frozen
 from sottovoce.privacy.chain import Mark
@@ -34,7 +36,7 @@ from sottovoce.privacy.ledger import BudgetSpent, Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
-from sottovoce.training.checkpoint import PARAMETERS, Checkpoint
+from sottovoce.training.checkpoint import PARAMETERS, TURNS, Checkpoint
 from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, Stop, keep, note_collapsed
 from sottovoce.training.run_folder import LEDGER, RunFolder
 from sottovoce.training.step_log import by_kind
@@ -60,12 +62,13 @@ class Federating(Loop):
         inputs: str,
         device: torch.device,
         server_pass: ServerPass | None = None,
+        turns: Turns | None = None,
         on_report: Callable[[Report], None] = lambda _: None,
         say: Say = lambda _: None,
     ) -> None:
         self._recipe, self._folder, self._start, self._dev, self._measure = recipe, folder, start, dev, measure
         self._plan, self._clients, self._team, self._inputs = plan, clients, team, inputs
-        self._server_pass, self._on_report, self._say = server_pass, on_report, say
+        self._server_pass, self._turns, self._on_report, self._say = server_pass, turns, on_report, say
         self._layout: Layout = plan.layout
         part = trained_part(recipe, start)
         self._frozen = part.frozen
@@ -135,6 +138,10 @@ class Federating(Loop):
 
     def _restore(self, found: Checkpoint) -> Mark:
         tensors = dict(found.optimiser)
+        if self._turns is not None:
+            if TURNS not in tensors:
+                raise InputError("the checkpoint does not say how often clients were drawn: saved without a time line")
+            self._turns.restore(tensors.pop(TURNS))
         # Where the checkpoint's model is an average, the server's own parameters lie beside it.
         parameters_P = tensors.pop(PARAMETERS, None)
         if parameters_P is None:
@@ -153,6 +160,8 @@ class Federating(Loop):
 
     def step(self, step: int) -> None:
         begun = time.perf_counter()
+        if self._turns is not None and self._turns.all_dry:
+            raise Stop("dry", "every client's time line is used up: all of their speech was used, once")
         try:
             done = run_round(
                 self._server,
@@ -162,6 +171,7 @@ class Federating(Loop):
                 step=step,
                 digest=self._digest,
                 server_pass=self._server_pass,
+                turns=self._turns,
             )
         except BudgetSpent as spent:
             if step == 0:
@@ -190,7 +200,13 @@ class Federating(Loop):
             record["trust_ratios"] = by_kind(names, ratios, place=place, join=lambda a, b: (a + b) / 2)
         if done.server_pass_loss is not None:
             record["server_pass_loss"] = done.server_pass_loss
+        if self._speech_used is not None:  # nothing is promised to anybody then
+            record["speech_used"] = self._speech_used
         return record
+
+    @property
+    def _speech_used(self) -> float | None:
+        return None if self._turns is None else self._turns.share_used
 
     def _diagnostics(self, done: Round, step: int) -> Record | None:
         if self._secure or done.private is None:
@@ -206,8 +222,9 @@ class Federating(Loop):
         if self._secure or private is None:
             return
         diverged = private.diverged
-        if private.cohort and private.dropped.total() + diverged == private.cohort:
-            reasons = private.dropped + Counter({"its update was not finite": diverged})
+        failed = Counter({reason: count for reason, count in private.dropped.items() if reason != NOTHING_LEFT})
+        if private.cohort and failed.total() + diverged == private.cohort:
+            reasons = failed + Counter({"its update was not finite": diverged})
             reason = reasons.most_common(1)[0][0]
             raise InputError(f"round {step + 1}: every client of the cohort failed; the first reason: {reason}")
 
@@ -243,12 +260,20 @@ class Federating(Loop):
             "clip_bound": self._plan.clip_bound if self._plan.settings.adaptive is not None else None,
         }
         tensors = self._server.tensors()
+        if self._turns is not None:
+            tensors[TURNS] = self._turns.tensor()
         if self._server.result_P is not self._server.parameters_P:
             tensors[PARAMETERS] = self._server.parameters_P
         return Snapshot(self._model(), tensors, state, about={"guarantee": self._plan.guarantee})
 
     def report(self, step: int, due: Due) -> Report:
-        return Report(unit="round", step=step, steps=self._settings.steps, epsilon=self._epsilon)
+        return Report(
+            unit="round",
+            step=step,
+            steps=self._settings.steps,
+            epsilon=self._epsilon,
+            speech_used=self._speech_used,
+        )
 
 
 class _Pending:

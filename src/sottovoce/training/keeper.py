@@ -75,6 +75,7 @@ class Report:
     score: Score | None = None
     epsilon: float | None = None
     audio_seconds_per_second: float | None = None
+    speech_used: float | None = None  # the share of it, where each utterance is used once
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from sottovoce.text.tokens import Tokens
 from sottovoce.training import central
 from sottovoce.training.agreement import Facts, Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.client_results import client_results
-from sottovoce.training.engines import choose_clients
+from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
 from sottovoce.training.keeper import Ended, Report, Say
 from sottovoce.training.marks import check_resumable
@@ -361,6 +361,7 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
                 inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),
                 device=around.device,
                 server_pass=server_pass,
+                turns=clients_turns(recipe, population, start, plan),
                 on_report=around.on_report,
                 say=around.say,
             )
@@ -427,6 +428,7 @@ def private_plan(
         no_unit_reason=population.no_guarantee,
         users_also_in_seed=heard.clients,
         root_seed=derive(recipe.seed, "privacy"),
+        time_line=None if settings.local.time_line is None else settings.local.time_line.dry,
     )
     plan = Plan(private, Layout.of(trained_part(recipe, start).initial))
     if settings.privacy.target_epsilon is not None:

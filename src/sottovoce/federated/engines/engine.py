@@ -75,5 +75,15 @@ class Engine(ABC):
         """Give back what it holds besides memory."""
 
     @abstractmethod
-    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
-        """Local training of every client in `cohort`, starting from the server's model [P]."""
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained | Dropped]:
+        """Local training of every client in `cohort`, starting from the server's model [P].
+
+        `turns` is where each of them stands on its time line, where it has one; None is at the beginning.
+        """
+
+
+def with_turns(cohort: Sequence[int], turns: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+    """Each client, and the turn that it is at."""
+    return zip(cohort, turns or [0] * len(cohort), strict=True)

@@ -1,6 +1,6 @@
 """The reference engine: one client after another, on one copy of the model, while the next ones' data are read."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import ClientRoom, LoadedClient, load_client, plan_client, train_locally
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse, with_turns
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.measured import measured_loss, measured_wer
 from sottovoce.federated.weighting import ClientFigures
@@ -45,15 +45,17 @@ class SequentialEngine(Engine):
         if faster is not None:
             self._room = replace(self._room, family=faster(self.weights.working))
 
-    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
-        with closing(ahead(self._load(cohort, step))) as loading:
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained | Dropped]:
+        with closing(ahead(self._load(with_turns(cohort, turns), step))) as loading:
             for loaded in self.time_waits(loading):
                 yield loaded if isinstance(loaded, Dropped) else self._train_one(server_P, loaded)
 
-    def _load(self, cohort: Sequence[int], step: int) -> Iterator[LoadedClient | Dropped]:
-        for client in cohort:
+    def _load(self, cohort: Iterable[tuple[int, int]], step: int) -> Iterator[LoadedClient | Dropped]:
+        for client, turn in cohort:
             try:
-                planned = plan_client(self._room, client, step=step)
+                planned = plan_client(self._room, client, step=step, turn=turn)
                 yield load_client(self._room, planned, step=step, device=self._device, before=self._before)
             except Exception as error:
                 yield excuse(client, error, forgiving=self._room.forgiving)
@@ -77,9 +79,9 @@ class SequentialEngine(Engine):
         room, weighting = self._room, self._weighting
         wer = measured_wer(self.weights.working, loaded.client, room, weighting=weighting, device=self._device)
         return ClientFigures(
-            utterances=len(loaded.speech.rows),
+            utterances=loaded.utterances,
             left_out=loaded.speech.left_out,
-            seconds=loaded.client.seconds,
+            seconds=loaded.seconds,
             loss=measured_loss(losses_L, room, weighting=weighting),
             wer=wer,
         )

@@ -30,7 +30,7 @@ from sottovoce.federated.client import (
     load_client,
     plan_client,
 )
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse, with_turns
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.measured import last_epoch, measured_wer
 from sottovoce.federated.weighting import ClientFigures
@@ -87,11 +87,13 @@ class StackedEngine(Engine):
         self._weights: dict[int, Weights] = {}
         self._before = HeardBefore(room_for_hearing(device))
 
-    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained | Dropped]:
         members: list[PlannedClient] = []
-        for index in cohort:
+        for index, turn in with_turns(cohort, turns):
             try:
-                members.append(plan_client(self._room, index, step=step))
+                members.append(plan_client(self._room, index, step=step, turn=turn))
             except Exception as error:
                 yield excuse(index, error, forgiving=self._room.forgiving)
         groups = self._groups(members, step)
@@ -238,11 +240,7 @@ class StackedEngine(Engine):
         for row, (member, loss) in enumerate(zip(stack.members, losses, strict=True)):
             own = {name: stacked[row] for name, stacked in weights.working.items()}
             wer = measured_wer(own, member.client, self._room, weighting=self._weighting, device=self._device)
-            figures.append(
-                ClientFigures(
-                    len(member.speech.rows), member.client.seconds, loss, wer, left_out=member.speech.left_out
-                )
-            )
+            figures.append(ClientFigures(member.utterances, member.seconds, loss, wer, left_out=member.speech.left_out))
         return tuple(figures)
 
 

@@ -39,11 +39,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Job:
-    """Train `client` in round `step` and leave its update in row `slot`."""
+    """Train `client` in round `step`, in its own `turn`, and leave its update in row `slot`."""
 
     client: int
     step: int
     slot: int
+    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _serve(connection: "Connection[Answer, Job]", *, setting: int, memory: int) 
 
 def _train(engine: SequentialEngine, job: Job, rows_NP: torch.Tensor, *, forgiving: bool) -> Done | Dropped:
     try:
-        (trained,) = engine.train(rows_NP[SERVER], [job.client], step=job.step)
+        (trained,) = engine.train(rows_NP[SERVER], [job.client], step=job.step, turns=[job.turn])
         if isinstance(trained, Dropped):
             return trained
         rows_NP[job.slot].copy_(trained.update)

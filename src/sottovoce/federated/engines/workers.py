@@ -30,7 +30,7 @@ from torch import Tensor
 from sottovoce.errors import InputError, promise
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.engines import shared_memory
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained, with_turns
 from sottovoce.federated.engines.worker import SERVER, Answer, Done, Failed, Job, Ready, Setting
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.settings import Weighting
@@ -63,6 +63,7 @@ class _Round:
     """What is left to hand out, and what has come back before its turn."""
 
     step: int
+    turns: dict[int, int]
     waiting: deque[int]
     results: dict[int, tuple[Job, Done] | Dropped] = field(default_factory=dict)
 
@@ -115,12 +116,14 @@ class WorkersEngine(Engine):
         """End the processes."""
         self._ending()
 
-    def train(self, server_P: Tensor, cohort: Sequence[int], *, step: int) -> Iterator[Trained | Dropped]:
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained | Dropped]:
         promise(self._ending.alive, "the engine is closed")
         self.waited = 0.0
         self._rows_NP[SERVER].copy_(server_P)
         order = most_work_first(self._room, cohort)
-        current = _Round(step, deque(order))
+        current = _Round(step, dict(with_turns(cohort, turns)), deque(order))
         with _one_thread():
             for client in order:
                 self._advance(current, timeout=0.0)
@@ -155,7 +158,8 @@ class WorkersEngine(Engine):
             for worker in self._workers:
                 plenty = depth == 1 or len(current.waiting) > len(self._workers)
                 if worker.ready and len(worker.handed) < depth and current.waiting and self._free and plenty:
-                    job = Job(current.waiting.popleft(), current.step, self._free.pop())
+                    client = current.waiting.popleft()
+                    job = Job(client, current.step, self._free.pop(), current.turns[client])
                     worker.handed.append((job, current))
                     with suppress(OSError):  # it has died: reading from it will say so
                         worker.connection.send(job)

@@ -1,0 +1,133 @@
+"""Runs on time lines: killed at any instant every utterance is used once, none twice and none is lost."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.training import forked
+from tests.training.test_federation_resume import kill_often, records
+
+from sottovoce.config import load_recipe
+from sottovoce.errors import InputError
+from sottovoce.federated.client import PlannedClient, load_client
+from sottovoce.federated.engines import sequential
+from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.plan import DRAWN_WHEN_DRY
+from sottovoce.store import Store
+from sottovoce.training.checkpoint import TURNS
+from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+
+# Nine clients with two words each, one at a time: eighteen turns.
+LINE = ["federation.local.batch_utterances=1", "federation.engine=sequential"]
+ONCE = [
+    *LINE,
+    "federation.local.time_line.dry=skip",
+    "federation.privacy.noise_multiplier=0",
+    "federation.privacy.adaptive=null",
+    "federation.steps=100",
+]
+PRIVATE = [*LINE, "federation.local.time_line.dry=zero", "federation.cohort_size=5"]
+
+
+def run_here(recipe: Path, stores: Path, out: Path, changes: list[str], said: list[str] | None = None) -> Outcome:
+    around = Surroundings(
+        runs=out.parent / "runs",
+        stores=stores,
+        device=torch.device("cpu"),
+        say=(said if said is not None else []).append,
+    )
+    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=False, around=around)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+    """The store's rows that the rounds of this process train on, by round."""
+    rows: dict[int, list[int]] = {}
+
+    def load(room: Any, planned: PlannedClient, *, step: int, **rest: Any) -> Any:
+        rows.setdefault(step, []).extend(
+            row for batch in planned.batches for row in planned.speech.rows[batch.rows].tolist()
+        )
+        return load_client(room, planned, step=step, **rest)
+
+    monkeypatch.setattr(sequential, "load_client", load)
+    return rows
+
+
+def speech_of(stores: Path) -> list[int]:
+    """Rows of all that clients say."""
+    store = Store(stores / "tones")
+    people = store.splits["train"]
+    return [*range(int(store.user_utterances[people.start]), int(store.user_utterances[people.stop]))]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_killed_ten_times_every_utterance_is_used_once(
+    federated_recipe: Path, short_stores: Path, tmp_path: Path, used: dict[int, list[int]]
+) -> None:
+    outcome = run_here(federated_recipe, short_stores, tmp_path / "whole", ONCE)
+    assert outcome.results is not None
+    assert outcome.results["ended"]["reason"] == "dry"
+    assert sorted(row for rows in used.values() for row in rows) == speech_of(short_stores)
+
+    arguments = ["run", federated_recipe, "--stores", short_stores, *ONCE]
+    counted = forked.run([*arguments, "--out", tmp_path / "counted"], counts=True)
+    assert counted.code == 0, counted.err
+    whole = tmp_path / "whole"
+    for broken in kill_often(arguments, tmp_path, calls=counted.calls, seed_name="time line"):
+        assert_same(broken, whole)
+        assert load_file(broken / "checkpoints/latest/optimiser.safetensors")[TURNS].tolist() == [2] * 9
+        assert records(broken / "metrics.jsonl")[-1]["speech_used"] == 1.0
+
+
+def assert_same(broken: Path, whole: Path) -> None:
+    for file in ("checkpoints/latest/model.safetensors", "checkpoints/latest/optimiser.safetensors", "ledger.jsonl"):
+        assert (broken / file).read_bytes() == (whole / file).read_bytes(), (broken, file)
+    for file in ("metrics.jsonl", "diagnostics.jsonl"):
+        assert records(broken / file) == records(whole / file)
+    assert json.loads((broken / "results.json").read_text()) == json.loads((whole / "results.json").read_text())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_under_privacy_the_dry_are_drawn_on_and_a_killed_run_ends_with_the_same_bits(
+    federated_recipe: Path, short_stores: Path, tmp_path: Path, used: dict[int, list[int]]
+) -> None:
+    said: list[str] = []
+    whole = tmp_path / "whole"
+    outcome = run_here(federated_recipe, short_stores, whole, PRIVATE, said)
+    assert outcome.results is not None
+    assert outcome.results["ended"] == {"step": 12, "reason": "finished"}  # however little is left
+    assert outcome.results["privacy"]["guarantee"].endswith(DRAWN_WHEN_DRY)
+    assert any(DRAWN_WHEN_DRY in line for line in said)
+    assert verify(whole / "ledger.jsonl").header["plan"]["time_line"] == "zero"
+    assert not any("speech_used" in record for record in records(whole / "metrics.jsonl"))
+    dropped = sum((Counter(record["dropped"]) for record in records(whole / "diagnostics.jsonl")), Counter[str]())
+    assert dropped["nothing is left of its time line"] == dropped.total() > 0
+    rows = [row for rows in used.values() for row in rows]
+    assert len(rows) == len(set(rows))
+    drawn = load_file(whole / "checkpoints/latest/optimiser.safetensors")[TURNS]
+    assert int(drawn.clamp(max=2).sum()) == len(rows)
+    assert int(drawn.sum()) == len(rows) + dropped.total()
+
+    arguments = ["run", federated_recipe, "--stores", short_stores, *PRIVATE]
+    counted = forked.run([*arguments, "--out", tmp_path / "counted"], counts=True)
+    assert counted.code == 0, counted.err
+    for broken in kill_often(arguments, tmp_path, calls=counted.calls, seed_name="private time line"):
+        assert_same(broken, whole)
+
+
+def test_a_recipe_without_a_time_line_is_written_as_ever(federated_recipe: Path) -> None:
+    local = load_recipe(str(federated_recipe)).model_dump(mode="json")["federation"]["local"]
+    assert "time_line" not in local
+    given = load_recipe(str(federated_recipe), [*LINE, "federation.local.time_line={}"])
+    assert given.model_dump(mode="json")["federation"]["local"]["time_line"] == {"dry": "zero"}
+
+
+def test_a_time_line_is_one_speakers(federated_recipe: Path) -> None:
+    changes = ["federation.local.time_line={}", "federation.clients.rule=silo", "federation.clients.silos=3"]
+    with pytest.raises(InputError, match=r"local\.time_line with clients\.rule=silo: a time line is one speaker's"):
+        load_recipe(str(federated_recipe), changes)
