@@ -13,6 +13,9 @@ round are done once before, unmeasured: what is compiled or recorded for their s
                no clipping, nothing summed
     no privacy a round: cohort, loading, local training, updates, sum, server step
     private    the same with clipping per layer, noise and the ledger
+
+`--engines sequential stacked shared --local-steps 1` compares them where clients take one step; nothing is clipped locally
+then, so that `shared` may sum without privacy.
 """
 
 import argparse
@@ -35,7 +38,7 @@ from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, Rende
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
 from sottovoce.federated.cohort import ClientsHere
-from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, SharedEngine, StackedEngine
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
@@ -107,8 +110,10 @@ class Setting:
     def faster(self, working: Parameters) -> Family[Any, Any]:
         return sped_up(self.room.family, working, settings=self.room.model, **self.long_run)
 
-    def engine(self, name: str) -> Engine:
+    def engine(self, name: str, *, private: bool) -> Engine:
         common: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
+        if name == "shared":
+            return SharedEngine(self.room, self.layout, summed=not private, size=self.arguments.stack, **common)
         if name == "stacked":
             stacked = self.room.family.stacked
             if stacked is not None and stacked.faster is not None:
@@ -258,6 +263,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
         local_steps=arguments.local_steps,
         layerdrop_group=arguments.layerdrop_group,
         batch_utterances=arguments.batch_utterances,
+        clip_gradients=math.inf if "shared" in arguments.engines else 1.0,
     )
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
     room = ClientRoom(population, tokens, family, model, local, seed=SEED, cohort_size=arguments.cohort)
@@ -266,8 +272,9 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
     if "sequential" in arguments.engines:
         rows["floor"] = Floor(setting, arguments.cohort)
     for engine_name in arguments.engines:
-        engine = setting.engine(engine_name)
         for private in (False, True):
+            if engine_name == "shared" or not private:
+                engine = setting.engine(engine_name, private=private)
             name = f"{engine_name}, {'private' if private else 'no privacy'}"
             rows[name] = Rounds(setting, engine, private=private, cohort=arguments.cohort, name=name)
     return table(rows, arguments, device)

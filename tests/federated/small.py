@@ -146,9 +146,9 @@ class Small:
     def model(self) -> Model:
         return as_model(self.layout, self.server.parameters_P)
 
-    def gradients(self, index: int, *, step: int) -> list[Gradient]:
+    def gradients(self, index: int, *, step: int, turn: int = 0) -> list[Gradient]:
         """What client `index` computes in round `step`, batch by batch, in float64."""
-        room, loaded = self.room, loaded_client(self.room, index, step=step)
+        room, loaded = self.room, loaded_client(self.room, index, step=step, turn=turn)
 
         def gradient_of(batch: Features, draws: StepDraws) -> Gradient:
             def gradient(theta: Model) -> Model:
@@ -165,9 +165,10 @@ class Small:
         return [gradient_of(heard.take(lines), draws) for lines, draws in zip(loaded.lines, loaded.draws, strict=True)]
 
 
-def loaded_client(room: ClientRoom, index: int, *, step: int) -> LoadedClient:
+def loaded_client(room: ClientRoom, index: int, *, step: int, turn: int = 0) -> LoadedClient:
     """Client `index` as if it had never been heard before."""
-    return load_client(room, plan_client(room, index, step=step), step=step, device=CPU, before=HeardBefore(0))
+    planned = plan_client(room, index, step=step, turn=turn)
+    return load_client(room, planned, step=step, device=CPU, before=HeardBefore(0))
 
 
 def as_model(layout: Layout, flat_P: torch.Tensor) -> Model:

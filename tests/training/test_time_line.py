@@ -131,3 +131,25 @@ def test_a_time_line_is_one_speakers(federated_recipe: Path) -> None:
     changes = ["federation.local.time_line={}", "federation.clients.rule=silo", "federation.clients.silos=3"]
     with pytest.raises(InputError, match=r"local\.time_line with clients\.rule=silo: a time line is one speaker's"):
         load_recipe(str(federated_recipe), changes)
+
+
+@pytest.mark.parametrize("bound", [".inf", "0.01"], ids=["one batch", "each clipped"])
+def test_one_step_of_a_cohort_on_shared_weights(
+    bound: str, federated_recipe: Path, short_stores: Path, tmp_path: Path
+) -> None:
+    """The same run as one client after another, but for rounding; after all is used, both have stopped."""
+    step = [f"federation.privacy.clip_bound={bound}", "federation.local.clip_gradients=.inf"]
+    models = []
+    for engine in ("sequential", "shared"):
+        changes = [*ONCE, *step, f"federation.engine={engine}", "federation.steps=3", "federation.evaluate_every=3"]
+        folder = run_here(federated_recipe, short_stores, tmp_path / engine, changes).folder
+        assert json.loads((folder / "engine.json").read_text())["engine"] == engine
+        models.append(load_file(folder / "checkpoints/latest/model.safetensors"))
+    for name, expected in models[0].items():
+        torch.testing.assert_close(models[1][name], expected, rtol=0, atol=1e-3)  # three steps of LAMB, of 0.01 each
+    assert any(not torch.equal(models[1][name], expected) for name, expected in models[0].items())
+
+
+def test_a_release_trains_clients_apart(federated_recipe: Path) -> None:
+    with pytest.raises(InputError, match="engine=shared with privacy.mode=secure: in a stack the rounding"):
+        load_recipe(str(federated_recipe), ["federation.privacy.mode=secure", "federation.engine=shared"])

@@ -178,7 +178,8 @@ class Federation(Section):
     `seed_model` is a recipe, which is run first if its result is not there, or the folder of a model; None starts
     from nothing. `measure` is what the best checkpoint is chosen by on the dev speakers; None is the WER, or the
     loss where models write nothing down. `patience` stops after so many evaluations without a better one. `engine:
-    auto` measures which one is the fastest here, and says so in the run folder's `engine.json`. `trainable` names
+    auto` measures which one is the fastest here, and says so in the run folder's `engine.json`; `shared` is for clients
+    of one local step (FedSGD), whose gradients at the server's model are computed as one batch. `trainable` names
     the part of the model that is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides
     the seed's LayerNorms by this and multiplies the matrices behind them (see `models.rescaling`): the same
     function, other updates. `server_pass` trains on public speech after every round. `shared_dev` is what clients are
@@ -199,7 +200,7 @@ class Federation(Section):
     server_pass: PassSettings | None = None
     shared_dev: SharedDev | None = None
     privacy: Privacy = Privacy()
-    engine: Literal["auto", "sequential", "stacked", "workers"] = "auto"
+    engine: Literal["auto", "sequential", "stacked", "workers", "shared"] = "auto"
     stack_size: int | None = Field(default=None, ge=1)  # clients at once; None: what fits into the device's memory
     workers: int | None = Field(default=None, ge=1, le=1_024)  # processes of the engine `workers`; None: one a core
     evaluate_every: int = Field(default=50, ge=1)
@@ -220,10 +221,10 @@ class Federation(Section):
     def _check(self) -> "Federation":
         if self.privacy.adds_noise and math.isinf(self.privacy.clip_bound):
             raise ValueError("privacy adds noise but clip_bound is infinite: noise is in units of the clip bound")
-        if self.engine == "stacked" and self.privacy.mode is Mode.SECURE:
+        if self.engine in ("stacked", "shared") and self.privacy.mode is Mode.SECURE:
             raise ValueError(
-                "engine=stacked with privacy.mode=secure: in a stack the rounding of one client's numbers hangs on who "
-                "else is there, which no clipping bounds; expected auto, sequential or workers"
+                f"engine={self.engine} with privacy.mode=secure: in a stack the rounding of one client's numbers hangs "
+                "on who else is there, which no clipping bounds; expected auto, sequential or workers"
             )
         self._check_weighting()
         if self.local.time_line is not None and self.clients.rule != "speaker":

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sottovoce.federated.engines.engine import Dropped, Engine
+from sottovoce.federated.engines.engine import Dropped, Engine, Together
 from sottovoce.federated.private import Private
 from sottovoce.federated.weighting import WeightedSum
 from sottovoce.privacy.adaptive import centred_count
@@ -97,6 +97,12 @@ def sum_part(
                 diagnostics.dropped[trained.reason] += 1
             continue
         weight = weighted.weigh(trained.figures)
+        if isinstance(trained, Together):
+            summed = trained.sum(weight)
+            plan.add_unclipped(total, summed.sum_P)
+            if diagnostics is not None:
+                diagnostics.add_summed(summed, trained)
+            continue
         stats = plan.accumulate(total, trained.update, weight=_as_accumulated(weight, trained.update))
         within += float(centred_count(stats)) if plan.settings.adaptive is not None else 0.0
         if diagnostics is not None:

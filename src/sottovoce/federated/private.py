@@ -15,7 +15,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from sottovoce.federated.engines.engine import Trained
+from sottovoce.federated.engines.engine import Summed, Together, Trained
 from sottovoce.privacy.clipping import ClipStats, ClipSums, clip_sums, summarise
 from sottovoce.privacy.plan import Plan
 
@@ -45,17 +45,28 @@ class Private:
         if sum(losses.numel() for _, losses in self._waiting) >= MOST_WAITING:
             self.settle()
 
+    def add_summed(self, summed: Summed, trained: Together) -> None:
+        """The same for clients of whom no single update exists, nor its norms."""
+        self._add_losses(summed.losses_N)
+        self.audio_seconds += trained.audio_seconds
+        self.dropped.update(dropped.reason for dropped in summed.dropped)
+        for client in trained.figures:
+            self.left_out.update(client.left_out)
+
     def settle(self) -> None:
         """Sum what is waiting."""
         if not self._waiting:
             return
         clipping = clip_sums([stats for stats, _ in self._waiting])
-        losses = torch.cat([losses.reshape(-1) for _, losses in self._waiting]).double()
+        self._add_losses(torch.cat([losses.reshape(-1) for _, losses in self._waiting]))
+        self.clipping = clipping if self.clipping is None else self.clipping + clipping
+        self._waiting = []
+
+    def _add_losses(self, losses: Tensor) -> None:
+        losses = losses.double()
         finite = losses.isfinite()
         loss = torch.stack([torch.where(finite, losses, 0.0).sum(), finite.sum()])
-        self.clipping = clipping if self.clipping is None else self.clipping + clipping
         self.loss = loss if self.loss is None else self.loss + loss
-        self._waiting = []
 
     def on_host(self) -> "Private":
         """The same off the device, to be sent to another process. Waits for the device."""

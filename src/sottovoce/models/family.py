@@ -108,7 +108,7 @@ class Stacked(Generic[S, D]):
     `losses(parameters, features, rows_U=…, clients=…, settings=…, draws=…)` takes and gives a loss for each client.
     `bytes(settings, seconds=…, steps=…)` is what one client takes on the device besides its weights. `full`: every
     stack is as high as the engine's size, with idle rows, so that few shapes occur. `unfit(settings)` says why models
-    of these settings cannot be stacked.
+    of these settings cannot be stacked. `shared`: `losses` takes parameters without a client axis as well.
     """
 
     join: Callable[[Sequence[D | None]], Any]
@@ -116,6 +116,7 @@ class Stacked(Generic[S, D]):
     bytes: Callable[..., float]
     full: bool = False
     unfit: Callable[[S], str | None] = no_reason
+    shared: bool = False
     faster: Callable[..., "Stacked[S, D]"] | None = None
 
 

@@ -232,6 +232,16 @@ class Plan:
         self._check_weight(weight)
         return self.clipper.accumulate(total, self._ruled(update), weight=weight)
 
+    @property
+    def bounds_updates(self) -> bool:
+        """Whether anything is done to a single user's update."""
+        return not math.isinf(self.clip_bound) or self.settings.z > 0 or self.rule is not None
+
+    def add_unclipped(self, total: Tensor, summed: Tensor) -> None:
+        """total += Σ ω·update of several users: only where nothing is done to single ones, and nothing is promised."""
+        promise(not self.bounds_updates, "a sum of updates that nobody has clipped")
+        total.add_(summed)
+
     def _ruled(self, update: Tensor) -> Tensor:
         """`rule` on each user's update by itself: it never sees two users at once."""
         if self.rule is None or not update.numel():

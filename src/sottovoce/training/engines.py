@@ -1,5 +1,6 @@
 """Who trains the clients of a run, with which engine: the recipe's, or the fastest one here."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from sottovoce.federated.engines import (
     Dropped,
     Engine,
     SequentialEngine,
+    SharedEngine,
     StackedEngine,
     WorkersEngine,
 )
@@ -59,7 +61,7 @@ def choose_clients(
     )
     chosen = processes.share(chosen)
     engine = build(chosen["engine"], chosen.get("stack_size"))
-    if isinstance(engine, StackedEngine) and processes.first and "stack_size" not in chosen:
+    if isinstance(engine, StackedEngine | SharedEngine) and processes.first and "stack_size" not in chosen:
         write_json(run.path / ENGINE, {**chosen, "stack_size": engine.size})  # what fits may be another number tomorrow
     if processes.several:
         return ClientsOverRanks(engine, processes, seconds=population.seconds)
@@ -124,13 +126,15 @@ def build_engine(
             raise InputError(f"federation.engine=workers: its processes compute on the CPU, not on device={device}")
         del common["device"]
         return WorkersEngine(room, plan.layout, workers=settings.workers, **common)
-    if name == "stacked":
+    stacked = start.family.stacked
+    if name in ("stacked", "shared"):
         # The recipe's check refuses this, and a run folder's `engine.json` never says it.
         promise(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
-        stacked = start.family.stacked
         if stacked is not None and stacked.faster is not None:
             stacked = stacked.faster(stacked, steps=steps, batch_seconds=settings.local.batch_seconds, device=device)
-        return StackedEngine(room, plan.layout, stacked=stacked, size=stack_size or settings.stack_size, **common)
+        common |= {"stacked": stacked, "size": stack_size or settings.stack_size}
+    if name == "stacked":
+        return StackedEngine(room, plan.layout, **common)
 
     def faster(working: Parameters) -> Family[Any, Any]:
         return sped_up(
@@ -142,6 +146,9 @@ def build_engine(
             device=device,
         )
 
+    if name == "shared":
+        summed = not plan.bounds_updates and math.isinf(settings.local.clip_gradients)
+        return SharedEngine(room, plan.layout, summed=summed, faster=faster, **common)
     return SequentialEngine(room, plan.layout, faster=faster, **common)
 
 

@@ -1,7 +1,8 @@
 """Engines: how the clients of a cohort are trained. They differ in speed, never in what they compute."""
 
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained
+from sottovoce.federated.engines.engine import Dropped, Engine, Summed, Together, Trained
 from sottovoce.federated.engines.sequential import SequentialEngine
+from sottovoce.federated.engines.shared import SharedEngine
 from sottovoce.federated.engines.stacked import StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 
@@ -9,7 +10,10 @@ __all__ = [
     "Dropped",
     "Engine",
     "SequentialEngine",
+    "SharedEngine",
     "StackedEngine",
+    "Summed",
+    "Together",
     "Trained",
     "WorkersEngine",
 ]

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,6 +28,25 @@ class Trained:
     losses: Tensor
     figures: tuple[ClientFigures, ...]
     audio_seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """Σ ω·update of several clients [P], what each of them lost, and who had no part in it."""
+
+    sum_P: Tensor
+    losses_N: Tensor
+    dropped: "tuple[Dropped, ...]"
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Several clients of whom nobody needs a single update: `sum` of their weights is all that is computed."""
+
+    clients: tuple[int, ...]
+    figures: tuple[ClientFigures, ...]
+    audio_seconds: float
+    sum: Callable[[Sequence[float]], Summed]
 
 
 @dataclass(frozen=True)
@@ -77,7 +96,7 @@ class Engine(ABC):
     @abstractmethod
     def train(
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
-    ) -> Iterator[Trained | Dropped]:
+    ) -> Iterator[Trained | Together | Dropped]:
         """Local training of every client in `cohort`, starting from the server's model [P].
 
         `turns` is where each of them stands on its time line, where it has one; None is at the beginning.

@@ -42,7 +42,7 @@ from sottovoce.privacy.settings import Weighting
 
 
 @dataclass(frozen=True, eq=False)
-class _LockStep:
+class LockStep:
     """One local step of all clients of a stack: which utterances (`lines` of the stack's), and whose (`rows_U`)."""
 
     lines: Tensor
@@ -56,7 +56,7 @@ class _Stack:
     """Clients that are trained together, in a stack of `size` rows; the last ones may be idle."""
 
     members: list[LoadedClient]
-    steps: list[_LockStep]
+    steps: list[LockStep]
     size: int
 
     @property
@@ -251,15 +251,13 @@ class _ClientFailure(Exception):
 
 
 def _stacked(members: list[LoadedClient], *, stacked: Stacked[Any, Any], size: int) -> _Stack:
-    firsts = [0, *accumulate(len(member.sound) for member in members)]
     steps = max(len(member.lines) for member in members)
-    return _Stack(members, [_lock_step(members, firsts, step, stacked, size) for step in range(steps)], size)
+    return _Stack(members, [lock_step(members, step, stacked, size) for step in range(steps)], size)
 
 
-def _lock_step(
-    members: Sequence[LoadedClient], firsts: Sequence[int], local_step: int, stacked: Stacked[Any, Any], size: int
-) -> _LockStep:
-    """The local step of that number of all clients that have one; `firsts` are their places in the stack's speech."""
+def lock_step(members: Sequence[LoadedClient], local_step: int, stacked: Stacked[Any, Any], size: int) -> LockStep:
+    """The local step of that number of all clients that have one, whose speech lies end to end."""
+    firsts = [0, *accumulate(len(member.sound) for member in members)]
     active = [row for row, member in enumerate(members) if local_step < len(member.lines)]
     lines = [members[row].lines[local_step] + firsts[row] for row in active]
     draws = {row: members[row].draws[local_step] for row in active}
@@ -270,7 +268,7 @@ def _lock_step(
         draws[active[0]].spec_augment,
     )
     rows_U = [row for row, places in zip(active, lines, strict=True) for _ in range(len(places))]
-    return _LockStep(torch.cat(lines), rows_U, joined, torch.tensor([float(row in draws) for row in range(size)]))
+    return LockStep(torch.cat(lines), rows_U, joined, torch.tensor([float(row in draws) for row in range(size)]))
 
 
 _LARGEST_STACK = 128  # more gain little, and wait longer for the one with the most speech

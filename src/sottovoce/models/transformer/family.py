@@ -271,7 +271,7 @@ FAMILY = Family(
     loss=loss,
     shared_chance=drops_layers,
     recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame),
-    stacked=Stacked(join=join, losses=losses, bytes=stack_bytes, faster=faster_stacks),
+    stacked=Stacked(join=join, losses=losses, bytes=stack_bytes, shared=True, faster=faster_stacks),
     faster=faster,
     rescaled=rescaled_norms,
 )

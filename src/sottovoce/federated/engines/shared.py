@@ -1,0 +1,229 @@
+"""One local step from one model: the gradient is the update, and nobody needs weights of their own.
+
+After one step of plain SGD θ_server − θ_local = lr·clip(∇L_k(θ_server)), so all of a cohort share the server's weights:
+
+    summed  nothing is clipped: Σ ω_k·lr·∇L_k = lr·∇ Σ ω_k·L_k, the gradient of many clients as one large batch
+    each    something is: every client's own gradient, many at once where the family's models can be stacked
+
+L_k is a client's own loss, however its family averages it, with its own draws, so that this is what `sequential` comes
+to, up to rounding. It is even nearer to what is meant: θ − (θ − g) in float32 is g with the digits that fit beside θ,
+and a server's Adam makes a whole step of whatever is left of a small g.
+
+A family that cannot be stacked goes client by client, with nothing saved but the walks over the model. What is not
+finite, or does not fit into memory, is computed again in halves, down to the one client that it comes from.
+
+Shapes: N clients of a group, U utterances, P flat length.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.evaluation.prefetch import ahead
+from sottovoce.federated.client import ClientRoom, LoadedClient, PlannedClient, gradients_of, load_client, plan_client
+from sottovoce.federated.engines.engine import Dropped, Engine, Summed, Together, Trained, excuse, with_turns
+from sottovoce.federated.engines.stacked import fitting_size, lock_step
+from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
+from sottovoce.federated.weighting import ClientFigures
+from sottovoce.flat.layout import Layout
+from sottovoce.models.family import Family, Parameters, Stacked, masked, step_loss
+from sottovoce.models.utterances import end_to_end
+from sottovoce.optimisers import SGD
+from sottovoce.privacy.settings import BY_DATA, Weighting
+
+NOT_FINITE = "its update was not finite"
+
+
+def check_shared(room: ClientRoom, weighting: Weighting) -> None:
+    """Refuse local training whose update is not one gradient of the server's model."""
+    local, engine = room.local, "federation.engine=shared"
+    if local.local_steps != 1:
+        raise InputError(
+            f"{engine} with local_steps={local.local_steps}, local_epochs={local.local_epochs}: after one local step "
+            "clients' weights differ; expected local_steps=1"
+        )
+    if local.built_optimiser() != SGD():
+        raise InputError(f"{engine} with optimiser={dict(local.optimiser)}: expected sgd, whose step is the gradient")
+    if weighting not in (Weighting.UNIFORM, *BY_DATA):
+        raise InputError(f"{engine} with weighting={weighting}: no client has a model to be weighed by; expected data")
+    if room.family.statistics(room.model):
+        raise InputError(f"{engine}: models of family={room.family.name} keep statistics here, which are no gradients")
+
+
+class SharedEngine(Engine):
+    """`summed`: nothing is clipped, neither here nor by the plan.
+
+    `size` clients are computed at once; None chooses what fits into half of a GPU's free memory, on a CPU 1.
+    """
+
+    def __init__(
+        self,
+        room: ClientRoom,
+        layout: Layout,
+        *,
+        device: torch.device,
+        summed: bool,
+        dtype: torch.dtype = torch.float32,
+        stacked: Stacked[Any, Any] | None = None,
+        faster: Callable[[Parameters], Family[Any, Any]] | None = None,
+        weighting: Weighting = Weighting.UNIFORM,
+        size: int | None = None,
+    ) -> None:
+        check_shared(room, weighting)
+        self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
+        self._summed = summed
+        found = stacked or room.family.stacked
+        if found is None or not found.shared:
+            size = 1
+        elif size is None:
+            size = fitting_size(room, layout, device) if device.type == "cuda" else 1  # alone is quicker on a CPU
+        self.size, self._stacked = size, found if size > 1 else None
+        self._flat_P = layout.zeros(device=device, dtype=dtype)
+        self._parameters = {name: view.requires_grad_() for name, view in layout.views(self._flat_P).items()}
+        self._before = HeardBefore(room_for_hearing(device))
+        if faster is not None and self._stacked is None:
+            self._room = replace(self._room, family=faster(self._parameters))
+
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained | Together | Dropped]:
+        with torch.no_grad():
+            self._flat_P.copy_(server_P)
+        members: list[PlannedClient] = []
+        for index, turn in with_turns(cohort, turns):
+            try:
+                members.append(plan_client(self._room, index, step=step, turn=turn))
+            except Exception as error:
+                yield excuse(index, error, forgiving=self._room.forgiving)
+        # Neighbours are about as long; the largest first: what the memory does not hold shows at once.
+        members.sort(key=lambda member: (-member.padded_samples, member.client.index))
+        with closing(ahead(self._load(members, step), depth=1)) as loading:
+            for loaded in self.time_waits(loading):
+                if isinstance(loaded, Dropped):
+                    yield loaded
+                elif self._summed:
+                    yield self._together(loaded)
+                else:
+                    yield from self._each(loaded)
+
+    def _load(self, members: Sequence[PlannedClient], step: int) -> Iterator[list[LoadedClient] | Dropped]:
+        group: list[LoadedClient] = []
+        for member in members:
+            try:
+                group.append(load_client(self._room, member, step=step, device=self._device, before=self._before))
+            except Exception as error:
+                yield excuse(member.client.index, error, forgiving=self._room.forgiving)
+            if len(group) == self.size:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    # The gradient of all of them at once.
+
+    def _together(self, members: list[LoadedClient]) -> Together:
+        return Together(
+            tuple(member.client.index for member in members),
+            _figures(members),
+            sum(member.audio_seconds for member in members),
+            lambda weights: self._sum(members, weights),
+        )
+
+    def _sum(self, members: list[LoadedClient], weights: Sequence[float]) -> Summed:
+        """Σ ω·lr·∇L. Who cannot be part of it is left out and named, as an update that counts as zero."""
+        try:
+            losses_N = self._losses(members, self._parameters)
+            weights_N = torch.tensor(weights, dtype=losses_N.dtype).to(losses_N.device, non_blocking=True)
+            gradients = gradients_of((losses_N * weights_N).sum(), list(self._parameters.values()))
+            sum_P = self._flattened(gradients).mul_(self._room.local.lr)
+        except Exception as error:
+            dropped = excuse(members[0].client.index, error, forgiving=self._room.forgiving)
+        else:
+            if bool(sum_P.isfinite().all()):
+                return Summed(sum_P, losses_N.detach(), ())
+            dropped = Dropped(members[0].client.index, NOT_FINITE)
+        if len(members) == 1:
+            return Summed(self._layout.zeros(device=self._device), torch.empty(0, device=self._device), (dropped,))
+        half = len(members) // 2
+        one, other = self._sum(members[:half], weights[:half]), self._sum(members[half:], weights[half:])
+        losses_N = torch.cat([one.losses_N, other.losses_N])
+        return Summed(one.sum_P.add_(other.sum_P), losses_N, (*one.dropped, *other.dropped))
+
+    # Each one's own.
+
+    def _each(self, members: list[LoadedClient]) -> Iterator[Trained | Dropped]:
+        try:
+            trained = self._trained(members)
+        except Exception as error:
+            dropped = excuse(members[0].client.index, error, forgiving=self._room.forgiving)
+            if len(members) == 1:
+                yield dropped
+                return
+        else:
+            yield trained
+            return
+        half = len(members) // 2
+        yield from self._each(members[:half])
+        yield from self._each(members[half:])
+
+    def _trained(self, members: list[LoadedClient]) -> Trained:
+        rows = None if self._stacked is None else self._height(members)
+        # As many clients' gradients come of as many leaves, which are all the server's weights.
+        leaves = {
+            name: view if rows is None else view.detach().expand(rows, *view.shape).requires_grad_()
+            for name, view in self._parameters.items()
+        }
+        losses_N = self._losses(members, leaves)
+        updates_NP = self._flattened(gradients_of(losses_N.sum(), list(leaves.values())), rows=rows)
+        norms = torch.linalg.vector_norm(updates_NP, dim=-1, keepdim=True)
+        updates_NP.mul_((self._room.local.clip_gradients / norms).clamp(max=1.0).mul_(self._room.local.lr))
+        return Trained(
+            updates_NP if rows is None else updates_NP[: len(members)],
+            tuple(member.client.index for member in members),
+            losses_N.detach() if rows is not None else losses_N.detach()[0],
+            _figures(members),
+            sum(member.audio_seconds for member in members),
+        )
+
+    def _losses(self, members: list[LoadedClient], parameters: Parameters) -> Tensor:
+        """Every client's own loss at the server's model, [N]."""
+        room, whole = self._room, self._room.frozen.with_trained(parameters)
+        heard = [member.hear(self._before, room, dtype=self._dtype) for member in members]
+        if self._stacked is None:
+            (member,) = members
+            batch = heard[0].take(member.lines[0])
+            return step_loss(room.family, whole, batch, settings=room.model, draws=member.draws[0])[None]
+        together = lock_step(members, 0, self._stacked, self._height(members))
+        losses_N = self._stacked.losses(
+            whole,
+            masked(room.family, end_to_end(heard).take(together.lines), together.draws),
+            rows_U=together.rows_U,
+            clients=self._height(members),
+            settings=room.model,
+            draws=together.draws.model,
+        )
+        return losses_N[: len(members)]
+
+    def _height(self, members: Sequence[LoadedClient]) -> int:
+        assert self._stacked is not None
+        return self.size if self._stacked.full else len(members)
+
+    @torch.no_grad()
+    def _flattened(self, gradients: Sequence[Tensor | None], *, rows: int | None = None) -> Tensor:
+        """One vector, [P] or [N, P], of a gradient for each parameter, None where nothing depends on it."""
+        lead = () if rows is None else (rows,)
+        dtype = torch.promote_types(self._dtype, torch.float32)
+        flat = self._layout.zeros(*lead, device=self._device, dtype=dtype)
+        for view, gradient in zip(self._layout.views(flat).values(), gradients, strict=True):
+            if gradient is not None:
+                view.copy_(gradient)
+        return flat
+
+
+def _figures(members: Sequence[LoadedClient]) -> tuple[ClientFigures, ...]:
+    return tuple(ClientFigures(m.utterances, m.seconds, left_out=m.speech.left_out) for m in members)
