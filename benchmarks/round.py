@@ -14,8 +14,8 @@ round are done once before, unmeasured: what is compiled or recorded for their s
     no privacy a round: cohort, loading, local training, updates, sum, server step
     private    the same with clipping per layer, noise and the ledger
 
-`--engines sequential stacked shared --local-steps 1` compares them where clients take one step; nothing is clipped locally
-then, so that `shared` may sum without privacy.
+`--engines sequential stacked shared --local-steps 1` compares them where clients take one step; nothing is clipped
+locally then, so that `shared` may sum without privacy.
 """
 
 import argparse

@@ -151,5 +151,5 @@ def test_one_step_of_a_cohort_on_shared_weights(
 
 
 def test_a_release_trains_clients_apart(federated_recipe: Path) -> None:
-    with pytest.raises(InputError, match="engine=shared with privacy.mode=secure: in a stack the rounding"):
+    with pytest.raises(InputError, match=r"engine=shared with privacy\.mode=secure: in a stack the rounding"):
         load_recipe(str(federated_recipe), ["federation.privacy.mode=secure", "federation.engine=shared"])

@@ -10,7 +10,7 @@ Shapes: P flat length.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -90,8 +90,9 @@ def sum_part(
     diagnostics = None if plan.settings.mode is Mode.SECURE else Private(cohort=len(clients))
     within, total = 0.0, plan.new_total(device=server_P.device)
     weighted = WeightedSum(plan, total)
-    own = None if turns is None else turns.tolist()
-    for trained in engine.train(server_P, clients.tolist(), step=step, turns=own):
+    # Only where there are any: an engine of somebody's own need not know of time lines.
+    told: dict[str, Any] = {} if turns is None else {"turns": turns.tolist()}
+    for trained in engine.train(server_P, clients.tolist(), step=step, **told):
         if isinstance(trained, Dropped):
             if diagnostics is not None:
                 diagnostics.dropped[trained.reason] += 1

@@ -8,6 +8,7 @@ Shapes: P flat length.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -62,8 +63,8 @@ def run_round(
     cohort = plan.sample(step, attempt=ledger.next_attempt(step), among=among)
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
     charge = plan.charge(ledger, step=step, parameters=digest, cohort=commitment)
-    own = None if turns is None else turns.of(cohort)
-    summed = clients.sum(server.parameters_P, cohort, plan=plan, step=step, turns=own)
+    told: dict[str, Any] = {} if turns is None else {"turns": turns.of(cohort)}
+    summed = clients.sum(server.parameters_P, cohort, plan=plan, step=step, **told)
     if summed.diagnostics is not None:
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)
     pseudo_gradient_P = plan.add_noise(summed.total, charge).div_(summed.denominator)

@@ -216,10 +216,23 @@ def adapt(
         inherited = family.inherited(seed.settings, settings)
         if not inherited:
             raise InputError(f"the model to start from is of family={seed.family.name}, expected {family.name}")
+        if absent := sorted(inherited - seed.parameters.keys()):
+            raise InputError(f"the model to start from has no {absent[0]!r}: a pre-trained encoder of another shape")
         kept = {name: p for name, p in seed.parameters.items() if name in inherited}
     merged = {**parameters, **kept}
     check_parameters(merged, family.shapes(settings), where="the model to start from does not fit `model`")
     return {name: merged[name].clone() for name in parameters}
+
+
+def describe_inherited(start: Recogniser, seed: Recogniser) -> str:
+    """What `start`, whose family is another, has of `seed`, for whoever watches."""
+    names = start.family.inherited(seed.settings, start.settings)
+    taken, whole = (sum(p.numel() for n, p in start.parameters.items() if n in of) for of in (names, start.parameters))
+    unused = sum(p.numel() for name, p in seed.parameters.items() if name not in names)
+    return (
+        f"{taken:,} of {whole:,} parameters are those of a model of family={seed.family.name}, whose other {unused:,} "
+        "are left behind; the rest is new"
+    )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import read_json, write_json
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.saved import Recogniser, describe_inherited
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
 from sottovoce.privacy.plan import Plan
@@ -203,9 +203,10 @@ def _run_central(recipe: Recipe, *, out: Path, resume: bool, around: Surrounding
         places = _Places.of(recipe, around.stores)
         facts |= places.facts()
         tokens = choose_tokens(recipe, places.store)
-        start = central.starting_point(
-            recipe, tokens, None if seed is None else seed.load(), language=places.store.language
-        )
+        found = None if seed is None else seed.load()
+        start = central.starting_point(recipe, tokens, found, language=places.store.language)
+        if found is not None and found.family is not start.family:
+            around.say(describe_inherited(start, found))
         speech = load_speech(
             places.store,
             training_rows(recipe, places.store),
@@ -297,7 +298,7 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
         # Users are dealt out by their seconds: where those differed, one would be trained twice and another not at all.
         facts["population"] = sealed(population.digest, population.seconds.tobytes())
         check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
-        start = starting_model(recipe, seed, places.store)
+        start = starting_model(recipe, seed, places.store, say=around.say)
         check_language(start, places.store)
         check_understood(recipe, start)
         shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
@@ -376,14 +377,18 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
             return _finish(run, _results(recipe, run, start, plan, ended, places, population, team))
 
 
-def starting_model(recipe: Recipe, seed: Seed | None, store: Store) -> Recogniser:
+def starting_model(recipe: Recipe, seed: Seed | None, store: Store, *, say: Say = lambda _: None) -> Recogniser:
     """The model of round 0: the seed's, or a fresh one."""
     if seed is not None:
         found = seed.load()
         # A seed of another family hands on a part that knows no tokens, if any.
         is_same = found.family.name == recipe.model.family
         tokens = found.tokens if is_same else _own_tokens(recipe, store)
-        start = central.starting_point(recipe, tokens, found, language=found.language)
+        # Nor does it know a language, any more than a model that writes nothing down.
+        speaks = is_same and found.family.recognition is not None
+        start = central.starting_point(recipe, tokens, found, language=found.language if speaks else store.language)
+        if not is_same:
+            say(describe_inherited(start, found))
     else:
         start = central.starting_point(recipe, _own_tokens(recipe, store), None, language=store.language)
     factor = recipe.federated.rescale_norms
