@@ -112,13 +112,15 @@ class Setting:
 
     def engine(self, name: str, *, private: bool) -> Engine:
         common: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
-        if name == "shared":
-            return SharedEngine(self.room, self.layout, summed=not private, size=self.arguments.stack, **common)
-        if name == "stacked":
+        if name in ("stacked", "shared"):
             stacked = self.room.family.stacked
             if stacked is not None and stacked.faster is not None:
                 stacked = stacked.faster(stacked, **self.long_run)
-            return StackedEngine(self.room, self.layout, stacked=stacked, size=self.arguments.stack, **common)
+            common |= {"stacked": stacked, "size": self.arguments.stack}
+        if name == "shared":
+            return SharedEngine(self.room, self.layout, summed=not private, **common)
+        if name == "stacked":
+            return StackedEngine(self.room, self.layout, **common)
         return SequentialEngine(self.room, self.layout, faster=self.faster, **common)
 
     def plan(self, *, private: bool, cohort: int) -> Plan:

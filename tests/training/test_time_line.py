@@ -15,8 +15,7 @@ from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.federated.client import PlannedClient, load_client
 from sottovoce.federated.engines import sequential
-from sottovoce.privacy.ledger import verify
-from sottovoce.privacy.plan import DRAWN_WHEN_DRY
+from sottovoce.privacy.ledger import DRAWN_WHEN_DRY, verify
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import TURNS
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
@@ -103,7 +102,9 @@ def test_under_privacy_the_dry_are_drawn_on_and_a_killed_run_ends_with_the_same_
     assert outcome.results["ended"] == {"step": 12, "reason": "finished"}  # however little is left
     assert outcome.results["privacy"]["guarantee"].endswith(DRAWN_WHEN_DRY)
     assert any(DRAWN_WHEN_DRY in line for line in said)
-    assert verify(whole / "ledger.jsonl").header["plan"]["time_line"] == "zero"
+    ledger = verify(whole / "ledger.jsonl")
+    assert ledger.header["plan"]["time_line"] == "zero"
+    assert DRAWN_WHEN_DRY in [*ledger.table().columns[1].cells]
     assert not any("speech_used" in record for record in records(whole / "metrics.jsonl"))
     dropped = sum((Counter(record["dropped"]) for record in records(whole / "diagnostics.jsonl")), Counter[str]())
     assert dropped["nothing is left of its time line"] == dropped.total() > 0

@@ -30,6 +30,7 @@ from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, event_
 from sottovoce.privacy.sampling import Indices
 
 VERSION = 1
+DRAWN_WHEN_DRY = "who has nothing left of a time line is drawn like all others, and sends zero"
 
 
 class BudgetSpent(Exception):
@@ -455,6 +456,8 @@ class LedgerReport:
             "last line": f"torn, {self.torn_bytes} bytes to be removed on resume" if self.torn_bytes else "whole",
             "chain": f"sound, {self.mark.length} lines, head {self.mark.head[:16]}…",
         }
+        if self.header["plan"].get("time_line") == "zero":
+            rows["time lines"] = DRAWN_WHEN_DRY
         table = Table(title=str(self.path), show_header=False)
         for name, value in rows.items():
             table.add_row(name, escape(str(value)))

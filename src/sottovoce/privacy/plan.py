@@ -28,7 +28,7 @@ from sottovoce.flat.layout import Layout, group_layers, tensor_layers
 from sottovoce.privacy.adaptive import next_clip_bound, update_noise_multiplier
 from sottovoce.privacy.clipping import Clipper, ClipStats
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, fixed_size_release, poisson_release
-from sottovoce.privacy.ledger import Charge, Header, Ledger
+from sottovoce.privacy.ledger import DRAWN_WHEN_DRY, Charge, Header, Ledger
 from sottovoce.privacy.noise import (
     add_gaussian,
     add_secure_gaussian,
@@ -43,8 +43,6 @@ from sottovoce.seeds import derive, stream
 
 # What is done to one user's update [P] before it is clipped: a function of that update and of what is public.
 Rule = Callable[[Tensor, "Plan"], Tensor]
-
-DRAWN_WHEN_DRY = "who has nothing left of a time line is drawn like all others, and sends zero"
 
 
 @dataclass(frozen=True)

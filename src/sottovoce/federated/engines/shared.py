@@ -6,8 +6,7 @@ After one step of plain SGD θ_server − θ_local = lr·clip(∇L_k(θ_server))
     each    something is: every client's own gradient, many at once where the family's models can be stacked
 
 L_k is a client's own loss, however its family averages it, with its own draws, so that this is what `sequential` comes
-to, up to rounding. It is even nearer to what is meant: θ − (θ − g) in float32 is g with the digits that fit beside θ,
-and a server's Adam makes a whole step of whatever is left of a small g.
+to, up to rounding.
 
 A family that cannot be stacked goes client by client, with nothing saved but the walks over the model. What is not
 finite, or does not fit into memory, is computed again in halves, down to the one client that it comes from.
