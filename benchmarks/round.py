@@ -113,7 +113,7 @@ class Setting:
     def engine(self, name: str, *, private: bool) -> Engine:
         common: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if name in ("stacked", "shared"):
-            stacked = self.room.family.stacked
+            stacked = self.room.family.shared if name == "shared" and not private else self.room.family.stacked
             if stacked is not None and stacked.faster is not None:
                 stacked = stacked.faster(stacked, **self.long_run)
             common |= {"stacked": stacked, "size": self.arguments.stack}

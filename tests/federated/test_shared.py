@@ -5,6 +5,7 @@ Everything is compared in float64, over all registered families; `small` has the
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,13 @@ from sottovoce.federated.engines.shared import NOT_FINITE
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.federated.time_line import TimeLine
 from sottovoce.federated.turns import Turns
+from sottovoce.flat.layout import Layout
 from sottovoce.models.family import REGISTERED
+from sottovoce.models.trainable import parse_part, split
+from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
 from sottovoce.processes import process_group
+from sottovoce.seeds import torch_stream
 
 EVERYBODY = np.arange(9)
 FREE: dict[str, Any] = {"weighting": "utterances", "clip_bound": math.inf, "noise_multiplier": 0.0}
@@ -212,6 +217,25 @@ def test_ranks_add_up_their_batches(tones: Path, tmp_path: Path) -> None:
     found = torch.from_numpy(in_processes(2, sum_over_ranks, tones, tmp_path)[0])
     models = [as_model(ours.layout, server_P - mean_P) for mean_P in (here.total / here.denominator, found)]
     assert furthest(models[1], models[0], ours.model()) < 1
+
+
+@pytest.mark.parametrize("summed", [True, False], ids=["one batch", "each"])
+def test_a_part_is_trained_as_alone(summed: bool, tones: Path, tmp_path: Path) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", dtype=torch.float64, **FEDSGD)
+    parameters = dict(ours.layout.views(ours.server.parameters_P))
+    options: dict[str, Any] = {"corrected": ours.room.family.corrected, "generator": torch_stream(3, "low rank")}
+    part = split(parse_part("lora(r=2), blocks.00.mlp.*"), parameters, **options)
+    layout, room = Layout.of(part.initial), replace(ours.room, frozen=part.frozen)
+    plan, server_P = Plan(ours.plan.settings, layout), layout.flatten(part.initial)
+    common: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "weighting": plan.settings.weighting}
+    sums = []
+    for engine in (
+        SequentialEngine(room, layout, **common),
+        SharedEngine(room, layout, summed=summed, size=4, **common),
+    ):
+        found = ClientsHere(engine).sum(server_P, EVERYBODY, plan=plan, step=1)
+        sums.append(as_model(layout, server_P - found.total / found.denominator))
+    assert furthest(sums[1], sums[0], as_model(layout, server_P)) < 1
 
 
 # What goes wrong.

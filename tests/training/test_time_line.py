@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.tones import pack_tones
 from tests.training import forked
 from tests.training.test_federation_resume import kill_often, records
 
@@ -102,6 +104,7 @@ def test_under_privacy_the_dry_are_drawn_on_and_a_killed_run_ends_with_the_same_
     assert outcome.results["ended"] == {"step": 12, "reason": "finished"}  # however little is left
     assert outcome.results["privacy"]["guarantee"].endswith(DRAWN_WHEN_DRY)
     assert any(DRAWN_WHEN_DRY in line for line in said)
+    assert "local.time_line: of 9 of 9 speakers nobody knows in which order they spoke" in said[0]
     ledger = verify(whole / "ledger.jsonl")
     assert ledger.header["plan"]["time_line"] == "zero"
     assert DRAWN_WHEN_DRY in [*ledger.table().columns[1].cells]
@@ -126,6 +129,15 @@ def test_a_recipe_without_a_time_line_is_written_as_ever(federated_recipe: Path)
     assert "time_line" not in local
     given = load_recipe(str(federated_recipe), [*LINE, "federation.local.time_line={}"])
     assert given.model_dump(mode="json")["federation"]["local"]["time_line"] == {"dry": "zero"}
+
+
+def test_a_store_in_order_of_time_needs_no_word(federated_recipe: Path, tmp_path: Path) -> None:
+    pack_tones(
+        tmp_path / "stores" / "tones", letters=(2, 3), utterances=2, change=lambda one: replace(one, in_time=True)
+    )
+    said: list[str] = []
+    run_here(federated_recipe, tmp_path / "stores", tmp_path / "run", [*PRIVATE, "federation.steps=1"], said)
+    assert not any("nobody knows" in line for line in said)
 
 
 def test_a_time_line_is_one_speakers(federated_recipe: Path) -> None:

@@ -108,7 +108,9 @@ class Stacked(Generic[S, D]):
     `losses(parameters, features, rows_U=…, clients=…, settings=…, draws=…)` takes and gives a loss for each client.
     `bytes(settings, seconds=…, steps=…)` is what one client takes on the device besides its weights. `full`: every
     stack is as high as the engine's size, with idle rows, so that few shapes occur. `unfit(settings)` says why models
-    of these settings cannot be stacked. `shared`: `losses` takes parameters without a client axis as well.
+    of these settings cannot be stacked.
+
+    As `Family.shared` it is the same for clients who share one model: parameters without that axis.
     """
 
     join: Callable[[Sequence[D | None]], Any]
@@ -116,7 +118,6 @@ class Stacked(Generic[S, D]):
     bytes: Callable[..., float]
     full: bool = False
     unfit: Callable[[S], str | None] = no_reason
-    shared: bool = False
     faster: Callable[..., "Stacked[S, D]"] | None = None
 
 
@@ -159,6 +160,7 @@ class Family(Generic[S, D]):
     inherited: Callable[[Any, S], frozenset[str]] = none
     recognition: Recognition[S] | None = None
     stacked: Stacked[S, D] | None = None
+    shared: Stacked[S, D] | None = None
     faster: Callable[..., "Family[S, D]"] | None = None
     rescaled: Callable[..., dict[str, Tensor]] | None = None
 

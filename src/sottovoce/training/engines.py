@@ -126,10 +126,11 @@ def build_engine(
             raise InputError(f"federation.engine=workers: its processes compute on the CPU, not on device={device}")
         del common["device"]
         return WorkersEngine(room, plan.layout, workers=settings.workers, **common)
-    stacked = start.family.stacked
     if name in ("stacked", "shared"):
         # The recipe's check refuses this, and a run folder's `engine.json` never says it.
         promise(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
+        summed = name == "shared" and not plan.bounds_updates and math.isinf(settings.local.clip_gradients)
+        stacked = start.family.shared if summed else start.family.stacked
         if stacked is not None and stacked.faster is not None:
             stacked = stacked.faster(stacked, steps=steps, batch_seconds=settings.local.batch_seconds, device=device)
         common |= {"stacked": stacked, "size": stack_size or settings.stack_size}
@@ -147,7 +148,6 @@ def build_engine(
         )
 
     if name == "shared":
-        summed = not plan.bounds_updates and math.isinf(settings.local.clip_gradients)
         return SharedEngine(room, plan.layout, summed=summed, faster=faster, **common)
     return SequentialEngine(room, plan.layout, faster=faster, **common)
 

@@ -49,6 +49,20 @@ def check_silos(recipe: Recipe, population: Population) -> None:
         raise InputError(f"federation.clients.silos={silos}: there are only {people} speakers to fill them")
 
 
+def order_of_time(population: Population) -> str | None:
+    """Whose time lines are not known to be in order, in words; None where all are."""
+    store = population.store
+    assert isinstance(store, Store)
+    rows = population.user_rows()
+    unknown = int((~store.users_in_time[rows]).sum())
+    if not unknown:
+        return None
+    return (
+        f"local.time_line: of {unknown:,} of {len(rows):,} speakers nobody knows in which order they spoke; theirs is "
+        "that of their utterances' names"
+    )
+
+
 def choose_tokens(recipe: Recipe, store: Store, *, may_read_texts: bool = True) -> Tokens:
     """Characters of the language (or of its training texts where it has no alphabet), sentence pieces, or a file.
 

@@ -51,7 +51,7 @@ from sottovoce.training.seeding import (
 )
 from sottovoce.training.server_pass import build_server_pass
 from sottovoce.training.shared_dev import check_understood, choose_shared_dev
-from sottovoce.training.speakers import check_silos, choose_tokens, population_of, training_rows
+from sottovoce.training.speakers import check_silos, choose_tokens, order_of_time, population_of, training_rows
 from sottovoce.training.step_log import NO_EVENTS
 from sottovoce.training.stores import check_scored, ensure_store, find_place, open_place
 from sottovoce.training.target import met_target
@@ -295,6 +295,8 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
         facts |= places.facts()
         population = population_of(recipe, places.store, settings.clients.population(recipe.data))
         check_silos(recipe, population)
+        if settings.local.time_line is not None and (unknown := order_of_time(population)) is not None:
+            around.say(unknown)
         # Users are dealt out by their seconds: where those differed, one would be trained twice and another not at all.
         facts["population"] = sealed(population.digest, population.seconds.tobytes())
         check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})

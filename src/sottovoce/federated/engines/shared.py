@@ -3,12 +3,12 @@
 After one step of plain SGD θ_server − θ_local = lr·clip(∇L_k(θ_server)), so all of a cohort share the server's weights:
 
     summed  nothing is clipped: Σ ω_k·lr·∇L_k = lr·∇ Σ ω_k·L_k, the gradient of many clients as one large batch
-    each    something is: every client's own gradient, many at once where the family's models can be stacked
+    each    something is: every client's own gradient, of many at once where the family's models can be stacked
 
 L_k is a client's own loss, however its family averages it, with its own draws, so that this is what `sequential` comes
 to, up to rounding.
 
-A family that cannot be stacked goes client by client, with nothing saved but the walks over the model. What is not
+A family without losses of many clients goes client by client, and saves but the walks over the model. What is not
 finite, or does not fit into memory, is computed again in halves, down to the one client that it comes from.
 
 Shapes: N clients of a group, U utterances, P flat length.
@@ -57,7 +57,8 @@ def check_shared(room: ClientRoom, weighting: Weighting) -> None:
 class SharedEngine(Engine):
     """`summed`: nothing is clipped, neither here nor by the plan.
 
-    `size` clients are computed at once; None chooses what fits into half of a GPU's free memory, on a CPU 1.
+    `size` clients are computed at once, by `stacked` in place of the family's own (`Family.shared` where they are
+    summed); None chooses what fits into half of a GPU's free memory, on a CPU 1.
     """
 
     def __init__(
@@ -76,11 +77,11 @@ class SharedEngine(Engine):
         check_shared(room, weighting)
         self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
         self._summed = summed
-        found = stacked or room.family.stacked
-        if found is None or not found.shared:
+        found = stacked or (room.family.shared if summed else room.family.stacked)
+        if found is None:
             size = 1
-        elif size is None:
-            size = fitting_size(room, layout, device) if device.type == "cuda" else 1  # alone is quicker on a CPU
+        elif size is None:  # on a CPU one by one is quicker
+            size = fitting_size(found, room, layout, device) if device.type == "cuda" else 1
         self.size, self._stacked = size, found if size > 1 else None
         self._flat_P = layout.zeros(device=device, dtype=dtype)
         self._parameters = {name: view.requires_grad_() for name, view in layout.views(self._flat_P).items()}

@@ -83,7 +83,7 @@ class StackedEngine(Engine):
             raise InputError(f"federation.engine=stacked: {why}")
         assert room.family.stacked is not None
         self._stacked, self._weighting = stacked or room.family.stacked, weighting
-        self.size = size or fitting_size(room, layout, device)
+        self.size = size or fitting_size(self._stacked, room, layout, device)
         self._weights: dict[int, Weights] = {}
         self._before = HeardBefore(room_for_hearing(device))
 
@@ -274,13 +274,12 @@ def lock_step(members: Sequence[LoadedClient], local_step: int, stacked: Stacked
 _LARGEST_STACK = 128  # more gain little, and wait longer for the one with the most speech
 
 
-def fitting_size(room: ClientRoom, layout: Layout, device: torch.device) -> int:
+def fitting_size(stacked: Stacked[Any, Any], room: ClientRoom, layout: Layout, device: torch.device) -> int:
     """How many clients fit into half of the device's free memory."""
     if device.type != "cuda":
         return 8
     free, _ = torch.cuda.mem_get_info(device)
-    assert room.family.stacked is not None
     seconds, steps = room.local.batch_seconds, room.local.local_steps or 1
-    own = room.family.stacked.bytes(room.model, seconds=seconds, steps=steps)
+    own = stacked.bytes(room.model, seconds=seconds, steps=steps)
     weights = layout.flat_size * 16  # master, copy, gradients as they come and as they are kept
     return max(1, min(_LARGEST_STACK, room.cohort_size, int(0.5 * free / (own + weights))))

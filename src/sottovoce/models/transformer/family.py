@@ -255,6 +255,8 @@ def row_multiple(batch_seconds: float, *, lengths: int = 16) -> int:
     return -(-frames // (lengths * ROW_MULTIPLE)) * ROW_MULTIPLE
 
 
+_STACKED = Stacked(join=join, losses=losses, bytes=stack_bytes, faster=faster_stacks)  # for weights of either kind
+
 FAMILY = Family(
     name=DEFAULT,
     Options=Options,
@@ -271,7 +273,8 @@ FAMILY = Family(
     loss=loss,
     shared_chance=drops_layers,
     recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame),
-    stacked=Stacked(join=join, losses=losses, bytes=stack_bytes, shared=True, faster=faster_stacks),
+    stacked=_STACKED,
+    shared=_STACKED,
     faster=faster,
     rescaled=rescaled_norms,
 )
