@@ -1,6 +1,7 @@
 """Runs on time lines: killed at any instant every utterance is used once, none twice and none is lost."""
 
 import json
+import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.points import CHARGED, SAVED
 from tests.tones import pack_tones
 from tests.training import forked
+from tests.training.launched import launch
+from tests.training.test_distributed_runs import IN_ROUNDS, lost
 from tests.training.test_federation_resume import kill_often, records
 
 from sottovoce.config import load_recipe
@@ -122,6 +126,34 @@ def test_under_privacy_the_dry_are_drawn_on_and_a_killed_run_ends_with_the_same_
     assert counted.code == 0, counted.err
     for broken in kill_often(arguments, tmp_path, calls=counted.calls, seed_name="private time line"):
         assert_same(broken, whole)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("engine", ["workers", "stacked", "shared"])
+def test_other_engines_go_on_with_the_same_bits(
+    engine: str, federated_recipe: Path, short_stores: Path, tmp_path: Path
+) -> None:
+    changes = [*ONCE, f"federation.engine={engine}", "federation.workers=2"]
+    arguments = ["run", federated_recipe, "--stores", short_stores, *changes]
+    for name in ("whole", "broken"):
+        for point in (replace(CHARGED, nth=4), replace(SAVED, at="call")) if name == "broken" else ():
+            assert forked.run([*arguments, "--out", tmp_path / name, "--resume"], kill_at=point).code == -signal.SIGKILL
+        ended = forked.run([*arguments, "--out", tmp_path / name, "--resume"])
+        assert ended.code == 0, ended.err
+        assert load_file(tmp_path / name / "checkpoints/latest/optimiser.safetensors")[TURNS].tolist() == [2] * 9
+    assert_same(tmp_path / "broken", tmp_path / "whole")
+
+
+def test_two_ranks_that_are_lost_in_turn_go_on_with_the_same_bits(
+    federated_recipe: Path, short_stores: Path, tmp_path: Path
+) -> None:
+    arguments = ["run", federated_recipe, "--stores", short_stores, *ONCE]
+    kills = dict(enumerate(IN_ROUNDS))
+    launch([*arguments, "--out", tmp_path / "whole"], processes=2, log=tmp_path / "log-whole")
+    launch([*arguments, "--out", tmp_path / "broken"], processes=2, log=tmp_path / "log-broken", kills=kills)
+    assert lost(tmp_path / "log-broken", kills) == len(kills)
+    assert_same(tmp_path / "broken", tmp_path / "whole")
+    assert load_file(tmp_path / "broken/checkpoints/latest/optimiser.safetensors")[TURNS].tolist() == [2] * 9
 
 
 def test_a_recipe_without_a_time_line_is_written_as_ever(federated_recipe: Path) -> None:
