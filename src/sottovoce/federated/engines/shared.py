@@ -78,13 +78,14 @@ class SharedEngine(Engine):
         self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
         self._summed = summed
         found = stacked or (room.family.shared if summed else room.family.stacked)
-        if found is None:
+        if found is None or found.unfit(room.model) is not None:
             size = 1
         elif size is None:  # on a CPU one by one is quicker
             size = fitting_size(found, room, layout, device) if device.type == "cuda" else 1
         self.size, self._stacked = size, found if size > 1 else None
         self._flat_P = layout.zeros(device=device, dtype=dtype)
         self._parameters = {name: view.requires_grad_() for name, view in layout.views(self._flat_P).items()}
+        self._rows: dict[int, Parameters] = {}
         self._before = HeardBefore(room_for_hearing(device))
         if faster is not None and self._stacked is None:
             self._room = replace(self._room, family=faster(self._parameters))
@@ -173,11 +174,7 @@ class SharedEngine(Engine):
 
     def _trained(self, members: list[LoadedClient]) -> Trained:
         rows = None if self._stacked is None else self._height(members)
-        # As many clients' gradients come of as many leaves, which are all the server's weights.
-        leaves = {
-            name: view if rows is None else view.detach().expand(rows, *view.shape).requires_grad_()
-            for name, view in self._parameters.items()
-        }
+        leaves = self._leaves(rows)
         losses_N = self._losses(members, leaves)
         updates_NP = self._flattened(gradients_of(losses_N.sum(), list(leaves.values())), rows=rows)
         norms = torch.linalg.vector_norm(updates_NP, dim=-1, keepdim=True)
@@ -189,6 +186,15 @@ class SharedEngine(Engine):
             _figures(members),
             sum(member.audio_seconds for member in members),
         )
+
+    def _leaves(self, rows: int | None) -> Parameters:
+        """The server's weights, or as many clients' of each, which all are the server's: so each has a gradient."""
+        if rows is None:
+            return self._parameters
+        if rows not in self._rows:
+            views = self._parameters.items()
+            self._rows[rows] = {name: v.detach().expand(rows, *v.shape).requires_grad_() for name, v in views}
+        return self._rows[rows]
 
     def _losses(self, members: list[LoadedClient], parameters: Parameters) -> Tensor:
         """Every client's own loss at the server's model, [N]."""

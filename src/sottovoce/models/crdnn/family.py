@@ -293,6 +293,9 @@ def samples_per_frame(_settings: Settings) -> int:
     return POOLING * HOP_SAMPLES
 
 
+# For weights of either kind: shared ones are seen as every client's.
+_STACKED = Stacked(join=list, losses=losses, bytes=stack_bytes, unfit=unfit, faster=faster_stacks)
+
 FAMILY = Family(
     name="crdnn",
     Options=Options,
@@ -312,5 +315,6 @@ FAMILY = Family(
     statistics=architecture.statistics,
     faster=faster,
     recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame, search=search),
-    stacked=Stacked(join=list, losses=losses, bytes=stack_bytes, unfit=unfit, faster=faster_stacks),
+    stacked=_STACKED,
+    shared=_STACKED,
 )
