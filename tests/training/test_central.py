@@ -208,6 +208,12 @@ def test_starts_from_another_run_and_renews_the_output_for_other_tokens(
     old, new = load(first), load(second)
     assert new.parameters["output.weight"].shape[0] == 7
     assert torch.equal(old.parameters["blocks.00.mlp.hidden.weight"], new.parameters["blocks.00.mlp.hidden.weight"])
+    # Pieces are made once: whoever goes on from there, on other people's texts too, has them and the output layer.
+    third = tmp_path / "third"
+    finish(recipe_file, stores, third, *changes, f"central.start_from={second}", "data.train=[dev]")
+    last = load(third)
+    assert last.tokens.digest == new.tokens.digest
+    assert torch.equal(last.parameters["output.weight"], new.parameters["output.weight"])
 
 
 @pytest.mark.parametrize(

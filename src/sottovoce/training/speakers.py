@@ -7,11 +7,12 @@ import numpy as np
 
 from sottovoce.config import Recipe
 from sottovoce.errors import InputError
+from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Rows
 from sottovoce.seeds import derive
 from sottovoce.store import Store
 from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import CharacterTokens, Tokens, load_tokens, train_sentence_pieces
+from sottovoce.text.tokens import CharacterTokens, SentencePieceTokens, Tokens, load_tokens, train_sentence_pieces
 from sottovoce.users import PopulationSettings, build_population
 from sottovoce.users.population import Population
 
@@ -63,15 +64,21 @@ def order_of_time(population: Population) -> str | None:
     )
 
 
-def choose_tokens(recipe: Recipe, store: Store, *, may_read_texts: bool = True) -> Tokens:
+def choose_tokens(
+    recipe: Recipe, store: Store, *, may_read_texts: bool = True, seed: Recogniser | None = None
+) -> Tokens:
     """Characters of the language (or of its training texts where it has no alphabet), sentence pieces, or a file.
 
+    Sentence pieces are made once: a run that goes on from a model `seed` with pieces of its language has these, and so
+    the model's output layers.
     Where the texts belong to clients whose privacy is counted, they may not be read: which characters or words occur
     would leave the clients without being accounted for. Sentence pieces are never made from clients' texts, which stay
     with them: those of the released code of Gao et al. are another set on every client.
     """
     if recipe.tokens.file is not None:
         return load_tokens(Path(recipe.tokens.file))
+    if seed is not None and recipe.tokens.kind == "sentence_pieces" and _has_pieces_of(store.language, seed):
+        return seed.tokens
     if recipe.tokens.kind == "characters" and (letters := alphabet(store.language)) is not None:
         return CharacterTokens.seen_in(letters)
     if not may_read_texts or (recipe.federation is not None and recipe.tokens.kind == "sentence_pieces"):
@@ -83,3 +90,7 @@ def choose_tokens(recipe: Recipe, store: Store, *, may_read_texts: bool = True) 
     if recipe.tokens.kind == "characters":
         return CharacterTokens.seen_in(texts)
     return train_sentence_pieces((text for text in texts if text), size=recipe.tokens.size)
+
+
+def _has_pieces_of(language: str, seed: Recogniser) -> bool:
+    return isinstance(seed.tokens, SentencePieceTokens) and seed.language == language

@@ -202,8 +202,8 @@ def _run_central(recipe: Recipe, *, out: Path, resume: bool, around: Surrounding
     with agreeing(processes) as facts:
         places = _Places.of(recipe, around.stores)
         facts |= places.facts()
-        tokens = choose_tokens(recipe, places.store)
         found = None if seed is None else seed.load()
+        tokens = choose_tokens(recipe, places.store, seed=found)
         start = central.starting_point(recipe, tokens, found, language=places.store.language)
         if found is not None and found.family is not start.family:
             around.say(describe_inherited(start, found))
