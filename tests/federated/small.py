@@ -35,7 +35,7 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens
+from sottovoce.text.tokens import NO_TOKENS, CharacterTokens, Tokens
 from sottovoce.users import PopulationSettings, build_population
 
 TOKENS = CharacterTokens.seen_in("abcde")
@@ -82,7 +82,7 @@ def small_room(
         chosen["local_steps"] = None
     return ClientRoom(
         population,
-        TOKENS,
+        tokens_of(found),
         found,
         settings,
         LocalTraining(**chosen),
@@ -90,6 +90,10 @@ def small_room(
         cohort_size=cohort_size,
         shared_dev=None if shared_dev is None else shared_speech(Store(store), shared_dev),
     )
+
+
+def tokens_of(family: Family[Any, Any]) -> Tokens:
+    return TOKENS if family.texts else NO_TOKENS
 
 
 def shared_speech(store: Store, split: str) -> SharedSpeech:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.federated import test_ranks, test_round
-from tests.federated.small import CPU, EXACT, TOKENS, Small, furthest, small, small_settings, start_stream
+from tests.federated.small import CPU, EXACT, Small, furthest, small, small_settings, start_stream, tokens_of
 from tests.federated.test_stacked import relative, updates_of
 from tests.guides import DOCS, blocks
 from tests.reference_round import SGD
@@ -178,6 +178,39 @@ def test_padding_changes_nothing(kind: Kind, untrained: Any) -> None:
     torch.testing.assert_close(emitted[0], emitted[1], rtol=1e-9, atol=1e-9)
 
 
+def test_padding_changes_no_vector(untrained: Any) -> None:
+    """What an encoder makes of an utterance is the same alone and beside a longer one."""
+    found, settings, parameters = untrained
+    if found.encode is None:
+        return
+    parameters = {name: p.double() for name, p in parameters.items()}
+    noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
+    vectors = []
+    for utterances in ([noise[:5_000]], [noise[:5_000], noise]):
+        heard = found.hear(record_lines(utterances), settings=settings, dtype=torch.float64)
+        vectors_UTD, lengths_U = found.encode(parameters, heard, settings=settings)
+        vectors.append(vectors_UTD[0, : lengths_U[0]])
+    torch.testing.assert_close(vectors[0], vectors[1], rtol=1e-9, atol=1e-9)
+
+
+def test_who_writes_nothing_loses_the_same_beside_a_longer_utterance(untrained: Any) -> None:
+    found, settings, parameters = untrained
+    if found.texts:
+        return
+    parameters = {name: p.double() for name, p in parameters.items()}
+    noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
+    one, other, both = (
+        found.loss(
+            parameters,
+            found.hear(record_lines(utterances), settings=settings, dtype=torch.float64),
+            settings=settings,
+            draws=None,
+        )
+        for utterances in ([noise[:8_000]], [noise], [noise[:8_000], noise])
+    )
+    torch.testing.assert_close(both, (one + other) / 2, rtol=1e-9, atol=1e-9)
+
+
 def test_padding_changes_no_search(kind: Kind, untrained: Any) -> None:
     """The best text scores alone what it does beside a longer utterance; scores are sums of a few tens in float32."""
     found, settings, parameters = untrained
@@ -219,7 +252,8 @@ def test_low_rank_corrections_begin_at_nothing_and_are_trained(ours: Small) -> N
 
 def test_a_saved_model_is_the_same_model(untrained: Any, tmp_path: Path) -> None:
     found, settings, parameters = untrained
-    saved.save(saved.Recogniser(found, settings, TOKENS, parameters, "en"), tmp_path)
+    tokens = tokens_of(found)
+    saved.save(saved.Recogniser(found, settings, tokens, parameters, "en"), tmp_path)
     loaded = saved.load(tmp_path)
-    assert (loaded.family, loaded.settings) == (found, settings)
+    assert (loaded.family, loaded.settings, loaded.tokens) == (found, settings, tokens)
     assert all(torch.equal(loaded.parameters[name], tensor) for name, tensor in parameters.items())

@@ -3,11 +3,11 @@
 import json as serial
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, progress_bar, stderr, stdout
+from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr, stdout
 from sottovoce.cli.recognition import (
     BeamWidth,
     ByCtc,
@@ -23,6 +23,12 @@ from sottovoce.cli.recognition import (
     WordScore,
 )
 from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from sottovoce.models.saved import Recogniser
+    from sottovoce.store import Store
 
 
 def evaluate(
@@ -50,6 +56,8 @@ def evaluate(
 ) -> None:
     """Word error rate of a model on a store: in all, per speaker, by gender, age and accent.
 
+    Of a model that learns from speech alone: its contrastive loss and accuracy.
+
     Example: sottovoce evaluate runs/demo --on stores/crowd:test --plot wer.html
     """
     from sottovoce.drawing import check_plot
@@ -65,9 +73,17 @@ def evaluate(
         check_plot(plot)
     if out is not None and not out.parent.is_dir():
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
-    path, split = _store_and_split(on)
+    path, split = store_and_split(on)
     store, recogniser, chosen_device = Store(path), load(model), choose_device(device)
     store.check()
+    if recogniser.family.recognition is None:
+        asked = (beam_width, lm, lm_weight, words, word_score, ctc_weight, temperature, end_threshold, longest_shift)
+        if ctc or plot is not None or out is not None or any(option is not None for option in asked):
+            raise InputError(
+                f"models of family={recogniser.family.name} write nothing down: there is neither a search nor a text"
+            )
+        _measure(recogniser, store, split, on=on, device=chosen_device, longest=longest, model=model, json=json)
+        return
     check_language(recogniser, store)
     decode = choose_decoder(
         recogniser.family,
@@ -116,7 +132,38 @@ def evaluate(
         stderr.print(f"wrote {written}", highlight=False)
 
 
-def _store_and_split(on: str) -> tuple[Path, str | None]:
+def _measure(
+    recogniser: "Recogniser",
+    store: "Store",
+    split: str | None,
+    *,
+    on: str,
+    device: "torch.device",
+    longest: float,
+    model: Path,
+    json: bool,
+) -> None:
+    """The figures of a model that writes nothing down."""
+    from sottovoce.evaluation.losses import as_json, mean_figures, usable_speech
+
+    started = time.monotonic()
+    speech = usable_speech(recogniser, store, split=split, longest_seconds=longest)
+    with progress_bar(f"listening to {on}") as bar:
+        (task,) = bar.task_ids
+        bar.update(task, total=len(speech.rows), note="utterances")
+        figures = mean_figures(
+            recogniser, store, device=device, speech=speech, on_progress=lambda done: bar.update(task, completed=done)
+        )
+    if json:
+        print_json({"model": str(model), **as_json(speech, figures), "elapsed_seconds": time.monotonic() - started})
+        return
+    say(f"{model} on {on}: loss {figures['loss']:.3f} on {speech}", to=stdout)
+    if "accuracy" in figures:
+        right, guessed = figures["accuracy"], figures["chance"]
+        say(f"contrastive accuracy {right:.1%}, by guessing {guessed:.1%}", to=stdout)
+
+
+def store_and_split(on: str) -> tuple[Path, str | None]:
     """STORE:SPLIT taken apart; a folder whose own name has a colon is just that."""
     path, colon, split = on.rpartition(":")
     return (Path(path), split) if colon and not Path(on).exists() else (Path(on), None)

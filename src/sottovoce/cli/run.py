@@ -12,7 +12,7 @@ from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.training.keeper import Report
-    from sottovoce.training.stages import Surroundings
+    from sottovoce.training.stages import Outcome, Surroundings
 
 
 def run(
@@ -98,7 +98,16 @@ def run(
         stdout.print(note, highlight=False, soft_wrap=True)
     stdout.print(f"report: {report.path}", highlight=False, soft_wrap=True)
     *_, last = finished.values()
-    stdout.print(f"to use it: sottovoce transcribe {last.folder} FILE", highlight=False, soft_wrap=True)
+    stdout.print(_use(last), highlight=False, soft_wrap=True)
+
+
+def _use(finished: "Outcome") -> str:
+    """What can be done with the model of a run."""
+    assert finished.results is not None
+    tests, folder = finished.results["test"].values(), finished.folder
+    if tests and not any("wer" in test for test in tests):  # it writes nothing down
+        return f"to use it: start_from={folder} in a recipe, or sottovoce probe {folder} --on STORE:SPLIT"
+    return f"to use it: sottovoce transcribe {folder} FILE"
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def transcribe(
     Example: sottovoce transcribe runs/demo interview.flac --format srt --out subtitles
     """
     from sottovoce.evaluation.decoder import choose_decoder
-    from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.evaluation.recognise import choose_device, recognition_of
     from sottovoce.evaluation.transcribe import Failure, Transcript, find_files
     from sottovoce.evaluation.transcribe import transcribe as transcripts_of
     from sottovoce.models.saved import load
@@ -99,6 +99,7 @@ def transcribe(
     one_document = json or (format is Format.json and out is None)
     targets = {} if out is None else _targets(files, out, places=places, ending=ENDINGS[format])
     recogniser = load(model)
+    recognition_of(recogniser)  # refuses who writes nothing down, before any file is read
     decode = choose_decoder(
         recogniser.family,
         recogniser.tokens.pieces(),

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from sottovoce.config.federation import Federation
 from sottovoce.config.sections import Central, Data, ModelSection, PathText, Section, TokenSettings
 from sottovoce.evaluation.measures import MeasureName
+from sottovoce.models.family import find_family
 
 
 class Paper(Section):
@@ -34,6 +35,8 @@ class Recipe(Section):
     def _check(self) -> "Recipe":
         if (self.central is None) == (self.federation is None):
             raise ValueError("expected exactly one of the sections central and federation")
+        if not self.reads_texts and self.tokens != TokenSettings():
+            raise ValueError(f"tokens: models of family={self.model.family} learn from speech alone; expected none")
         if self.federation is not None and self.federation.server_pass is not None:
             judged = {"data.dev": (self.data.dev,), "data.test": self.data.test}
             self._check_public("federation.server_pass.data", self.federation.server_pass.data, judged)
@@ -44,6 +47,16 @@ class Recipe(Section):
             ):  # models may be weighted by what they are chosen by, but not by what they are tested on
                 self._check_public("federation.shared_dev.data", shared, {"data.test": self.data.test})
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_tokens(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Recipes for speech alone name no tokens."""
+        written: dict[str, Any] = dump(self)
+        return {name: value for name, value in written.items() if name != "tokens" or self.reads_texts}
+
+    @property
+    def reads_texts(self) -> bool:
+        return find_family(self.model.family).texts
 
     def _check_public(self, key: str, data: str, judged: Mapping[str, tuple[str, ...]]) -> None:
         """Speech that is public is neither the clients' nor what models are `judged` by."""

@@ -26,7 +26,8 @@ def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
     content["data"] |= _CENTRAL if recipe.federation is None else _FEDERATED
     if recipe.data.seed_part is not None:
         content["data"]["seed_part"] = {"fraction": 0.3}
-    content["tokens"] = {"kind": "characters"}
+    if recipe.reads_texts:
+        content["tokens"] = {"kind": "characters"}
     content["model"] |= find_family(recipe.model.family).tiny
     if recipe.central is not None:
         content["central"] |= {"steps": 1, "batch_seconds": 8.0, "start_from": seed_model}

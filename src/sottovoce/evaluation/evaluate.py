@@ -151,8 +151,11 @@ def evaluate(
 
 
 def check_language(recogniser: Recogniser, store: Store) -> None:
-    """Refuse a store in another language than the model's; en-GB and en are one language here."""
-    if _primary(recogniser.language) != _primary(store.language):
+    """Refuse a store in another language than the model's; en-GB and en are one language here.
+
+    A model that learns from speech alone knows none.
+    """
+    if recogniser.family.texts and _primary(recogniser.language) != _primary(store.language):
         raise InputError(
             f"the model writes language={recogniser.language}, but store {store.path} is in language={store.language}"
         )

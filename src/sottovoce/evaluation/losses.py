@@ -1,16 +1,22 @@
-"""The loss of a model on speakers who are not trained on: what it is chosen by where it writes nothing down."""
+"""The loss of a model on speakers who are not trained on: what it is chosen by where it writes nothing down.
+
+Beside it stand the other figures of its family, if it has any: how often it tells right what comes next, say.
+"""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sottovoce.audio.batches import plan_epoch
+from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS, check_language, users_of
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.evaluation.recognise import batch_seconds_on, placed
+from sottovoce.evaluation.recognise import Progress, batch_seconds_on, placed
 from sottovoce.models.family import recordings_heard
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Speech, load_batch, load_speech
@@ -19,15 +25,32 @@ from sottovoce.processes import ALONE, Processes, deal
 from sottovoce.store import Store
 
 
-def usable_speech(recogniser: Recogniser, store: Store, *, split: str) -> Speech:
-    """The utterances of `split` that `recogniser` has a loss for, and how many have none, by reason."""
+def usable_speech(
+    recogniser: Recogniser, store: Store, *, split: str | None = None, longest_seconds: float = LONGEST_SECONDS
+) -> Speech:
+    """The utterances of `split` (of all by default) that there is a loss for, and how many have none, by reason."""
     check_language(recogniser, store)
-    users = users_of(store, split)
+    users = range(store.user_count) if split is None else users_of(store, split)
     rows = np.arange(int(store.user_utterances[users.start]), int(store.user_utterances[users.stop]))
     family, settings = recogniser.family, recogniser.settings
     return load_speech(
-        store, rows, recogniser.tokens, family=family, settings=settings, longest_seconds=LONGEST_SECONDS
+        store, rows, recogniser.tokens, family=family, settings=settings, longest_seconds=longest_seconds
     )
+
+
+def as_json(speech: Speech, figures: Mapping[str, float]) -> dict[str, Any]:
+    """What `evaluate --json` and `results.json` say of a model that writes nothing down."""
+    users = np.unique(np.searchsorted(speech.store.user_utterances, speech.rows, side="right") - 1).tolist()
+    people = [speech.store.user(row) for row in users]
+    return {
+        "store": speech.store.name,
+        "splits": list(dict.fromkeys(user.split for user in people)),
+        "utterances": len(speech.rows),
+        "speakers": len({user.metadata.get("speaker", user.name) for user in people}),
+        "audio_seconds": float(speech.lengths.sum()) / SAMPLE_RATE,
+        "left_out": {reason: count for reason, count in speech.left_out.items() if count},
+        **figures,
+    }
 
 
 def recordings_loss(recogniser: Recogniser, recordings: Recordings) -> Tensor:
@@ -37,21 +60,38 @@ def recordings_loss(recogniser: Recogniser, recordings: Recordings) -> Tensor:
     return family.loss(recogniser.parameters, features, settings=settings, draws=None)
 
 
-def mean_loss(
+def recordings_figures(recogniser: Recogniser, recordings: Recordings) -> dict[str, Tensor]:
+    """What `recordings` are measured by, the mean loss first."""
+    family, settings = recogniser.family, recogniser.settings
+    if family.figures is None:
+        return {"loss": recordings_loss(recogniser, recordings)}
+    return family.figures(recogniser.parameters, recordings_heard(family, recordings, settings=settings), settings=settings)
+
+
+def mean_loss(recogniser: Recogniser, store: Store, **options: Any) -> float:
+    """The loss among `mean_figures`."""
+    return mean_figures(recogniser, store, **options)["loss"]
+
+
+def mean_figures(
     recogniser: Recogniser,
     store: Store,
     *,
-    split: str,
+    split: str | None = None,
     device: torch.device | str = "cpu",
     batch_seconds: float | None = None,
     processes: Processes = ALONE,
-) -> float:
+    speech: Speech | None = None,
+    on_progress: Progress | None = None,
+) -> dict[str, float]:
     """The mean loss of an utterance of `split`, without dropout or masks; the same bits every time on a CPU.
 
-    Where all `processes` call it with the same arguments, each takes its share, and the first one knows the mean; the
-    others get NaN. An utterance counts once, however long, and whoever shares its batch.
+    With what else its family measures. `speech` is what is usable of `split`, where that is known. Where all
+    `processes` call it with the same arguments, each takes its share, and the first one knows the means; the others
+    get NaN. An utterance counts once, however long, and whoever shares its batch.
     """
-    speech, device = usable_speech(recogniser, store, split=split), torch.device(device)
+    speech = usable_speech(recogniser, store, split=split) if speech is None else speech
+    device = torch.device(device)
     own = deal(speech.lengths, processes.world)[processes.rank]
     plan = plan_epoch(
         speech.lengths[own],
@@ -62,10 +102,18 @@ def mean_loss(
         allow_overlong=True,
     )
     recogniser = placed(recogniser, device)
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    sums: dict[str, Tensor] = {}
+    done = 0
     batches = (replace(batch, rows=own[batch.rows]) for batch in plan.batches)
     with torch.no_grad():
         for batch in ahead(load_batch(speech, batch, device=device) for batch in batches):
-            total += len(batch) * recordings_loss(recogniser, batch).double()
-    totals = processes.gather(float(total))
-    return math.fsum(totals) / len(speech.rows) if processes.first else math.nan
+            for name, mean in recordings_figures(recogniser, batch).items():
+                own_sum = len(batch) * mean.double()
+                sums[name] = sums[name] + own_sum if name in sums else own_sum
+            done += len(batch)
+            if on_progress is not None:
+                on_progress(done)
+    shares = [share for share in processes.gather({name: float(total) for name, total in sums.items()}) if share]
+    if not processes.first:
+        return {"loss": math.nan}
+    return {name: math.fsum(share[name] for share in shares) / len(speech.rows) for name in shares[0]}

@@ -37,6 +37,7 @@ REGISTERED: Mapping[str, str] = {
     DEFAULT: "sottovoce.models.transformer:FAMILY",
     "crdnn": "sottovoce.models.crdnn:FAMILY",
     "transducer": "sottovoce.models.transducer:FAMILY",
+    "cpc": "sottovoce.models.cpc:FAMILY",
 }
 
 
@@ -132,6 +133,11 @@ class Family(Generic[S, D]):
     `at(settings, draws, progress)` are a step's draws where they also depend on how far training is.
     `statistics(settings)` names the tensors that count what was seen (batch-norm's): the gradient that `loss` gives
     them is the way they go back in this step, whatever the learning rate; clients' updates hold them like all others.
+    `texts`: whether it learns from texts; a family that does not has no tokens either (`text.tokens.NO_TOKENS`).
+    `figures(parameters, features, settings=…)` are what its dev speech is measured by besides the `loss`, which is among
+    them: means over utterances, in which chance decides nothing. None is the loss alone.
+    `encode(parameters, features, settings=…)` gives vectors [U, T, D] of what was heard and their lengths [U] on the
+    host, for who asks what they tell (`sottovoce probe`).
     `inherited(other, settings)` names the tensors that a model with `settings` may take from one of another family
     with the settings `other`; none by default.
     `shared_chance(settings)`: whether `draw` uses the second generator, which a group of clients shares. `mask` is
@@ -152,6 +158,9 @@ class Family(Generic[S, D]):
     draw: Callable[..., list[D]]
     loss: Callable[..., Tensor]
     kinds: Mapping[str, str] = field(default_factory=dict)
+    texts: bool = True
+    figures: Callable[..., dict[str, Tensor]] | None = None
+    encode: Callable[..., tuple[Tensor, Tensor]] | None = None
     hear: Callable[..., Features] = log_mel.hear
     mask: Callable[..., Tensor] | None = apply_masks
     shared_chance: Callable[[S], bool] = never

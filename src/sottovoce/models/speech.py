@@ -45,8 +45,9 @@ def load_speech(
 ) -> Speech:
     """Encode the texts of `rows` and leave out, counted, what no loss can be computed for.
 
-    `tokens=None` is for who learns from speech alone: no text is looked at, and none is missed.
+    `tokens=None`, or none at all in it, is for who learns from speech alone: no text is looked at, and none is missed.
     """
+    tokens = None if tokens is None or not tokens.size else tokens
     left_out = {"without text": 0, "too long": 0, "text outside the token set": 0}
     kept, encoded = [], []
     lengths = np.asarray(store.audio_offsets[rows + 1] - store.audio_offsets[rows])

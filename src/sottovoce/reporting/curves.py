@@ -29,6 +29,18 @@ def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
         scores = {run.label: series(run.metrics, measure.key("dev")) for run in runs}
         if any(scores.values()):
             found.append(_scored(measure, scores, steps=steps))
+    accuracies = {run.label: series(run.metrics, "dev_accuracy") for run in runs}
+    if any(accuracies.values()):
+        found.append(
+            Drawing(
+                "dev-accuracy",
+                "Right guesses on speakers who are not trained on",
+                f"How often a model tells what comes next from what is said elsewhere in an utterance of the dev "
+                f"speakers, over {steps}. Higher is better; the first point is the start.",
+                _told("Dev accuracy", accuracies, as_percent=True),
+                lambda: _lines(accuracies, x=steps, y="contrastive accuracy, dev", finish=_as_percents),
+            )
+        )
     if any(losses.values()):
         found.append(
             Drawing(

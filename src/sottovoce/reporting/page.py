@@ -16,7 +16,7 @@ from sottovoce.reporting.cells import NOTHING, Table, epsilon, integer, percent,
 from sottovoce.reporting.clients import client_results_section
 from sottovoce.reporting.drawings import Drawing, titled
 from sottovoce.reporting.html import Html, Part, Section, render
-from sottovoce.reporting.records import RunRecord
+from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.reporting.sections import (
     bound_section,
     clients_section,
@@ -147,12 +147,22 @@ def _gathered(runs: Sequence[RunRecord], notes: Sequence[str]) -> list[str]:
     return [f"{label}: {words}" for label, words in gathered] + [n for n, label, _ in split if label not in labels]
 
 
+def _first_figure(name: str, test: Record) -> tuple[str, str, str]:
+    """Its errors, or how well it does what it does instead of writing."""
+    people = f"{name}, speakers never trained on"
+    if "accuracy" in test:
+        return "contrastive accuracy", percent(test["accuracy"]), f"{people}; by guessing {percent(test.get('chance'))}"
+    if "loss" in test:
+        return "loss", f"{test['loss']:.3f}", people
+    interval = test.get("wer_interval")
+    between = f"95 % interval {percent(interval[0])} to {percent(interval[1])}" if interval else "no interval"
+    return "word error rate", percent(test.get("wer")), f"{people}; {between}"
+
+
 def _key_figures(run: RunRecord) -> str:
     """The numbers that everybody asks for first."""
     name, test = next(iter(run.tests.items()))
-    interval = test.get("wer_interval")
-    between = f"95 % interval {percent(interval[0])} to {percent(interval[1])}" if interval else "no interval"
-    cells = [("word error rate", percent(test.get("wer")), f"{name}, speakers never trained on; {between}")]
+    cells = [_first_figure(name, test)]
     privacy = run.privacy
     if run.is_federated:
         if privacy.get("epsilon_rdp") is None:

@@ -24,6 +24,7 @@ from sottovoce.training.run_folder import RESULTS, hide_times
 REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
 TEST_SET = "test set"
+ERRORS, FIGURES = ("WER", "95 % interval"), ("loss", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,12 @@ def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
     runs = [record for record in records if record.tests]
     federated = [run for run in runs if run.privacy]
     private = ("ε here (PLD / RDP)", "population for ε ≤ 8") if federated else ()
-    headings = ("", TEST_SET, "WER", "95 % interval", *private)
-    rows = [*_start_rows(federated), *(row for run in runs for row in _rows(run, private=bool(federated)))]
+    figures = _figures_of(runs)
+    headings = ("", TEST_SET, *figures, *private)
+    rows = [
+        *_start_rows(federated, figures),
+        *(row for run in runs for row in _rows(run, figures, private=bool(federated))),
+    ]
     return Summary(path, headings, tuple(rows), tuple(_notes(runs)), together(records))
 
 
@@ -100,12 +105,18 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def _start_rows(federated: Sequence[RunRecord]) -> list[tuple[str, ...]]:
+def _figures_of(runs: Sequence[RunRecord]) -> tuple[str, ...]:
+    """The columns that some test set has something for."""
+    found = {name for run in runs for result in run.tests.values() for name in _cells(result)}
+    return tuple(name for name in (*ERRORS, *FIGURES) if name in found) or ERRORS
+
+
+def _start_rows(federated: Sequence[RunRecord], figures: tuple[str, ...]) -> list[tuple[str, ...]]:
     """One row per test set for the model they all started from; nothing where they started from different ones."""
     starts = [_without_people(run.results["start"]["test"]) for run in federated]
     if not starts or any(start != starts[0] for start in starts):
         return []
-    return [(START, name, *_wer(result), "not private", "") for name, result in starts[0].items()]
+    return [(START, name, *_row(result, figures), "not private", "") for name, result in starts[0].items()]
 
 
 def _without_people(tests: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,14 +124,25 @@ def _without_people(tests: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {key: value for key, value in test.items() if key != "per_speaker"} for name, test in tests.items()}
 
 
-def _rows(run: RunRecord, *, private: bool) -> list[tuple[str, ...]]:
+def _rows(run: RunRecord, figures: tuple[str, ...], *, private: bool) -> list[tuple[str, ...]]:
     privacy = (_epsilon(run.privacy), _population(run.privacy)) if private else ()
-    return [(run.label, name, *_wer(result), *privacy) for name, result in run.tests.items()]
+    return [(run.label, name, *_row(result, figures), *privacy) for name, result in run.tests.items()]
 
 
-def _wer(result: Mapping[str, Any]) -> tuple[str, str]:
-    interval = result["wer_interval"]
-    return f"{result['wer']:.1%}", "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
+def _row(result: Mapping[str, Any], figures: tuple[str, ...]) -> list[str]:
+    cells = _cells(result)
+    return [cells.get(name, "") for name in figures]
+
+
+def _cells(result: Mapping[str, Any]) -> dict[str, str]:
+    """A test set by column: errors, or the figures of a model that writes nothing down."""
+    if "wer" in result:
+        interval = result["wer_interval"]
+        between = "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
+        return dict(zip(ERRORS, (f"{result['wer']:.1%}", between), strict=True))
+    loss, accuracy = FIGURES
+    told = {} if "accuracy" not in result else {accuracy: f"{result['accuracy']:.1%} (chance {result['chance']:.1%})"}
+    return {loss: f"{result['loss']:.3f}", **told}
 
 
 def _epsilon(privacy: Record) -> str:

@@ -16,10 +16,13 @@ def error_table(runs: Sequence[RunRecord]) -> Table | None:
     """Errors on the test sets, by kind, with those of the model a run started from."""
     starts = {run.label: (run.results.get("start") or {}).get("test") or {} for run in runs}
     before = said_once(
-        (label, (name, *_errors(test))) for label, start in starts.items() for name, test in start.items()
+        (label, (name, *_errors(test)))
+        for label, start in starts.items()
+        for name, test in start.items()
+        if "wer" in test
     )
     rows = [(f"before: {labels}" if len(before) > 1 else "before", *cells) for labels, cells in before]
-    rows += [(run.label, name, *_errors(test)) for run in runs for name, test in run.tests.items()]
+    rows += [(run.label, name, *_errors(test)) for run in runs for name, test in run.tests.items() if "wer" in test]
     headings = ("", "test set", "WER", "95 % interval", "CER", "subst.", "del.", "ins.", "words", "speakers")
     note = "Substitutions, deletions and insertions are shares of the reference words."
     return Table("tests", "Errors on the test sets", headings, tuple(rows), note, words=2) if rows else None

@@ -151,6 +151,33 @@ class SentencePieceTokens:
         return frozenset(piece.replace(WORD_START, " ") for piece in pieces if len(piece) == 1)
 
 
+@dataclass(frozen=True)
+class NoTokens:
+    """What a model writes that learns from speech alone: nothing. No text is ever asked of it."""
+
+    size: int = field(default=0, init=False)
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.as_json())
+
+    def encode(self, text: str) -> list[int]:
+        raise InputError("a model that learns from speech alone has no tokens to write a text with")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        assert not ids, "there are no tokens"
+        return ""
+
+    def pieces(self) -> list[str]:
+        return []
+
+    def as_json(self) -> dict[str, object]:
+        return {"kind": "none"}
+
+
+NO_TOKENS = NoTokens()
+
+
 def train_sentence_pieces(texts: Iterable[str], *, size: int = DEFAULT_PIECES) -> SentencePieceTokens:
     """`size` sentence pieces that can write every text of `texts`; the same texts in the same order give the same set.
 
@@ -206,6 +233,8 @@ def _from_json(content: dict[str, str]) -> Tokens:
         return CharacterTokens(content["characters"])
     if content["kind"] == "sentence pieces":
         return SentencePieceTokens(base64.b64decode(content["model"], validate=True))
+    if content["kind"] == "none":
+        return NO_TOKENS
     raise InputError(f"kind={content['kind']!r}: 'characters' or 'sentence pieces' expected")
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from sottovoce.audio.augment import add_noise, perturb_speed
 from sottovoce.config import Augmentation, Central, Recipe
 from sottovoce.evaluation.evaluate import evaluate
-from sottovoce.evaluation.losses import mean_loss
-from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score
+from sottovoce.evaluation.losses import mean_figures
+from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, scored
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import gradients_of
 from sottovoce.flat.layout import Layout
@@ -191,7 +191,8 @@ class _Central(Loop):
         store, split = self._dev
         besides = {"gradient_norms": self._log.norms_by_layer()}
         if self._measure is LOSS:
-            return Score(LOSS, mean_loss(self._model, store, split=split, device=self._device)), besides
+            score, figures = scored(mean_figures(self._model, store, split=split, device=self._device))
+            return score, {**figures, **besides}
         decode = greedy if self._measure is CTC_WER else None
         result = evaluate(self._model, store, split=split, device=self._device, decode=decode)
         return Score(self._measure, result.wer), {"dev_cer": result.cer, **note_collapsed(result, self._say), **besides}

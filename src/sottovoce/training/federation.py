@@ -21,7 +21,7 @@ import torch
 
 from sottovoce.config import Federation, Recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score
+from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, scored
 from sottovoce.federated.cohort import Clients
 from sottovoce.federated.private import Private
 from sottovoce.federated.round import Round, ServerPass, run_round
@@ -242,7 +242,7 @@ class Federating(Loop):
     def evaluate(self) -> tuple[Score, Record]:
         store, split = self._dev
         if self._measure is LOSS:
-            return Score(LOSS, self._team.mean_loss(self._model(), store, split=split)), {}
+            return scored(self._team.mean_figures(self._model(), store, split=split))
         result = self._team.evaluate(self._model(), store, split=split, by_ctc=self._measure is CTC_WER)
         return Score(self._measure, result.wer), note_collapsed(result, self._say)
 

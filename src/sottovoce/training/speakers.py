@@ -7,12 +7,20 @@ import numpy as np
 
 from sottovoce.config import Recipe
 from sottovoce.errors import InputError
+from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Rows
 from sottovoce.seeds import derive
 from sottovoce.store import Store
 from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import CharacterTokens, SentencePieceTokens, Tokens, load_tokens, train_sentence_pieces
+from sottovoce.text.tokens import (
+    NO_TOKENS,
+    CharacterTokens,
+    SentencePieceTokens,
+    Tokens,
+    load_tokens,
+    train_sentence_pieces,
+)
 from sottovoce.users import PopulationSettings, build_population
 from sottovoce.users.population import Population
 
@@ -69,12 +77,15 @@ def choose_tokens(
 ) -> Tokens:
     """Characters of the language (or of its training texts where it has no alphabet), sentence pieces, or a file.
 
+    None for a family that learns from speech alone.
     Sentence pieces are made once: a run that goes on from a model `seed` with pieces of its language has these, and so
     the model's output layers.
     Where the texts belong to clients whose privacy is counted, they may not be read: which characters or words occur
     would leave the clients without being accounted for. Sentence pieces are never made from clients' texts, which stay
     with them: those of the released code of Gao et al. are another set on every client.
     """
+    if not find_family(recipe.model.family).texts:
+        return NO_TOKENS
     if recipe.tokens.file is not None:
         return load_tokens(Path(recipe.tokens.file))
     if seed is not None and recipe.tokens.kind == "sentence_pieces" and _has_pieces_of(store.language, seed):

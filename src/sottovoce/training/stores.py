@@ -9,6 +9,7 @@ from sottovoce.corpora import synthetic, tsv
 from sottovoce.corpora.holdout import hold_out
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language, select
+from sottovoce.evaluation.losses import usable_speech
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Progress, Store, pack
 from sottovoce.text.tokens import Tokens
@@ -17,6 +18,9 @@ from sottovoce.text.tokens import Tokens
 def check_scored(places: Iterable[tuple[Store, str]], recogniser: Recogniser) -> None:
     """Find out before training, not at the first evaluation, that a set cannot be scored."""
     for store, split in places:
+        if recogniser.family.recognition is None:
+            usable_speech(recogniser, store, split=split)
+            continue
         check_language(recogniser, store)
         chosen = select(store, split=split)
         if not any(_writable(recogniser.tokens, text) for text in chosen.references):

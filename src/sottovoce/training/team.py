@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import Evaluation, score, select
-from sottovoce.evaluation.losses import mean_loss
+from sottovoce.evaluation.losses import mean_figures
 from sottovoce.evaluation.recognise import Progress
 from sottovoce.evaluation.together import recognise_together
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
@@ -79,11 +79,11 @@ class Team(AbstractContextManager["Team"]):
         texts = self.recognise(model, store, chosen.rows, by_ctc=by_ctc, on_collapse=collapses.append)
         return score(store, chosen, texts, collapses=collapses)
 
-    def mean_loss(self, model: Recogniser, store: Store, *, split: str) -> float:
-        """What `mean_loss` gives, with the help of all."""
+    def mean_figures(self, model: Recogniser, store: Store, *, split: str) -> dict[str, float]:
+        """What `mean_figures` gives, with the help of all."""
         if self.processes.several:
             self._ask(_LossOrder(str(store.path), split), model)
-        return mean_loss(model, store, split=split, device=self.device, processes=self.processes)
+        return mean_figures(model, store, split=split, device=self.device, processes=self.processes)
 
     def follow(self, clients: ClientsOverRanks, plan: Plan) -> None:
         """In the others: do what is asked for, until nothing more is."""
@@ -119,7 +119,7 @@ class Team(AbstractContextManager["Team"]):
         model = replace(self.start, parameters=self._layout.views(parameters_P))
         store = self.stores[order.store]
         if isinstance(order, _LossOrder):
-            mean_loss(model, store, split=order.split, device=self.device, processes=self.processes)
+            mean_figures(model, store, split=order.split, device=self.device, processes=self.processes)
         else:
             self._recognise_together(model, store, order)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sottovoce.config import Recipe, SyntheticCorpus
 from sottovoce.evaluation.evaluate import Selection, score, select
+from sottovoce.evaluation.losses import as_json, usable_speech
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Store
@@ -33,10 +34,10 @@ def score_models(
 
     Of a release it names nobody, quotes nobody and counts nobody's words, and a group has at least five people: those
     who hold the corpus can look people up by each of these. One person has one pseudonym in all that is returned.
-    Of models that write nothing down it says nothing.
+    Of models that write nothing down it says their loss, and what else they are measured by.
     """
     if any(model.family.recognition is None for model in models):
-        return [{} for _ in models]
+        return [_measure_model(model, tests, team) for model in models]
     found = [_score_model(model, recipe, tests, team, is_release=is_release) for model in models]
     if is_release:
         hide_names([test for tested in found for test in tested.values()])
@@ -55,6 +56,13 @@ def _score_model(
         if may_quote(recipe, store) and not is_release:
             found[name]["samples"] = quotes(chosen, hypotheses)
     return found
+
+
+def _measure_model(model: Recogniser, tests: Mapping[str, tuple[Store, str]], team: Team) -> Tested:
+    return {
+        name: as_json(usable_speech(model, store, split=split), team.mean_figures(model, store, split=split))
+        for name, (store, split) in tests.items()
+    }
 
 
 def may_quote(recipe: Recipe, store: Store) -> bool:

@@ -94,6 +94,10 @@ def loss(parameters: Parameters, features: Features, *, settings: Settings, draw
     return rnnt.mean(rnnt.joint_losses(encoded_UTD, predicted_ULD, *output, *texts), lengths_U)
 
 
+def encoded(parameters: Parameters, features: Features, *, settings: Settings) -> tuple[Tensor, Tensor]:
+    return encode(with_corrections(parameters), features, settings=settings.encoder)
+
+
 def search(parameters: Parameters, features: Features, *, settings: Settings, how: Search) -> list[list[Found]]:
     weights = with_corrections(parameters)
     encoded_UTD, lengths_U = encode(weights, features, settings=settings.encoder)
@@ -120,6 +124,7 @@ FAMILY = Family(
     draw=draw,
     loss=loss,
     hear=hear,
+    encode=encoded,
     recognition=Recognition(
         samples_per_frame=samples_per_frame,
         search=search,

@@ -1,0 +1,129 @@
+"""Contrastive predictive coding as a family: it reads no text, writes nothing down, and hands its encoder on.
+
+Shapes: U utterances, T steps, D width, R rivals of a step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.models import module
+from sottovoce.models.cpc.loss import Contrast, contrast, draw_places, even_places, rival_steps
+from sottovoce.models.cpc.settings import SIZES, Settings, init, parameter_shapes, predictors
+from sottovoce.models.family import Family, Parameters
+from sottovoce.models.module import with_corrections
+from sottovoce.models.speech_lstm import network
+from sottovoce.models.speech_lstm.network import dense_steps, heard, in_context
+from sottovoce.models.utterances import Features, Recordings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A named size of the encoder, and what the paper leaves open; see `Settings`."""
+
+    family: str = "cpc"
+    size: str = "ramesh"
+    ahead: int = 12
+    candidates: int = 128
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise InputError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
+        self.settings()
+
+    def settings(self, *, tokens: int = 1) -> Settings:
+        return Settings(
+            encoder=SIZES[self.size], ahead=self.ahead, candidates=self.candidates, temperature=self.temperature
+        )
+
+
+KINDS = {
+    "encoder.dense": "encoder: dense layers",
+    "encoder.lstm.input": "encoder: LSTM, input",
+    "encoder.lstm.recurrent": "encoder: LSTM, recurrent",
+    "prediction": "predictions of later steps",
+}
+
+
+def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | None:
+    """Every distance must have a step to predict, or utterances would be learned from unequally."""
+    return None if settings.encoder.steps(samples) > settings.ahead else "too short for all predictions"
+
+
+def draw(
+    settings: Settings,
+    utterances: Sequence[int],
+    *,
+    samples: Sequence[int],
+    generator: torch.Generator,
+    shared: torch.Generator | None = None,
+) -> list[Tensor]:
+    """The places of each step's rivals."""
+    return [
+        draw_places(count, max(settings.encoder.steps(length), 1), settings.candidates - 1, generator=generator)
+        for count, length in zip(utterances, samples, strict=True)
+    ]
+
+
+def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32) -> Features:
+    return heard(recordings, settings=settings.encoder, dtype=dtype)
+
+
+def contrasted(parameters: Parameters, features: Features, *, settings: Settings, draws: Tensor | None) -> Contrast:
+    """Each utterance's loss and accuracy; without draws its rivals are evenly spread over it."""
+    weights, encoder = with_corrections(parameters), settings.encoder
+    z_UTD = dense_steps(weights, features.features_UTF, settings=encoder)
+    c_UTC, _ = in_context(weights, z_UTD, settings=encoder)
+    device, steps = z_UTD.device, z_UTD.shape[1]
+    lengths_U = (features.frames_U // encoder.stack).to(device, non_blocking=True)
+    # Steps may be padded to more than the batch has; nothing is predicted there.
+    places_USR = even_places(settings.candidates - 1) if draws is None else draws[:, :steps]
+    return contrast(
+        z_UTD,
+        c_UTC,
+        predictors(weights, settings=settings),
+        lengths_U=lengths_U,
+        rivals_USR=rival_steps(places_USR.to(device, non_blocking=True), lengths_U, steps),
+        scale=settings.scale,
+    )
+
+
+def loss(parameters: Parameters, features: Features, *, settings: Settings, draws: Tensor | None) -> Tensor:
+    """The mean over utterances."""
+    return contrasted(parameters, features, settings=settings, draws=draws).loss_U.mean()
+
+
+def figures(parameters: Parameters, features: Features, *, settings: Settings) -> dict[str, Tensor]:
+    """Besides the loss: how often the true step is found, and how often by who guesses."""
+    loss_U, accuracy_U = contrasted(parameters, features, settings=settings, draws=None)
+    return {"loss": loss_U.mean(), "accuracy": accuracy_U.mean(), "chance": loss_U.new_tensor(1 / settings.candidates)}
+
+
+def encode(parameters: Parameters, features: Features, *, settings: Settings) -> tuple[Tensor, Tensor]:
+    return network.encode(with_corrections(parameters), features, settings=settings.encoder)
+
+
+FAMILY = Family(
+    name="cpc",
+    Options=Options,
+    Settings=Settings,
+    tiny={"size": "tiny"},
+    shapes=parameter_shapes,
+    init=init,
+    place=module.place,
+    kinds=KINDS,
+    corrected=module.corrected,
+    of_tokens=frozenset(),
+    texts=False,
+    unusable=unusable,
+    draw=draw,
+    loss=loss,
+    figures=figures,
+    hear=hear,
+    mask=None,  # what is masked would have to be predicted, and one masked step is like another
+    encode=encode,
+)

@@ -1,0 +1,62 @@
+"""What there is to choose of contrastive predictive coding, and the shapes of its tensors.
+
+    encoder.…          that of `speech_lstm`, to be handed on
+    prediction.K       W_k and b_k, from a context to what is heard K steps later; thrown away after the pre-training
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.models.speech_lstm import settings as speech_lstm
+from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes, linear_shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`ahead` is K, the furthest step that is predicted; `candidates` is N, the true step among them.
+
+    `temperature` is κ, by which scores are divided; None is the root of the dense layers' width, as in attention.
+    """
+
+    encoder: Encoder = field(default_factory=Encoder)
+    ahead: int = 12
+    candidates: int = 128
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("ahead", 1), ("candidates", 2)):
+            if (value := getattr(self, name)) < least:
+                raise InputError(f"model: {name}={value}, expected at least {least}")
+        if self.temperature is not None and not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise InputError(f"model: temperature={self.temperature}, expected a positive number")
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by: 1/κ."""
+        return 1 / (math.sqrt(self.encoder.dense_width) if self.temperature is None else self.temperature)
+
+
+SIZES = speech_lstm.SIZES
+
+
+def parameter_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
+    """Every tensor's shape, in the order of the network."""
+    shapes = encoder_shapes(settings.encoder)
+    for k in range(1, settings.ahead + 1):
+        shapes |= linear_shapes(f"prediction.{k}", settings.encoder.lstm_width, settings.encoder.dense_width)
+    return shapes
+
+
+def init(settings: Settings, *, generator: torch.Generator) -> dict[str, Tensor]:
+    return speech_lstm.first_values(parameter_shapes(settings), generator=generator)
+
+
+def predictors(weights: Mapping[str, Tensor], *, settings: Settings) -> list[tuple[Tensor, Tensor]]:
+    """W_k and b_k, for k from 1 on."""
+    names = (f"prediction.{k}" for k in range(1, settings.ahead + 1))
+    return [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]
