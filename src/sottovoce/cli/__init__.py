@@ -9,7 +9,20 @@ import typer
 from rich.markup import escape
 
 from sottovoce import __version__
-from sottovoce.cli import evaluate, export, import_, ledger, plan, prepare, report, run, stats, tokens, transcribe
+from sottovoce.cli import (
+    evaluate,
+    export,
+    import_,
+    ledger,
+    plan,
+    prepare,
+    probe,
+    report,
+    run,
+    stats,
+    tokens,
+    transcribe,
+)
 from sottovoce.cli.console import stderr
 from sottovoce.errors import InputError
 
@@ -32,6 +45,7 @@ app.command(name="ledger")(ledger.ledger)
 app.command(name="report")(report.report)
 app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="transcribe")(transcribe.transcribe)
+app.command(name="probe")(probe.probe)
 app.command(name="export")(export.export)
 app.add_typer(import_.app, name="import")
 

@@ -206,7 +206,7 @@ def score(
     attentions, if anything.
     """
     words_U4 = count_words(chosen.references, hypotheses)
-    names, facts, owners = _speakers(store, chosen.rows)
+    names, facts, owners = speakers_in(store, chosen.rows)
     counts_S4 = sum_by(words_U4, owners, owner_count=len(names))
     return Evaluation(
         store=store.name,
@@ -239,7 +239,7 @@ def _users(store: Store, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.searchsorted(store.user_utterances, rows, side="right").astype(np.int64) - 1
 
 
-def _speakers(
+def speakers_in(
     store: Store, rows: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], list[Mapping[str, str]], NDArray[np.int64]]:
     """The people behind `rows`: their names, what is known of them, and the owner of each utterance.

@@ -65,7 +65,9 @@ def recordings_figures(recogniser: Recogniser, recordings: Recordings) -> dict[s
     family, settings = recogniser.family, recogniser.settings
     if family.figures is None:
         return {"loss": recordings_loss(recogniser, recordings)}
-    return family.figures(recogniser.parameters, recordings_heard(family, recordings, settings=settings), settings=settings)
+    return family.figures(
+        recogniser.parameters, recordings_heard(family, recordings, settings=settings), settings=settings
+    )
 
 
 def mean_loss(recogniser: Recogniser, store: Store, **options: Any) -> float:

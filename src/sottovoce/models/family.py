@@ -134,8 +134,8 @@ class Family(Generic[S, D]):
     `statistics(settings)` names the tensors that count what was seen (batch-norm's): the gradient that `loss` gives
     them is the way they go back in this step, whatever the learning rate; clients' updates hold them like all others.
     `texts`: whether it learns from texts; a family that does not has no tokens either (`text.tokens.NO_TOKENS`).
-    `figures(parameters, features, settings=…)` are what its dev speech is measured by besides the `loss`, which is among
-    them: means over utterances, in which chance decides nothing. None is the loss alone.
+    `figures(parameters, features, settings=…)` are what dev speech is measured by, the `loss` among them: means over
+    utterances, in which chance decides nothing. None is the loss alone.
     `encode(parameters, features, settings=…)` gives vectors [U, T, D] of what was heard and their lengths [U] on the
     host, for who asks what they tell (`sottovoce probe`).
     `inherited(other, settings)` names the tensors that a model with `settings` may take from one of another family

@@ -44,9 +44,7 @@ def test_it_is_the_formula_written_out() -> None:
     for leaf in leaves:
         leaf.requires_grad_()
     found = contrast(z, c, predictors, lengths_U=torch.tensor(LENGTHS), rivals_USR=rivals, scale=SCALE).loss_U
-    expected = torch.stack(
-        [written_out(z[u, :n], c[u, :n], predictors, rivals[u]) for u, n in enumerate(LENGTHS)]
-    )
+    expected = torch.stack([written_out(z[u, :n], c[u, :n], predictors, rivals[u]) for u, n in enumerate(LENGTHS)])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     for ours, theirs in zip(

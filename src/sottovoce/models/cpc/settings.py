@@ -1,7 +1,7 @@
 """What there is to choose of contrastive predictive coding, and the shapes of its tensors.
 
-    encoder.…          that of `speech_lstm`, to be handed on
-    prediction.K       W_k and b_k, from a context to what is heard K steps later; thrown away after the pre-training
+encoder.…          that of `speech_lstm`, to be handed on
+prediction.L       W_k and b_k for k = L + 1, from a context to the step that comes k later; of no use afterwards
 """
 
 import math
@@ -47,8 +47,8 @@ SIZES = speech_lstm.SIZES
 def parameter_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
     """Every tensor's shape, in the order of the network."""
     shapes = encoder_shapes(settings.encoder)
-    for k in range(1, settings.ahead + 1):
-        shapes |= linear_shapes(f"prediction.{k}", settings.encoder.lstm_width, settings.encoder.dense_width)
+    for layer in range(settings.ahead):
+        shapes |= linear_shapes(f"prediction.{layer}", settings.encoder.lstm_width, settings.encoder.dense_width)
     return shapes
 
 
@@ -58,5 +58,5 @@ def init(settings: Settings, *, generator: torch.Generator) -> dict[str, Tensor]
 
 def predictors(weights: Mapping[str, Tensor], *, settings: Settings) -> list[tuple[Tensor, Tensor]]:
     """W_k and b_k, for k from 1 on."""
-    names = (f"prediction.{k}" for k in range(1, settings.ahead + 1))
+    names = (f"prediction.{layer}" for layer in range(settings.ahead))
     return [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]

@@ -1,0 +1,68 @@
+"""`sottovoce probe`: how much an encoder tells of who speaks, and of what is said."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr, stdout
+from sottovoce.cli.evaluate import store_and_split
+from sottovoce.cli.recognition import Device, Model
+
+
+def probe(
+    model: Model,
+    on: Annotated[str, typer.Option(metavar="STORE[:SPLIT]", help="What to listen to; all splits if none is named.")],
+    minutes: Annotated[float, typer.Option(min=0.1, help="Listen to at most so much speech.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Decides who is listened to and who is held out.")] = 1,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """How much a linear layer can read off an encoder's vectors: who speaks, and which letters are said.
+
+    Example: sottovoce probe runs/pre-trained --on stores/crowd:test
+
+    Beside it stand an untrained encoder of the same shape, and chance.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from sottovoce.evaluation.probe import probe as probed
+    from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.models.saved import load
+    from sottovoce.store import Store
+
+    path, split = store_and_split(on)
+    store, recogniser, chosen_device = Store(path), load(model), choose_device(device)
+    store.check()
+    started = time.monotonic()
+    with progress_bar(f"listening to {on}") as bar:
+        (task,) = bar.task_ids
+        bar.update(task, note="utterances")
+        found = probed(
+            recogniser,
+            store,
+            split=split,
+            minutes=minutes,
+            device=chosen_device,
+            seed=seed,
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    elapsed = time.monotonic() - started
+    if json:
+        print_json({"model": str(model), **found.as_json(), "elapsed_seconds": elapsed})
+        return
+    table = Table(title=Text(f"{model} on {on}", style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("a linear layer tells", "this model", "untrained", "chance", "tried on"):
+        table.add_column(heading, justify="left" if not table.columns else "right")
+    if (speaker := found.speaker) is not None:
+        rates = (f"{rate:.1%}" for rate in (speaker.accuracy, speaker.untrained, speaker.chance))
+        table.add_row(f"which of {speaker.speakers:,} speakers", *rates, f"{speaker.tried_on:,} utterances")
+    if (letters := found.letters) is not None:
+        rates = (f"{rate:.1%}" for rate in (letters.error_rate, letters.untrained, letters.chance))
+        table.add_row(f"{letters.letters:,} letters: errors", *rates, f"{letters.tried_on:,} utterances")
+    stdout.print(table)
+    for what, why in found.missing.items():
+        say(f"{what}: {why}")
+    stderr.print(f"{found.audio_seconds:,.0f} s of speech, {elapsed:,.1f} s on {chosen_device}", highlight=False)
