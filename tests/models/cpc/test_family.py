@@ -11,6 +11,7 @@ from torch import Tensor
 from sottovoce.errors import InputError
 from sottovoce.models import speech_lstm
 from sottovoce.models.cpc.family import FAMILY, Options, contrasted, draw, encode, figures, hear, loss, unusable
+from sottovoce.models.cpc.loss import accuracies
 from sottovoce.models.cpc.settings import Settings, init, parameter_shapes
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, adapt
@@ -140,7 +141,7 @@ def test_the_loss_among_its_figures_is_that_of_evaluation() -> None:
     parameters, features = weights(), heard(noise(12_000), noise(10_000, seed=2))
     found = figures(parameters, features, settings=SETTINGS)
     assert torch.equal(found["loss"], loss(parameters, features, settings=SETTINGS, draws=None))
-    accuracy_U = contrasted(parameters, features, settings=SETTINGS, draws=None).accuracy_U
+    accuracy_U = accuracies(*contrasted(parameters, features, settings=SETTINGS, draws=None))
     assert torch.equal(found["accuracy"], accuracy_U.mean())
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.models import module
-from sottovoce.models.cpc.loss import Contrast, contrast, draw_places, even_places, rival_steps
+from sottovoce.models.cpc.loss import accuracies, draw_places, even_places, losses, rival_steps, scores_of
 from sottovoce.models.cpc.settings import SIZES, Settings, init, parameter_shapes, predictors
 from sottovoce.models.family import Family, Parameters
 from sottovoce.models.module import with_corrections
@@ -73,34 +73,31 @@ def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = tor
     return heard(recordings, settings=settings.encoder, dtype=dtype)
 
 
-def contrasted(parameters: Parameters, features: Features, *, settings: Settings, draws: Tensor | None) -> Contrast:
-    """Each utterance's loss and accuracy; without draws its rivals are evenly spread over it."""
+def contrasted(
+    parameters: Parameters, features: Features, *, settings: Settings, draws: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, rivals and lengths, as `losses` takes them; without draws rivals are evenly spread over the utterance."""
     weights, encoder = with_corrections(parameters), settings.encoder
     z_UTD = dense_steps(weights, features.features_UTF, settings=encoder)
     c_UTC, _ = in_context(weights, z_UTD, settings=encoder)
     device, steps = z_UTD.device, z_UTD.shape[1]
     lengths_U = (features.frames_U // encoder.stack).to(device, non_blocking=True)
-    # Steps may be padded to more than the batch has; nothing is predicted there.
+    # Draws may be for more padding than there is.
     places_USR = even_places(settings.candidates - 1) if draws is None else draws[:, :steps]
-    return contrast(
-        z_UTD,
-        c_UTC,
-        predictors(weights, settings=settings),
-        lengths_U=lengths_U,
-        rivals_USR=rival_steps(places_USR.to(device, non_blocking=True), lengths_U, steps),
-        scale=settings.scale,
-    )
+    rivals_USR = rival_steps(places_USR.to(device, non_blocking=True), lengths_U, steps)
+    return scores_of(z_UTD, c_UTC, predictors(weights, settings=settings)), rivals_USR, lengths_U
 
 
 def loss(parameters: Parameters, features: Features, *, settings: Settings, draws: Tensor | None) -> Tensor:
     """The mean over utterances."""
-    return contrasted(parameters, features, settings=settings, draws=draws).loss_U.mean()
+    return losses(*contrasted(parameters, features, settings=settings, draws=draws), scale=settings.scale).mean()
 
 
 def figures(parameters: Parameters, features: Features, *, settings: Settings) -> dict[str, Tensor]:
     """Besides the loss: how often the true step is found, and how often by who guesses."""
-    loss_U, accuracy_U = contrasted(parameters, features, settings=settings, draws=None)
-    return {"loss": loss_U.mean(), "accuracy": accuracy_U.mean(), "chance": loss_U.new_tensor(1 / settings.candidates)}
+    found = contrasted(parameters, features, settings=settings, draws=None)
+    loss = losses(*found, scale=settings.scale).mean()
+    return {"loss": loss, "accuracy": accuracies(*found).mean(), "chance": loss.new_tensor(1 / settings.candidates)}
 
 
 def encode(parameters: Parameters, features: Features, *, settings: Settings) -> tuple[Tensor, Tensor]:

@@ -5,28 +5,25 @@
     loss = Σ_k −1/(T−k) Σ_t log softmax of z_{t+k}ᵀ(W_k c_t + b_k)/κ over z_{t+k} and N−1 other steps of the utterance
 
 Rows go by the step that is predicted, s = t + k: its rivals are drawn once and are the same for every distance k. All
-scores against all steps are computed, of which a row takes its N: to gather so many vectors z would move N·D/K times as
-much as T, 5,461 steps or 164 s in the paper's size.
+scores against all steps are computed, and how often a step was drawn weighs its term in the sum. To gather N vectors z
+for every step would move N·D/K times as many numbers as there are steps: more, up to 5,461 steps or 164 s in the
+paper's size. To gather scores instead takes longer too, where an utterance is not many times as long as N.
 
 Shapes: U utterances, K distances, T steps of the longest, S = T the steps to be predicted, D width of z, C of c,
-N candidates, R = N - 1 rivals.
+R = N - 1 rivals of a step.
 """
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 PLACE_BITS = 31  # of a draw, which stands for a place among an utterance's other steps
-
-
-class Contrast(NamedTuple):
-    """Of each utterance: its loss, and how often the true step has the highest score, the mean over distances."""
-
-    loss_U: Tensor
-    accuracy_U: Tensor
+LEAST = -80.0  # exp of less is lost beside 1 in any precision
 
 
 def draw_places(utterances: int, steps: int, rivals: int, *, generator: torch.Generator) -> Tensor:
@@ -52,42 +49,76 @@ def rival_steps(places_USR: Tensor, lengths_U: Tensor, steps: int) -> Tensor:
     return (true_S1 + onwards_USR) % lengths_U11.clamp(min=1)
 
 
-def contrast(
-    z_UTD: Tensor,
-    c_UTC: Tensor,
-    predictors: Sequence[tuple[Tensor, Tensor]],
-    *,
-    lengths_U: Tensor,
-    rivals_USR: Tensor,
-    scale: float,
-) -> Contrast:
-    """All arguments are on one device; an utterance without a step to predict has neither loss nor right answers."""
+def scores_of(z_UTD: Tensor, c_UTC: Tensor, predictors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """z_jᵀ(W_k c_{s-k} + b_k) for all steps s and j, [U, K, S, T]; where s < k, of no meaning."""
     utterances, steps, _ = z_UTD.shape
-    distances = len(predictors)
-    # c_{s-k} in row s; where there is none, a row of zeros that does not count.
     told = [
         F.linear(F.pad(c_UTC, (0, 0, k, 0))[:, :steps], *predictor) for k, predictor in enumerate(predictors, start=1)
     ]
     told_UXD = torch.stack(told, dim=1).flatten(1, 2)
-    scores_UKST = torch.bmm(told_UXD, z_UTD.mT).view(utterances, distances, steps, steps)
-    true_UKS1 = scores_UKST.diagonal(dim1=2, dim2=3)[..., None]
-    against_UKSR = scores_UKST.gather(3, rivals_USR[:, None].expand(-1, distances, -1, -1))
-    precision = torch.promote_types(scores_UKST.dtype, torch.float32)
-    scores_UKSN = torch.cat([true_UKS1, against_UKSR], dim=-1).to(precision) * scale
-    lost_UKS = scores_UKSN.logsumexp(dim=-1) - scores_UKSN[..., 0]
-    with torch.no_grad():
-        right_UKS = (scores_UKSN[..., :1] > scores_UKSN[..., 1:]).all(dim=-1)
-    share_UKS = _shares(lengths_U, distances, steps, dtype=precision)
-    return Contrast(
-        torch.where(share_UKS > 0, lost_UKS * share_UKS, 0.0).sum(dim=(1, 2)),
-        (right_UKS * share_UKS).sum(dim=(1, 2)) / distances,
-    )
+    return torch.bmm(told_UXD, z_UTD.mT).view(utterances, len(predictors), steps, steps)
 
 
-def _shares(lengths_U: Tensor, distances: int, steps: int, *, dtype: torch.dtype) -> Tensor:
+def losses(scores_UKST: Tensor, rivals_USR: Tensor, lengths_U: Tensor, *, scale: float) -> Tensor:
+    """The loss of each utterance, [U]; nothing where it is too short to predict anything."""
+    lost_UKS: Tensor = _Lost.apply(scores_UKST, _counts(rivals_USR, scores_UKST), scale)  # type: ignore[no-untyped-call]
+    shares_UKS = _shares(lengths_U, lost_UKS)
+    return torch.where(shares_UKS > 0, lost_UKS * shares_UKS, 0.0).sum(dim=(1, 2))
+
+
+def accuracies(scores_UKST: Tensor, rivals_USR: Tensor, lengths_U: Tensor) -> Tensor:
+    """How often the true step scores higher than all its rivals, the mean over distances: [U]."""
+    true_UKS = scores_UKST.diagonal(dim1=2, dim2=3)
+    against_UKSR = scores_UKST.gather(3, rivals_USR[:, None].expand(-1, scores_UKST.shape[1], -1, -1))
+    right_UKS = true_UKS > against_UKSR.amax(dim=-1)
+    shares_UKS = _shares(lengths_U, true_UKS.to(_precise(scores_UKST)))
+    return (right_UKS * shares_UKS).sum(dim=(1, 2)) / scores_UKST.shape[1]
+
+
+class _Lost(torch.autograd.Function):
+    """log Σ_j n_sj exp(x_sj) − x_ss, where n counts candidates; of all passes over x only the shares are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_UKST: Tensor, counts_UST: Tensor, scale: float) -> Tensor:
+        x_UKST = scores_UKST.to(counts_UST.dtype, copy=True).mul_(scale)
+        true_UKS = x_UKST.diagonal(dim1=2, dim2=3).clone()
+        others_UST = torch.where(counts_UST > 0, 0.0, -math.inf)
+        highest_UKS1 = (x_UKST + others_UST[:, None]).amax(dim=-1, keepdim=True)
+        # Who is no candidate may score anything, and counts as nothing; exp is slow where it has nothing to give.
+        shares_UKST = x_UKST.sub_(highest_UKS1).clamp_(min=LEAST, max=0.0).exp_().mul_(counts_UST[:, None])
+        whole_UKS1 = shares_UKST.sum(dim=-1, keepdim=True)
+        ctx.save_for_backward(shares_UKST.div_(whole_UKS1))
+        ctx.scale, ctx.dtype = scale, scores_UKST.dtype
+        return (highest_UKS1 + whole_UKS1.log()).squeeze(-1) - true_UKS
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer_UKS: Tensor) -> tuple[Tensor, None, None]:
+        (shares_UKST,) = ctx.saved_tensors
+        outer_UKS = outer_UKS * ctx.scale
+        gradient_UKST = shares_UKST * outer_UKS[..., None]
+        gradient_UKST.diagonal(dim1=2, dim2=3).sub_(outer_UKS)
+        return gradient_UKST.to(ctx.dtype), None, None
+
+
+def _counts(rivals_USR: Tensor, scores_UKST: Tensor) -> Tensor:
+    """How often each step is a candidate: [U, S, T]. The true step is one once."""
+    utterances, _, steps, _ = scores_UKST.shape
+    counts_UST = scores_UKST.new_zeros(utterances, steps, steps, dtype=_precise(scores_UKST))
+    counts_UST.scatter_add_(2, rivals_USR, torch.ones_like(rivals_USR, dtype=counts_UST.dtype))
+    counts_UST.diagonal(dim1=1, dim2=2).fill_(1.0)
+    return counts_UST
+
+
+def _precise(scores: Tensor) -> torch.dtype:
+    return torch.promote_types(scores.dtype, torch.float32)
+
+
+def _shares(lengths_U: Tensor, like_UKS: Tensor) -> Tensor:
     """1/(T−k) where step s can be predicted from k before it, else 0: [U, K, S]."""
+    _, distances, steps = like_UKS.shape
     s_S = torch.arange(steps, device=lengths_U.device)
     k_K1 = torch.arange(1, distances + 1, device=lengths_U.device)[:, None]
     lengths_U11 = lengths_U[:, None, None]
     counts_UKS = (s_S >= k_K1) & (s_S < lengths_U11)
-    return counts_UKS / (lengths_U11 - k_K1).clamp(min=1).to(dtype)
+    return counts_UKS / (lengths_U11 - k_K1).clamp(min=1).to(like_UKS.dtype)
