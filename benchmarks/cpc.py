@@ -89,9 +89,9 @@ def made_sides(
         return gradients(found.float().mean(), of_encoder)
 
     def contrasted() -> object:
-        given = [z.detach().requires_grad_(), c.detach().requires_grad_()]
-        scores = scores_of(*given, predictors(parameters, settings=settings))
-        return gradients(losses(scores, rivals_USR, lengths_U, scale=settings.scale).mean(), given)
+        own_z, own_c = z.detach().requires_grad_(), c.detach().requires_grad_()
+        scores = scores_of(own_z, own_c, predictors(parameters, settings=settings))
+        return gradients(losses(scores, rivals_USR, lengths_U, scale=settings.scale).mean(), [own_z, own_c])
 
     return {
         "step": lambda: gradients(loss(parameters, features, settings=settings, draws=draws), leaves),

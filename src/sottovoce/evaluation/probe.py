@@ -103,16 +103,16 @@ def probe(
     speech, owners = choose_speech(recogniser, store, split=split, minutes=minutes, seed=seed)
     family, settings = recogniser.family, recogniser.settings
     random = replace(recogniser, parameters=family.init(settings, generator=torch_stream(seed, "probe", "untrained")))
-    vectors = []
+    count, vectors = len(speech.rows), []
     for number, model in enumerate((recogniser, random)):
-        count, before = len(speech.rows), number * len(speech.rows)
-        told = None if on_progress is None else _further(on_progress, before, 2 * count)
+        told = None if on_progress is None else _further(on_progress, number * count, 2 * count)
         vectors.append(encoded(model, speech, device=torch.device(device), on_progress=told))
+    trained, untrained = vectors
     missing: dict[str, str] = {}
     found: dict[str, Any] = {}
     for name, tried in (("speaker", probe_speakers), ("letters", probe_letters)):
         try:
-            found[name] = tried(*vectors, speech, owners, seed=seed)
+            found[name] = tried(trained, untrained, speech, owners, seed=seed)
         except InputError as error:
             found[name], missing[name] = None, str(error)
     return Probes(store.name, len(speech.rows), float(speech.lengths.sum()) / SAMPLE_RATE, **found, missing=missing)
@@ -130,7 +130,7 @@ def choose_speech(
     names, _, owners = speakers_in(store, speech.rows)
     keys = np.array([name_key(name) for name in names], dtype=np.uint64)
     shuffled = keyed_order(utterance_keys(store, speech.rows), derive(seed, "probe"), "utterances")
-    left, chosen = minutes * 60 * SAMPLE_RATE, []
+    left, chosen = minutes * 60 * SAMPLE_RATE, list[NDArray[np.int64]]()
     for speaker in keyed_order(keys, derive(seed, "probe"), "speakers").tolist():
         own = shuffled[owners[shuffled] == speaker][:MOST_UTTERANCES]
         left -= speech.lengths[own].sum()

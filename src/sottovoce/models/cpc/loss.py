@@ -34,7 +34,8 @@ def draw_places(utterances: int, steps: int, rivals: int, *, generator: torch.Ge
 
 def even_places(rivals: int) -> Tensor:
     """Places without chance: evenly spread, the same for every step of every utterance."""
-    return ((2 * torch.arange(rivals) + 1) * 2 ** (PLACE_BITS - 1) // rivals).to(torch.int32)[None, None]
+    places_R = torch.div((2 * torch.arange(rivals) + 1) << (PLACE_BITS - 1), rivals, rounding_mode="floor")
+    return places_R.to(torch.int32)[None, None]
 
 
 def rival_steps(places_USR: Tensor, lengths_U: Tensor, steps: int) -> Tensor:
