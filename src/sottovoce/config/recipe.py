@@ -49,10 +49,12 @@ class Recipe(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_tokens(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Recipes for speech alone name no tokens."""
-        written: dict[str, Any] = dump(self)
-        return {name: value for name, value in written.items() if name != "tokens" or self.reads_texts}
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As any section; recipes for speech alone name no tokens."""
+        found = {name: value for name, value in dump(self).items() if value is not None or name not in self.unwritten}
+        if not self.reads_texts:
+            del found["tokens"]
+        return found
 
     @property
     def reads_texts(self) -> bool:
