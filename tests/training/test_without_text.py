@@ -147,6 +147,9 @@ def test_a_transducer_goes_on_from_it(stores: Path, tmp_path: Path) -> None:
     second = run(fine_tuned, stores, tmp_path, *changes, out="second")
     assert second.results is not None
     assert "wer" in second.results["test"]["test"]
+    summary = write_report({"first": first.folder, "second": second.folder}, tmp_path, title="Both")
+    assert summary.headings[2:] == ("WER", "95 % interval", "loss", "accuracy")
+    assert [(bool(row[2]), bool(row[4])) for row in summary.rows] == [(False, True), (True, False)]
     encoder, recogniser = load(first.folder), load(second.folder)
     assert recogniser.tokens.size > 0
     for name in encoder_shapes(encoder.settings.encoder):
