@@ -11,12 +11,14 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.models import module
-from sottovoce.models.cpc.loss import accuracies, draw_places, even_places, losses, rival_steps, scores_of
-from sottovoce.models.cpc.settings import SIZES, Settings, init, parameter_shapes, predictors
-from sottovoce.models.family import Family, Parameters
+from sottovoce.models.cpc import shared as sharing
+from sottovoce.models.cpc.contrast import contrasted
+from sottovoce.models.cpc.loss import accuracies, draw_places, losses
+from sottovoce.models.cpc.settings import SIZES, Settings, init, parameter_shapes
+from sottovoce.models.family import Family, Parameters, Stacked
 from sottovoce.models.module import with_corrections
 from sottovoce.models.speech_lstm import network
-from sottovoce.models.speech_lstm.network import dense_steps, heard, in_context
+from sottovoce.models.speech_lstm.network import heard
 from sottovoce.models.utterances import Features, Recordings
 
 
@@ -73,21 +75,6 @@ def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = tor
     return heard(recordings, settings=settings.encoder, dtype=dtype)
 
 
-def contrasted(
-    parameters: Parameters, features: Features, *, settings: Settings, draws: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, rivals and lengths, as `losses` takes them; without draws rivals are evenly spread over the utterance."""
-    weights, encoder = with_corrections(parameters), settings.encoder
-    z_UTD = dense_steps(weights, features.features_UTF, settings=encoder)
-    c_UTC, _ = in_context(weights, z_UTD, settings=encoder)
-    device, steps = z_UTD.device, z_UTD.shape[1]
-    lengths_U = (features.frames_U // encoder.stack).to(device, non_blocking=True)
-    # Draws may be for more padding than there is.
-    places_USR = even_places(settings.candidates - 1) if draws is None else draws[:, :steps]
-    rivals_USR = rival_steps(places_USR.to(device, non_blocking=True), lengths_U, steps)
-    return scores_of(z_UTD, c_UTC, predictors(weights, settings=settings)), rivals_USR, lengths_U
-
-
 def loss(parameters: Parameters, features: Features, *, settings: Settings, draws: Tensor | None) -> Tensor:
     """The mean over utterances."""
     return losses(*contrasted(parameters, features, settings=settings, draws=draws), scale=settings.scale).mean()
@@ -103,6 +90,8 @@ def figures(parameters: Parameters, features: Features, *, settings: Settings) -
 def encode(parameters: Parameters, features: Features, *, settings: Settings) -> tuple[Tensor, Tensor]:
     return network.encode(with_corrections(parameters), features, settings=settings.encoder)
 
+
+SHARED: Stacked[Settings, Tensor] = Stacked(join=sharing.join, losses=sharing.losses, bytes=sharing.bytes_of)
 
 FAMILY = Family(
     name="cpc",
@@ -123,4 +112,5 @@ FAMILY = Family(
     hear=hear,
     mask=None,  # what is masked would have to be predicted, and one masked step is like another
     encode=encode,
+    shared=SHARED,
 )
