@@ -48,7 +48,7 @@ def test_evaluate_counts_collapses(sottovoce: Command, place: Path) -> None:
         assert done.code == 0, done.err
         result = json.loads(done.out)
         assert (result["words"], result["substitutions"], result["collapsed"]) == (3, 1, 1)
-        assert "the attention stopped listening in 1 of 2 utterances" in done.err.replace("\n", " ")
+        assert "the model stopped listening in 1 of 2 utterances" in done.err.replace("\n", " ")
     assert "collapsed" not in json.loads(sottovoce("evaluate", *where, "--ctc", "--json").out)
 
 

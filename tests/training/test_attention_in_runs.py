@@ -55,7 +55,7 @@ def test_attentions_that_stop_listening_are_counted_in_records_and_results(
     assert tested["dev"]["collapsed"] == expected.collapsed
     if outcome.results["model"]["step"] == last["step"]:  # the last model is the best one
         assert last["dev_collapsed"] == expected.collapsed
-    told = f"the attention stopped listening in {expected.collapsed} of {expected.utterances} utterances"
+    told = f"the model stopped listening in {expected.collapsed} of {expected.utterances} utterances"
     assert f"dev: {told}" in said
     assert f"run: {told} of dev" in write_report({"run": outcome.folder}, tmp_path, title="Run").notes
 

@@ -129,7 +129,7 @@ def transcribe(
                 continue
             found.append(result)
             if result.collapsed:
-                counted = f"{result.path}: the attention stopped listening in {result.collapsed:,} windows"
+                counted = f"{result.path}: the model stopped listening in {result.collapsed:,} windows"
                 stderr.print(counted, highlight=False, soft_wrap=True, markup=False)
             if out is not None:
                 _write(targets[result.path], _formatted(result, format))

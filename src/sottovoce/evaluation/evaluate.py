@@ -114,7 +114,7 @@ class Evaluation:
 
 
 def told_collapsed(collapsed: int, utterances: int) -> str:
-    return f"the attention stopped listening in {collapsed:,} of {utterances:,} utterances"
+    return f"the model stopped listening in {collapsed:,} of {utterances:,} utterances"
 
 
 def evaluate(
