@@ -54,8 +54,9 @@ class Kind(NamedTuple):
     hears_padding: bool = False
 
 
+FAMILIES = {name: Kind(name) for name in (*REGISTERED, FROM_THE_GUIDE)}
 KINDS = {
-    **{name: Kind(name) for name in (*REGISTERED, FROM_THE_GUIDE)},
+    **FAMILIES,
     "crdnn, batch-norm": Kind("crdnn", {"norm": "batch"}),
     "crdnn, as released": Kind("crdnn", {"norm": "batch", "as_released": True}, hears_padding=True),
     "crdnn, CTC alone": Kind("crdnn", {"mu": 0.0}),
@@ -64,16 +65,27 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
-def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kind]:
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The guide's module is put where Python finds it, also in other processes."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("outside")
         for block in blocks(DOCS / "guides" / "your-own-model.md", "python"):
             (folder / block.file).write_text(block.content, encoding="utf-8")
         patch.syspath_prepend(str(folder))
-        yield request.param
+        yield
         sys.modules.pop(FROM_THE_GUIDE.partition(":")[0], None)
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+def kind(request: pytest.FixtureRequest, outside: None) -> Any:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=FAMILIES.values(), ids=FAMILIES)
+def family(request: pytest.FixtureRequest, outside: None) -> Any:
+    """One kind of each: other processes do with any kind what they do with this."""
+    return request.param
 
 
 def federation(kind: Kind, store: Path, ledger: Path, **options: Any) -> Small:
@@ -94,7 +106,8 @@ def test_rounds_are_those_of_the_twin(kind: Kind, tones: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("one_thread")  # as in a worker
-def test_worker_processes_have_the_sequential_engines_bits(ours: Small) -> None:
+def test_worker_processes_have_the_sequential_engines_bits(family: Kind, tones: Path, tmp_path: Path) -> None:
+    ours = federation(family, tones, tmp_path / "ledger.jsonl")
     expected = updates_of(ours.engine, ours)
     with closing(WorkersEngine(ours.room, ours.layout, workers=2)) as engine:
         found = updates_of(engine, ours)
@@ -108,8 +121,8 @@ def rounds_of(kind: Kind, store: Path, folder: Path) -> dict[str, Any]:
         return test_ranks.rounds(ours, processes, stacked=False, steps=2)
 
 
-def test_ranks_come_to_the_same(kind: Kind, tones: Path, tmp_path: Path) -> None:
-    one, two = (in_processes(world, rounds_of, kind, tones, tmp_path)[0] for world in (1, 2))
+def test_ranks_come_to_the_same(family: Kind, tones: Path, tmp_path: Path) -> None:
+    one, two = (in_processes(world, rounds_of, family, tones, tmp_path)[0] for world in (1, 2))
     for end, expected in zip(two["ends"], one["ends"], strict=True):
         assert furthest(end, expected, one["start"]) < 1
         assert any(np.any(end[layer] != one["start"][layer]) for layer in end)

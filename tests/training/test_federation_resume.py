@@ -32,8 +32,10 @@ def records(file: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in BY_THE_CLOCK} for line in lines]
 
 
-def kill_often(arguments: list[object], tmp_path: Path, *, calls: int, seed_name: str) -> list[Path]:
-    """Kill runs of `arguments` ten times in all; the folders of all runs, now finished.
+def kill_often(
+    arguments: list[object], tmp_path: Path, *, calls: int, seed_name: str, times: int = KILLS
+) -> list[Path]:
+    """Kill runs of `arguments` as many `times` in all; the folders of all runs, now finished.
 
     Twice between a charge and the checkpoint that would cover it, just after the charge and when a checkpoint is begun;
     then wherever chance says. A run that is finished before its moment comes is done, and another is begun.
@@ -49,9 +51,9 @@ def kill_often(arguments: list[object], tmp_path: Path, *, calls: int, seed_name
             assert number >= len(BETWEEN_CHARGE_AND_CHECKPOINT), "a named point never came"
             assert ended.code == 0, ended.err
             folders.append(tmp_path / f"broken-{len(folders)}")
-        if kills == KILLS:
+        if kills == times:
             break
-    assert kills == KILLS
+    assert kills == times
     ended = forked.run([*arguments, "--out", folders[-1], "--resume"])
     assert ended.code == 0, ended.err
     return folders

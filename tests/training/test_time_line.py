@@ -124,7 +124,7 @@ def test_under_privacy_the_dry_are_drawn_on_and_a_killed_run_ends_with_the_same_
     arguments = ["run", federated_recipe, "--stores", short_stores, *PRIVATE]
     counted = forked.run([*arguments, "--out", tmp_path / "counted"], counts=True)
     assert counted.code == 0, counted.err
-    for broken in kill_often(arguments, tmp_path, calls=counted.calls, seed_name="private time line"):
+    for broken in kill_often(arguments, tmp_path, calls=counted.calls, seed_name="private time line", times=3):
         assert_same(broken, whole)
 
 
