@@ -29,7 +29,7 @@ demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd
 	$(BIN)/sottovoce run demo
 
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: $(STAMP)  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
