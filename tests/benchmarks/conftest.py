@@ -1,6 +1,46 @@
-"""Benchmarks are programs, not a package: their folder must be on the path."""
+"""Benchmarks are programs, not a package: their folder must be on the path. And a run to keep, made once."""
 
 import sys
 from pathlib import Path
 
+import pytest
+from tests.tones import pack_tones
+from torch import device
+
+from sottovoce.config import load_recipe
+from sottovoce.training.stages import Surroundings, run_recipe
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+RECIPE = """
+about: tones
+data: {store: tones}
+model: {size: tiny}
+federation:
+  steps: 8
+  cohort_size: 3
+  local: {batch_seconds: 2, lr: 0.1, local_steps: 1}
+  server: {optimiser: {name: lamb}, schedule: {name: constant, lr: 0.01}}
+  privacy: {clip_bound: 0.01, share: dim, noise_multiplier: 0.3, delta: 1e-3}
+  engine: sequential
+  evaluate_every: 4
+"""
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run: 8 rounds, private, tested on six speakers."""
+    place = tmp_path_factory.mktemp("results")
+    pack_tones(place / "stores/tones", people=range(60), letters=(2, 3), utterances=2)
+    (place / "tones.yaml").write_text(RECIPE)
+    around = Surroundings(runs=place, stores=place / "stores", device=device("cpu"))
+    run_recipe(load_recipe(str(place / "tones.yaml")), out=place / "suite/dim", resume=False, around=around)
+    return place / "suite/dim"
+
+
+@pytest.fixture
+def results(run: Path, tmp_path: Path) -> Path:
+    from findings.keeping import keep
+
+    keep(run, tmp_path / "results/suite/dim")
+    return tmp_path / "results"

@@ -1,23 +1,18 @@
 """The kernels run on a CUDA device, or anywhere (slowly) with TRITON_INTERPRET=1 in the environment."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.triton_marks import DEVICE, INTERPRETED, needs_cuda, somewhere
 from torch import Tensor
 
 from sottovoce.models import rnnt
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-needs_cuda = pytest.mark.skipif(INTERPRETED, reason="a CUDA device is meant, not the interpreter")
 pytestmark = [
-    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="no CUDA device"),
-    # Of the interpreter itself.
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    *somewhere,
     pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]

@@ -61,15 +61,9 @@ def bidirectional(x_NWTI: Tensor, turned_NWT: Tensor, cells: Cell) -> Tensor:
 
 def bidirectional_by_torch(x_WTI: Tensor, turned_WT: Tensor, cells: Sequence[Cell]) -> Tensor:
     """The same of one model, whose cells are two: [W, T, 2D]; not packed, which on a CPU takes three times as long."""
-    state_1WD = x_WTI.new_zeros(1, len(x_WTI), cells[0].recurrent.shape[-1])
-    training = torch.is_grad_enabled()  # cuDNN keeps what its backward pass needs only then
-    found = []
-    for heard_WTI, cell in zip((x_WTI, _turned(x_WTI, turned_WT)), cells, strict=True):
-        with warnings.catch_warnings():
-            # cuDNN would have all weights in one piece: they are copied for it.
-            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-            found.append(_lstm(heard_WTI, (state_1WD, state_1WD), list(cell), True, 1, 0.0, training, False, True)[0])
-    return torch.cat([found[0], _turned(found[1], turned_WT)], dim=-1)
+    forward_WTD, _ = forwards(x_WTI, cells[:1])
+    backward_WTD, _ = forwards(_turned(x_WTI, turned_WT), cells[1:])
+    return torch.cat([forward_WTD, _turned(backward_WTD, turned_WT)], dim=-1)
 
 
 class State(NamedTuple):
@@ -93,7 +87,9 @@ def forwards(x_WTI: Tensor, cells: Sequence[Cell], state: State | None = None) -
     before = at_rest(x_WTI, cells) if state is None else state
     weights = [weight for cell in cells for weight in cell]
     with warnings.catch_warnings():
+        # cuDNN would have all weights in one piece: they are copied for it.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        # cuDNN keeps what its backward pass needs only in training.
         options = (True, len(cells), 0.0, torch.is_grad_enabled(), False, True)
         found_WTD, hidden_LWD, cell_LWD = _lstm(x_WTI, tuple(before), weights, *options)
     return found_WTD, State(hidden_LWD, cell_LWD)

@@ -1,23 +1,19 @@
 """Dropout from a key for each row. The kernels run on a CUDA device, or anywhere (slowly) with TRITON_INTERPRET=1."""
 
 import math
-import os
 
 import pytest
 import torch
+from tests.triton_marks import DEVICE, INTERPRETED, somewhere
 from torch import Tensor
 
 from sottovoce.models.transformer.keyed_attention import keyed_attention
 from sottovoce.models.transformer.relu_dropout import keyed_dropout, keyed_relu_dropout
 from sottovoce.seeds import torch_stream
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 HALF = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter multiplies bfloat16 as integers
 pytestmark = [
-    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="no CUDA device"),
-    # Of the interpreter itself.
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    *somewhere,
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 
