@@ -112,10 +112,30 @@ def test_nodes_are_read_and_pulled_as_by_torch(kernels: Any, dtype: torch.dtype,
     torch.testing.assert_close(pulled_CWV.cpu().double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16] + ([] if INTERPRETED else [torch.bfloat16]))
+@pytest.mark.parametrize(("frames", "places", "width"), [(3, 4, 8), (9, 5, 130), (17, 1, 200)])
+def test_joints_are_joined_and_parted_as_by_torch(
+    kernels: Any, dtype: torch.dtype, frames: int, places: int, width: int
+) -> None:
+    """Joined to the rounding of 16 bits; parted, in float32, to that of sums of `frames` or `places`."""
+    encoded_CJ, predicted_WJ = (4 * normal(rows, width, seed=rows).to(DEVICE, dtype) for rows in (frames, places))
+    joined_CWJ = kernels.joined(encoded_CJ, predicted_WJ)
+    exact_CWJ = (encoded_CJ.double()[:, None] + predicted_WJ.double()).tanh()
+    torch.testing.assert_close(joined_CWJ.double(), exact_CWJ, rtol=torch.finfo(dtype).eps, atol=2**-24)
+    gradient_CWJ = normal(frames, places, width).to(DEVICE, dtype)
+    pulled_CWJ = gradient_CWJ.double() * (1 - joined_CWJ.double() ** 2)
+    for found, dim in zip(kernels.parted(gradient_CWJ, joined_CWJ), (1, 0), strict=True):
+        expected = pulled_CWJ.sum(dim=dim)
+        rounding = 2**-24 * (2 + max(frames, places)) * pulled_CWJ.abs().sum(dim=dim)
+        assert bool(((found.double() - expected).abs() <= rounding + 2**-23 * gradient_CWJ.abs().sum(dim=dim)).all())
+
+
 def test_what_the_kernels_cannot_do_is_left_to_torch(kernels: Any) -> None:
     assert kernels.takes(torch.zeros(1, 1, 16_384))
     assert not kernels.takes(torch.zeros(1, 1, 16_385))
     assert not kernels.takes(torch.zeros(1, 1, 4, dtype=torch.float64))
+    assert kernels.joins(torch.zeros(1, 4, dtype=torch.bfloat16))
+    assert not kernels.joins(torch.zeros(1, 4))
     assert kernels.walks(torch.zeros(1, 1, 1024))
     assert not kernels.walks(torch.zeros(1, 1, 1025))
 

@@ -185,16 +185,27 @@ class _OfJoint(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 _add_product(of_weight, pulled.T, joined)
             of_bias += pulled.sum(dim=0, dtype=of_bias.dtype)
-            before_CWJ = torch.ops.aten.tanh_backward(pulled @ weight, joined).view_as(joined_CWJ)
-            of_encoded[c.frames] = before_CWJ.sum(dim=1, dtype=of_encoded.dtype)
-            of_predicted[c.places] += before_CWJ.sum(dim=0, dtype=of_predicted.dtype)
+            of_frames, of_places = _parted((pulled @ weight).view_as(joined_CWJ), joined_CWJ)
+            of_encoded[c.frames] = of_frames
+            of_predicted[c.places] += of_places
         outputs = len(bias_V)
         found = (of_encoded, of_predicted, of_weight[:outputs], of_bias[:outputs])
         return *(gradient.to(encoded_BTJ.dtype) for gradient in found), None, None, None
 
 
 def _joined(encoded_BTJ: Tensor, predicted_BWJ: Tensor, chunk: Chunk) -> Tensor:
-    return (encoded_BTJ[chunk.frames][:, None] + predicted_BWJ[chunk.places]).tanh_()
+    encoded_CJ, predicted_WJ = encoded_BTJ[chunk.frames], predicted_BWJ[chunk.places]
+    if (kernels := _kernels(encoded_CJ)) is not None and kernels.joins(encoded_CJ):
+        return kernels.joined(encoded_CJ, predicted_WJ)  # type: ignore[no-any-return]
+    return (encoded_CJ[:, None] + predicted_WJ).tanh_()
+
+
+def _parted(gradient_CWJ: Tensor, joined_CWJ: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients [C, J] and [W, J] of what was joined, given the joint's."""
+    if (kernels := _kernels(joined_CWJ)) is not None and kernels.joins(joined_CWJ):
+        return kernels.parted(gradient_CWJ, joined_CWJ)  # type: ignore[no-any-return]
+    before_CWJ, precision = torch.ops.aten.tanh_backward(gradient_CWJ, joined_CWJ), _precision(joined_CWJ)
+    return before_CWJ.sum(dim=1, dtype=precision), before_CWJ.sum(dim=0, dtype=precision)
 
 
 def _precision(given: Tensor) -> torch.dtype:
@@ -226,7 +237,7 @@ def _scaled(occupied: list[Tensor], grad_B: Tensor) -> list[Tensor]:
 
 def _read(logits_CWV: Tensor, next_W: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities [C, W] of the blank and of the next token."""
-    if (kernels := _kernels(logits_CWV)) is not None:
+    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes(logits_CWV):
         return kernels.read(logits_CWV, next_W)  # type: ignore[no-any-return]
     log_probs_CWV = logits_CWV.log_softmax(dim=-1, dtype=_precision(logits_CWV))
     return log_probs_CWV[..., BLANK], log_probs_CWV.gather(2, _index(logits_CWV, next_W))[..., 0]
@@ -234,7 +245,7 @@ def _read(logits_CWV: Tensor, next_W: Tensor) -> tuple[Tensor, Tensor]:
 
 def _pull(logits_CWV: Tensor, next_W: Tensor, blank_CW: Tensor, label_CW: Tensor) -> Tensor:
     """The gradient by the logits, in their place: all that passes a node times its softmax, less what is read there."""
-    if (kernels := _kernels(logits_CWV)) is not None:
+    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes(logits_CWV):
         return kernels.pull(logits_CWV, next_W, blank_CW, label_CW)  # type: ignore[no-any-return]
     pulled_CWV = logits_CWV.softmax(dim=-1, dtype=_precision(logits_CWV))
     pulled_CWV *= (blank_CW + label_CW)[..., None]
@@ -247,9 +258,8 @@ def _index(logits_CWV: Tensor, next_W: Tensor) -> Tensor:
     return next_W[:, None].expand(*logits_CWV.shape[:2], 1)
 
 
-def _kernels(logits_CWV: Tensor) -> ModuleType | None:
-    kernels = triton_kernels("sottovoce.models.rnnt_triton") if logits_CWV.is_cuda else None
-    return kernels if kernels is not None and kernels.takes(logits_CWV) else None
+def _kernels(given: Tensor) -> ModuleType | None:
+    return triton_kernels("sottovoce.models.rnnt_triton") if given.is_cuda else None
 
 
 # The lattice.
@@ -286,7 +296,7 @@ def walk(blank_BTW: Tensor, label_BTW: Tensor, lengths_B: Tensor, token_lengths_
     """
     if not blank_BTW.numel():
         return Walked(blank_BTW.new_zeros(len(lengths_B)), blank_BTW, label_BTW)
-    kernels = triton_kernels("sottovoce.models.rnnt_triton") if blank_BTW.is_cuda else None
+    kernels = _kernels(blank_BTW)
     both_ways = both_ways_over_diagonals if kernels is None or not kernels.walks(blank_BTW) else kernels.both_ways
     to_BTW, from_BTW = both_ways(blank_BTW, label_BTW, lengths_B, token_lengths_B)
     frames_B11, places_B11 = lengths_B[:, None, None], token_lengths_B[:, None, None]

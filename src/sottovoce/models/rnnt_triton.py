@@ -1,11 +1,15 @@
 """What `rnnt` does with nodes of a lattice, as Triton kernels: the same bits on every call, no waiting for the host.
 
-Nodes' logits are read once each, by a program that holds a whole row. The lattice is walked by two programs for each
-utterance, in one launch: one from its first node, one back from behind its last frame, with places counted from the
-text's end, which makes it the same walk. Both go from one anti-diagonal to the next, where a place needs itself and the
-place before; that one's score comes through memory, like everything that threads hand to one another here.
+Nodes' logits are read once each, by a program that holds a whole row; the joint's gradient is summed over frames and
+over places in one reading.
 
-Shapes: B utterances, T frames, W places, C frames of a chunk, V outputs (the blank, then the tokens).
+The lattice is walked by two programs for each utterance, in one launch: one from its first node, one back from behind
+its last frame, with places counted from the text's end, which makes it the same walk. Both go from one anti-diagonal to
+the next, where a place needs itself and the place before; that one's score comes through memory, like everything that
+threads hand to one another here.
+
+Shapes: B utterances, T frames, W places, J width of the joint, C frames of a chunk, V outputs (the blank, then the
+tokens), P parts of the frames.
 """
 
 import torch
@@ -18,7 +22,9 @@ MOST_PLACES = 1024
 
 NEVER = tl.constexpr(-1e30)  # instead of -inf, whose differences are NaN
 # Else every new length of a batch that happens to be odd, or to divide by 16, would be compiled anew.
-_SIZES = ("frames", "width", "walk_stride", "places", "outputs", "share_stride")
+_SIZES = ("frames", "width", "walk_stride", "places", "outputs", "share_stride", "frame_stride", "place_stride")
+# Of the joint's gradient, what one program adds up at a time: frames, places, numbers of each node.
+_TILE = (8, 4, 128)
 
 
 def takes(logits_CWV: Tensor) -> bool:
@@ -54,6 +60,75 @@ def pull(logits_CWV: Tensor, next_W: Tensor, blank_CW: Tensor, label_CW: Tensor)
         BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
     return logits_CWV
+
+
+def joins(joint: Tensor) -> bool:
+    """Whether the kernels join and part these: in 16 bits, whose rounding hides that of a tanh made of exp."""
+    return joint.element_size() == 2
+
+
+def joined(encoded_CJ: Tensor, predicted_WJ: Tensor) -> Tensor:
+    """See `rnnt._joined`."""
+    frames, places, width = len(encoded_CJ), len(predicted_WJ), encoded_CJ.shape[1]
+    assert encoded_CJ.stride(1) == predicted_WJ.stride(1) == 1, "numbers of a node lie side by side"
+    joined_CWJ = encoded_CJ.new_empty(frames, places, width)
+    block = triton.next_power_of_2(width)
+    _join[(frames * places,)](
+        encoded_CJ, predicted_WJ, joined_CWJ, places, width, encoded_CJ.stride(0), predicted_WJ.stride(0),
+        BLOCK=block, num_warps=max(1, min(8, block // 256)),
+    )  # fmt: skip
+    return joined_CWJ
+
+
+def parted(gradient_CWJ: Tensor, joined_CWJ: Tensor) -> tuple[Tensor, Tensor]:
+    """See `rnnt._parted`. Sums over frames are added up in parts, always the same."""
+    frames, places, width = joined_CWJ.shape
+    parts = triton.cdiv(frames, _TILE[0])
+    of_frames_CJ = joined_CWJ.new_empty(frames, width, dtype=torch.float32)
+    of_places_PWJ = joined_CWJ.new_empty(parts, places, width, dtype=torch.float32)
+    _part[(parts, triton.cdiv(width, _TILE[2]))](
+        gradient_CWJ.contiguous(), joined_CWJ.contiguous(), of_frames_CJ, of_places_PWJ, frames, places, width,
+        FRAMES=_TILE[0], PLACES=_TILE[1], BLOCK=_TILE[2], num_warps=4,
+    )  # fmt: skip
+    return of_frames_CJ, of_places_PWJ.sum(dim=0)
+
+
+@triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
+def _join(  # type: ignore[no-untyped-def]
+    encoded, predicted, joined, places, width, frame_stride, place_stride, BLOCK: tl.constexpr
+):
+    node = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, BLOCK)
+    there = number < width
+    of_frame = tl.load(encoded + node // places * frame_stride + number, mask=there, other=0.0).to(tl.float32)
+    of_place = tl.load(predicted + node % places * place_stride + number, mask=there, other=0.0).to(tl.float32)
+    total = of_frame + of_place
+    odds = tl.exp(-2.0 * tl.abs(total))
+    size = (1.0 - odds) / (1.0 + odds)
+    found = tl.where(total < 0, -size, size)
+    tl.store(joined + node * width + number, found.to(joined.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
+def _part(  # type: ignore[no-untyped-def]
+    gradient, joined, of_frames, of_places, frames, places, width,
+    FRAMES: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0).to(tl.int64)
+    frame = part * FRAMES + tl.arange(0, FRAMES)
+    number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (frame < frames)[:, None] & (number < width)[None]
+    sums = tl.zeros((FRAMES, BLOCK), dtype=tl.float32)
+    for first in range(0, places, PLACES):
+        place = first + tl.arange(0, PLACES)
+        at = (frame[:, None] * places + place[None])[:, :, None] * width + number[None, None]
+        there = inside[:, None] & (place < places)[None, :, None]
+        value = tl.load(joined + at, mask=there, other=0.0).to(tl.float32)
+        pulled = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32) * (1.0 - value * value)
+        sums += tl.sum(pulled, axis=1)
+        at_place = (part * places + place)[:, None] * width + number[None]
+        tl.store(of_places + at_place, tl.sum(pulled, axis=0), mask=(place < places)[:, None] & (number < width)[None])
+    tl.store(of_frames + frame[:, None] * width + number[None], sums, mask=inside)
 
 
 def _warps(block: int) -> int:
