@@ -1,20 +1,22 @@
 """Every recipe of the package fits together: one step of each kind runs on a small synthetic stand-in.
 
-Tables vary few numbers many times: one recipe stands for all that differ from it in numbers alone. Large suites vary
-few settings many times: one run stands for all that change the same settings.
+Tables and suites vary few settings many times. One run stands for all that are the same on the stand-in but for
+numbers, their seeds included.
 """
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sottovoce.config import Suite, load_experiment, recipe_names
+from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
+from sottovoce.config.smoke import smoke
+from sottovoce.training.seeding import seed_of
 from sottovoce.training.smoke_runs import run_smoke
 from sottovoce.training.stages import Surroundings, folder_of
-
-LISTED = frozenset(recipe_names())
 
 
 def without_numbers(settings: Any) -> Any:
@@ -28,14 +30,30 @@ def without_numbers(settings: Any) -> Any:
     return settings
 
 
-def standing_for_all() -> list[str]:
-    """The first of each kind of recipe, and every suite."""
-    kinds: dict[str, str] = {}
-    for name in sorted(LISTED):
-        experiment = load_experiment(name)
-        is_suite = isinstance(experiment, Suite)
-        kinds.setdefault(name if is_suite else json.dumps(without_numbers(experiment.model_dump(mode="json"))), name)
-    return [*kinds.values()]
+def kind(recipe: Recipe) -> str:
+    """What its smoke is, without numbers, and that of the seed it starts from."""
+    seed = seed_of(recipe, runs=Path("runs"))
+    started = None if seed is None or seed.recipe is None else kind(seed.recipe)
+    small = smoke(recipe, seed_model=None if started is None else "a seed")
+    return json.dumps([without_numbers(small.model_dump(mode="json")), started])
+
+
+def runs() -> Iterator[tuple[str, Recipe]]:
+    """Recipes, then the runs of suites, but for repeats under another seed."""
+    experiments = {name: load_experiment(name) for name in sorted(recipe_names())}
+    suites = {name: found for name, found in experiments.items() if isinstance(found, Suite)}
+    yield from ((name, found) for name, found in experiments.items() if not isinstance(found, Suite))
+    for name, suite in suites.items():
+        for label, run in suite.runs.items():
+            if not any(override.startswith("seed=") for override in run.overrides):
+                yield f"{name}/{label}", load_recipe(run.recipe, run.overrides)
+
+
+def one_of_each_kind() -> dict[str, Recipe]:
+    kinds: dict[str, tuple[str, Recipe]] = {}
+    for name, recipe in runs():
+        kinds.setdefault(kind(recipe), (name, recipe))
+    return dict(kinds.values())
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +64,20 @@ def around(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
     return Surroundings(runs=folder / "runs", stores=folder / "stores", device=torch.device("cpu"))
 
 
-def one_of_each_kind(suite: Suite) -> Suite:
-    """One for each set of settings that runs change, whatever their seeds; of those that are recipes as they stand, and
-    run here by themselves, one too."""
-    kinds: dict[object, str] = {}
-    for label, run in suite.runs.items():
-        keys = frozenset(override.partition("=")[0] for override in run.overrides) - {"seed"}
-        kinds.setdefault((keys, run.recipe if not keys and run.recipe not in LISTED else None), label)
-    return suite.model_copy(update={"runs": {label: suite.runs[label] for label in kinds.values()}})
+def assert_one_step(run: str, around: Surroundings) -> None:
+    results = json.loads((folder_of(run, around.runs) / "results.json").read_text())
+    assert results["model"]["step"] == 1
 
 
-@pytest.mark.parametrize("name", standing_for_all())
-def test_one_step_of_every_recipe_runs(name: str, around: Surroundings) -> None:
-    experiment = load_experiment(name)
-    if isinstance(experiment, Suite):
-        experiment = one_of_each_kind(experiment)
-    run_smoke(name, experiment, out=around.runs, around=around)
-    runs = [f"{name}/{label}" for label in experiment.runs] if isinstance(experiment, Suite) else [name]
-    for run in runs:
-        results = json.loads((folder_of(run, around.runs) / "results.json").read_text())
-        assert results["model"]["step"] == 1
+@pytest.mark.parametrize(("name", "recipe"), [pytest.param(*run, id=run[0]) for run in one_of_each_kind().items()])
+def test_one_step_of_every_kind_of_recipe_runs(name: str, recipe: Recipe, around: Surroundings) -> None:
+    run_smoke(name, recipe, out=around.runs, around=around)
+    assert_one_step(name, around)
+
+
+def test_a_suite_runs_one_step_of_all_its_runs(around: Surroundings) -> None:
+    suite = load_experiment("demo")
+    assert isinstance(suite, Suite)
+    run_smoke("demo", suite, out=around.runs, around=around)
+    for label in suite.runs:
+        assert_one_step(f"demo/{label}", around)
