@@ -12,6 +12,7 @@ from torch import Tensor
 from sottovoce.errors import InputError
 from sottovoce.models import module
 from sottovoce.models.cpc import shared as sharing
+from sottovoce.models.cpc import stacked as stacking
 from sottovoce.models.cpc.contrast import contrasted
 from sottovoce.models.cpc.loss import accuracies, draw_places, losses
 from sottovoce.models.cpc.settings import SIZES, Settings, init, parameter_shapes
@@ -92,6 +93,7 @@ def encode(parameters: Parameters, features: Features, *, settings: Settings) ->
 
 
 SHARED: Stacked[Settings, Tensor] = Stacked(join=sharing.join, losses=sharing.losses, bytes=sharing.bytes_of)
+STACKED: Stacked[Settings, Tensor] = Stacked(join=sharing.join, losses=stacking.losses, bytes=stacking.bytes_of)
 
 FAMILY = Family(
     name="cpc",
@@ -112,5 +114,6 @@ FAMILY = Family(
     hear=hear,
     mask=None,  # what is masked would have to be predicted, and one masked step is like another
     encode=encode,
+    stacked=STACKED,
     shared=SHARED,
 )

@@ -39,6 +39,11 @@ def losses(
 ) -> Tensor:
     """The mean loss of each client's utterances, [N]; `rows_U` says whose each is. None has a loss of zero."""
     loss_U = utterance_losses(*contrasted(parameters, features, settings=settings, draws=draws), scale=settings.scale)
+    return means(loss_U, rows_U=rows_U, clients=clients)
+
+
+def means(loss_U: Tensor, *, rows_U: Sequence[int], clients: int) -> Tensor:
+    """Of each client's utterances, [N]."""
     whose_UN = F.one_hot(torch.tensor(rows_U), clients).to(loss_U.dtype)
     shares_UN = whose_UN / whose_UN.sum(dim=0).clamp(min=1)
     return loss_U @ shares_UN.to(loss_U.device, non_blocking=True)

@@ -21,16 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.models import ctc, lstm
+from sottovoce.models import ctc, lstm, stacks
 from sottovoce.models.crdnn.decoder import BEGIN, END
 from sottovoce.models.crdnn.network import EPS, SLOPE, log_softmax, reflected
 from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings, parameter_shapes
 from sottovoce.models.family import Parameters
-from sottovoce.models.module import with_corrections
+from sottovoce.models.stacks import Weights, line_places, linear, stacked_weights
 from sottovoce.models.utterances import Features
 from sottovoce.seeds import seeded_kernels
-
-Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +57,10 @@ def in_lines(
     features: Features, *, rows_U: Sequence[int], clients: int, frame_multiple: int = 1, token_multiple: int = 1
 ) -> Lines:
     """Give every utterance its line; `rows_U` are their clients. Multiples pad lines and texts (with an end each)."""
-    seen = [0] * clients
-    order = []
-    for row in rows_U:
-        order.append(seen[row])
-        seen[row] += 1
-    width = max(seen)
-    places_U = torch.tensor(rows_U) * width + torch.tensor(order)
+    places_U, width = line_places(rows_U, clients)
 
     def lines(own: Tensor) -> Tensor:
-        at_U = places_U.to(own.device, non_blocking=True)
-        return own.new_zeros(clients * width, *own.shape[1:]).index_copy_(0, at_U, own)
+        return stacks.in_lines(own, places_U, clients * width)
 
     features_UTF, tokens_UL = features.features_UTF, features.tokens_UL
     return Lines(
@@ -98,7 +89,7 @@ def losses(
 
     `ways` gives other functions for `encode` and `log_probs`.
     """
-    weights = _stacked_weights(parameters, lines.clients, settings)
+    weights = stacked_weights(parameters, lines.clients, parameter_shapes(settings))
     plain: dict[str, Callable[..., Tensor]] = {"encode": encode, "log_probs": log_probs}
     chosen = plain if ways is None else {**plain, **ways(weights, settings)}
     dtype, device = weights["ctc.weight"].dtype, lines.features_BTF.device
@@ -115,7 +106,7 @@ def losses(
         )
         total_N = total_N + mus_N * cross_entropy(log_probs_NWLV, lines, smoothing=settings.label_smoothing)
     if min(mu_N) < 1:
-        log_probs_BTV = log_softmax(_linear(weights, "ctc", memory_NWTD)).flatten(0, 1)
+        log_probs_BTV = log_softmax(linear(weights, "ctc", memory_NWTD)).flatten(0, 1)
         total_N = total_N + (1 - mus_N) * ctc.loss_by_row(
             log_probs_BTV.index_select(0, lines.places_U.to(device, non_blocking=True)),
             lines.frames_B[lines.places_U] // POOLING,
@@ -140,22 +131,6 @@ def cross_entropy(log_probs_NWLV: Tensor, lines: Lines, *, smoothing: float) -> 
     smoothed_NWL = (1 - smoothing) * said_NWL + smoothing * log_probs_NWLV.mean(dim=3)
     counted_NWL = counted_BL.view(said_NWL.shape).to(device, non_blocking=True)
     return -torch.where(counted_NWL, smoothed_NWL, 0).sum(dim=(1, 2)) / counts_N
-
-
-def _stacked_weights(parameters: Parameters, clients: int, settings: Settings) -> Weights:
-    """Every tensor with a client axis: what is not trained is shared."""
-    shapes = parameter_shapes(settings)
-    return {
-        name: weight.expand(clients, *shapes[name]) if weight.shape == shapes[name] else weight
-        for name, weight in with_corrections(parameters).items()
-    }
-
-
-def _linear(weights: Weights, name: str, x: Tensor) -> Tensor:
-    """[N, …, inputs] to [N, …, outputs], each client with its own matrix."""
-    weight_NOI, bias_NO = weights[f"{name}.weight"], weights[f"{name}.bias"]
-    found_NMO = torch.baddbmm(bias_NO[:, None], x.flatten(1, -2), weight_NOI.mT)
-    return found_NMO.view(*x.shape[:-1], -1)
 
 
 def _normalised(weights: Weights, name: str, x: Tensor) -> Tensor:
@@ -231,7 +206,7 @@ def encode(
     x_NWTD = convolve(weights, features_BTF, frames_B, dropping, clients=clients, settings=settings)
     x_NWTD = recur(weights, x_NWTD, frames_B, dropping, settings=settings)
     for layer in range(settings.dnn_layers):
-        x_NWTD = _linear(weights, f"dnn.{layer}.linear", x_NWTD)
+        x_NWTD = linear(weights, f"dnn.{layer}.linear", x_NWTD)
         x_NWTD = _normalised(weights, f"dnn.{layer}.norm", x_NWTD.flatten(1, 2)).view_as(x_NWTD)
         x_NWTD = _dropped(F.leaky_relu(x_NWTD, SLOPE), dropping)
     return x_NWTD
@@ -296,9 +271,9 @@ def log_probs(
     inside_NWT = torch.arange(steps, device=frames_B.device) < lengths_NW1
     attention_NWT = inside_NWT.to(dtype) / lengths_NW1.to(dtype)
     outside_NM1 = torch.zeros_like(attention_NWT).masked_fill_(~inside_NWT, -torch.inf).view(clients, -1, 1)
-    values_BTA = _linear(weights, "attention.value", memory_NWTD).flatten(0, 1)
+    values_BTA = linear(weights, "attention.value", memory_NWTD).flatten(0, 1)
     bias_N11A = (weights["attention.query.bias"] + weights["attention.location.bias"])[:, None, None]
-    keys_NWTA = _linear(weights, "attention.key", memory_NWTD) + bias_N11A
+    keys_NWTA = linear(weights, "attention.key", memory_NWTD) + bias_N11A
     query_NDA, location_NCA, score_NA1 = (
         weights[f"attention.{name}.weight"].mT for name in ("query", "location", "score")
     )
@@ -326,7 +301,7 @@ def log_probs(
         contexts.append(context_NWA)
         hiddens.append(hidden_NWD)
     read_NWLD = torch.cat([torch.stack(contexts, dim=2), torch.stack(hiddens, dim=2)], dim=-1)
-    return log_softmax(_linear(weights, "output", _linear(weights, "readout", read_NWLD)))
+    return log_softmax(linear(weights, "output", linear(weights, "readout", read_NWLD)))
 
 
 def _given(weights: Weights, tokens_NWL: Tensor, *masks: Tensor, settings: Settings) -> Tensor:

@@ -51,14 +51,19 @@ def encode_frames(
 
 def dense_steps(weights: Parameters, features_UTF: Tensor, *, settings: Encoder) -> Tensor:
     """The dense layers' part: each step by itself, at least one."""
-    missing = max(settings.stack - features_UTF.shape[1], 0)  # an utterance of less than one step
-    steps = (features_UTF.shape[1] + missing) // settings.stack
-    whole_UTF = F.pad(features_UTF, (0, 0, 0, missing))[:, : steps * settings.stack]
-    x_UTD = whole_UTF.to(weights["encoder.dense.0.weight"].dtype).reshape(len(whole_UTF), steps, -1)
+    x_UTD = stacked_frames(features_UTF.to(weights["encoder.dense.0.weight"].dtype), settings=settings)
     for layer in range(settings.dense_layers):
         name = f"encoder.dense.{layer}"
         x_UTD = F.linear(x_UTD, weights[f"{name}.weight"], weights[f"{name}.bias"]).relu()
     return x_UTD
+
+
+def stacked_frames(features_UTF: Tensor, *, settings: Encoder) -> Tensor:
+    """Frames side by side, as steps hear them: whole stacks, at least one."""
+    missing = max(settings.stack - features_UTF.shape[1], 0)  # an utterance of less than one step
+    steps = (features_UTF.shape[1] + missing) // settings.stack
+    whole_UTF = F.pad(features_UTF, (0, 0, 0, missing))[:, : steps * settings.stack]
+    return whole_UTF.reshape(len(whole_UTF), steps, -1)
 
 
 def in_context(
