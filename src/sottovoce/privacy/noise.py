@@ -122,17 +122,18 @@ def grid_gaussian(
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].round_().mul_(grid)
 
 
-def grid_spacing(*, clip_bound: float, most_users: int, std: float) -> float:
+def grid_spacing(*, clip_bound: float, most_users: int, std: float, bits: int = 53) -> float:
     """The grid, a power of two: sums of `most_users` updates clipped to C, and noise, are exact on it in float64.
 
-    It is also no finer than 2⁻²⁴ of the noise's standard deviation, where rounding would show in the noise itself.
+    With fewer `bits`, they also fit into signed integers of so many. The grid is no finer than 2⁻²⁴ of the noise's
+    standard deviation, where rounding would show in the noise itself.
 
     >>> grid_spacing(clip_bound=1.0, most_users=1024, std=1.0) == 2.0**-24
     True
     >>> grid_spacing(clip_bound=1.0, most_users=1024, std=0.0) == 2.0 ** (10 - 52)
     True
     """
-    exact = _power_of_two(most_users * clip_bound + _REACH * std) * 2.0**-52
+    exact = _power_of_two(most_users * clip_bound + _REACH * std) * 2.0 ** (1 - bits)
     return max(exact, _power_of_two(std) / _CELLS_PER_STD) if std > 0 else exact
 
 

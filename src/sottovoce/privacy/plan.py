@@ -51,6 +51,8 @@ class Plan:
 
     Guarantee: `add_noise` on a total of `accumulate` over the users of `sample` is exactly one `event`. Where the
     event is a `NoGuarantee`, it says why. What a `rule` returns is clipped like any update, so it cannot break this.
+    With `sum_bits` (32 or 64) sums are whole multiples of `grid` that fit into so many bits, as clients over a network
+    need them, in a simulation too.
 
     >>> settings = PrivacySettings(population_size=1000, privacy_unit="speaker", cohort_size=10, clip_bound=1.0,
     ...                            noise_multiplier=1.0, delta=1e-5, root_seed=7)
@@ -69,8 +71,13 @@ class Plan:
     layout: Layout
     adapted_clip_bound: float | None = None
     rule: Rule | None = None
+    sum_bits: int | None = None
 
     def __post_init__(self) -> None:
+        if self.sum_bits not in (None, 32, 64):
+            raise InputError(f"sum_bits={self.sum_bits}: expected 32 or 64, or none")
+        if self.sum_bits is not None and math.isinf(self.settings.clip_bound):
+            raise InputError(f"sum_bits={self.sum_bits} with clip_bound=inf: nothing bounds a sum; set a clip bound")
         if self.adapted_clip_bound is not None and self.settings.adaptive is None:
             raise InputError(f"clip_bound={self.adapted_clip_bound}: only adaptive clipping moves the bound of a plan")
         if self.settings.noise_scope is not None:
@@ -175,16 +182,17 @@ class Plan:
             share=self.settings.share,
             normalise=self.settings.normalise,
             alpha=tuple(self.settings.alpha.items()),
-            grid=self._grid,
+            grid=self.grid,
         )
 
     @cached_property
-    def _grid(self) -> float | None:
-        """The grid that keeps sums of a secure run exact (see `noise`)."""
-        if self.settings.mode is Mode.SEEDED:
+    def grid(self) -> float | None:
+        """The grid that keeps sums exact (see `noise`): a secure run's, or one's over a network; public."""
+        if self.settings.mode is Mode.SEEDED and self.sum_bits is None:
             return None
         most = self.settings.population_size if self.settings.sampling is Sampling.POISSON else self.cohort_size
-        return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.noise_std_sum)
+        bits = 32 if self.sum_bits == 32 else 53  # 64 bits hold all that float64 holds exactly
+        return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.noise_std_sum, bits=bits)
 
     def sample(self, step: int, *, attempt: int = 1, among: Indices | None = None) -> Indices:
         """The cohort of `step`: indices of users, ascending. Private. A later attempt at the step has another one.
@@ -207,8 +215,8 @@ class Plan:
         return lambda count: raw(count)
 
     def new_total(self, *, device: torch.device | str = "cpu") -> Tensor:
-        """A zero sum [P]: float32, or float64 on the grid of a secure run."""
-        dtype = torch.float32 if self._grid is None else torch.float64
+        """A zero sum [P]: float32, or float64 on a grid."""
+        dtype = torch.float32 if self.grid is None else torch.float64
         return self.layout.zeros(device=device, dtype=dtype)
 
     def weight(self, amount: float) -> float:
@@ -279,14 +287,15 @@ class Plan:
         return charge.release(what)
 
     def add_noise(self, total: Tensor, charge: Charge) -> Tensor:
-        """total += N(0, (z·C)²), in place; returns the noised sum in float32. Once per charge."""
+        """total += N(0, (z·C)²), in place or in float32; returns the noised sum in float32. Once per charge."""
         settings, step = self.settings, self._release(charge, "sum")
         if settings.root_seed is None:
-            assert self._grid is not None
+            assert self.grid is not None
             add_secure_gaussian(
-                total, std=self.noise_std_sum, grid=self._grid, random=SecureRandom(), layout=self.layout
+                total, std=self.noise_std_sum, grid=self.grid, random=SecureRandom(), layout=self.layout
             )
             return total.float()
+        total = total.float()  # on a grid too: a simulation's noise is the same wherever its clients are
         factors = settings.noise_scope.parameter_factors(self.layout) if settings.noise_scope else None
         generator = torch.Generator(device=total.device).manual_seed(self._noise_seed(step, charge.attempt))
         add_gaussian(total, std=self.noise_std_sum, generator=generator, layout=self.layout, factors=factors)
@@ -338,7 +347,8 @@ class Plan:
         described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}
         layout = {name: list(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
         rule = {} if self.rule is None else {"rule": _name(self.rule)}
-        return {**described, "layout": layout, **rule}
+        sums = {} if self.sum_bits is None else {"sum_bits": self.sum_bits}
+        return {**described, "layout": layout, **rule, **sums}
 
     def ledger_header(
         self, *, run: str, inputs: str = "", repeatable: bool = True, central_steps: int | None = None
