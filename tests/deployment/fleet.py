@@ -69,7 +69,8 @@ Meddling = Callable[[int, bytes], bytes]
 class Fleet:
     """Everybody in the roster; `gone` says from which phase on somebody does not answer any more.
 
-    `orders` and `answers` (by phase) change what travels; `refusals` are what clients said no to.
+    `orders` and `answers` (by phase) change what travels; `refusals` are what clients said no to. `words` are what is
+    summed, by place, unless `vector` is.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class Fleet:
         gone: Mapping[int, Phase] | None = None,
         orders: Mapping[Phase, Meddling] | None = None,
         answers: Mapping[Phase, Meddling] | None = None,
+        words: Mapping[int, Words] | None = None,
     ) -> None:
         self.attempt = attempt
+        self.words = words or {place: vector(attempt, place) for place in range(len(attempt.terms.roster))}
         self.clients = {place: client_of(attempt, place) for place in range(len(attempt.terms.roster))}
         self.server = Server(attempt)
         self.gone, self.orders, self.answers = gone or {}, orders or {}, answers or {}
@@ -101,7 +104,7 @@ class Fleet:
                 continue
             order = self.orders[phase](place, order) if phase in self.orders else order
             try:
-                answer = say(self.clients[place], phase, order, vector(self.attempt, place))
+                answer = say(self.clients[place], phase, order, self.words[place])
             except Unsafe as unsafe:
                 self.refusals[place] = unsafe.why
                 continue

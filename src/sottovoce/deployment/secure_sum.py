@@ -226,19 +226,34 @@ class Server:
         self._answers[place] = answer
         return True
 
-    def _sound(self, place: int, answer: bytes) -> bool:
+    @property
+    def largest_answer(self) -> int:
+        """How many bytes an answer of this phase can have, whoever gives it."""
+        return max(self._size(place) for place in self._asked)
+
+    def _size(self, place: int) -> int:
+        """How many bytes the answer of `place` has."""
         match self.phase:
             case Phase.KEYS:
-                vouched = len(answer) == ADVERT_BYTES and self._attempt.vouched(place, answer)
-                return vouched and self._new_keys({answer[:KEY_BYTES], answer[KEY_BYTES : 2 * KEY_BYTES]})
+                return ADVERT_BYTES
             case Phase.SHARES:
-                return len(answer) == _COMMITMENT_BYTES + _SEALED_BYTES * (len(self._cohort.group(place)) - 1)
+                return _COMMITMENT_BYTES + _SEALED_BYTES * (len(self._cohort.group(place)) - 1)
             case Phase.MASKED:
-                return len(answer) == self._total.nbytes
+                return self._total.nbytes
             case Phase.SURVIVORS:
-                return verified(self._attempt.terms.roster[place], self._statement, answer)
+                return SIGNATURE_BYTES
             case Phase.UNMASK:
-                return len(answer) == _SHARE_BYTES * len(self._held_by(place))
+                return _SHARE_BYTES * len(self._held_by(place))
+
+    def _sound(self, place: int, answer: bytes) -> bool:
+        if len(answer) != self._size(place):
+            return False
+        if self.phase is Phase.KEYS:
+            keys = {answer[:KEY_BYTES], answer[KEY_BYTES : 2 * KEY_BYTES]}
+            return self._attempt.vouched(place, answer) and self._new_keys(keys)
+        if self.phase is Phase.SURVIVORS:
+            return verified(self._attempt.terms.roster[place], self._statement, answer)
+        return True
 
     def _new_keys(self, keys: set[bytes]) -> bool:
         """Whether clients will take these keys: one who sends another's, or none, must not stop all of them."""

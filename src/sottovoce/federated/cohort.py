@@ -30,13 +30,15 @@ class CohortSum:
 
     `denominator` is what turns the sum into a mean: public, but where weights are shares of the cohort. `within` is
     adaptive clipping's centred count, a sum too. `interrupted`: somebody who trained has been asked to stop.
-    `diagnostics` are there in simulations only, and only from clients that can be looked at.
+    `noise_shares` of the plan's noise are in the sum, where clients add it. `diagnostics` are there in simulations
+    only, and only from clients that can be looked at.
     """
 
     total: Tensor
     denominator: float
     within: float = 0.0
     interrupted: bool = False
+    noise_shares: int = 0
     diagnostics: Private | None = None
 
 

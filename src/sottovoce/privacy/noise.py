@@ -33,6 +33,7 @@ from torch import Generator, Tensor
 from sottovoce.errors import InputError, promise
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Groups, Layout, match_groups
+from sottovoce.privacy.discrete_gaussian import DiscreteGaussian
 from sottovoce.privacy.secure_random import SecureRandom
 
 # Elements drawn at once: few enough to stay in the cache, enough to fill the device.
@@ -97,12 +98,35 @@ def add_secure_gaussian(total: Tensor, *, std: float, grid: float, random: Secur
     layout.check(total)
     promise(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
     for chunk in _chunks(total):
-        cells = chunk / grid
-        exact = bool(((cells == cells.trunc()) & (cells.abs() <= 2.0**52)).all())
-        promise(exact, "total is not an exact sum on the grid")
+        _check_exact(chunk, grid)
         chunk.add_(grid_gaussian(chunk.numel(), std=std, grid=grid, random=random, device=chunk.device))
     layout.clear_padding(total)
     return total
+
+
+def add_discrete_gaussian(
+    total: Tensor, *, variance_cells: float, grid: float, random: SecureRandom, layout: Layout
+) -> Tensor:
+    """total += a discrete Gaussian on `grid`, in place; the variance is in cells², and zero adds nothing.
+
+    Guarantee: as `add_secure_gaussian`'s, and what is drawn is exact (`discrete_gaussian`).
+    """
+    layout.check(total)
+    promise(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
+    source = DiscreteGaussian(variance=variance_cells) if variance_cells > 0 else None
+    for chunk in _chunks(total):
+        _check_exact(chunk, grid)
+        if source is not None:
+            cells = torch.from_numpy(source.draw(chunk.numel(), random=random))
+            chunk.add_(cells.to(chunk), alpha=grid)
+    layout.clear_padding(total)
+    return total
+
+
+def _check_exact(chunk: Tensor, grid: float) -> None:
+    cells = chunk / grid
+    exact = bool(((cells == cells.trunc()) & (cells.abs() <= 2.0**52)).all())
+    promise(exact, "total is not an exact sum on the grid")
 
 
 def grid_gaussian(

@@ -30,12 +30,14 @@ from sottovoce.privacy.clipping import Clipper, ClipStats
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, fixed_size_release, poisson_release
 from sottovoce.privacy.ledger import DRAWN_WHEN_DRY, Charge, Header, Ledger
 from sottovoce.privacy.noise import (
+    add_discrete_gaussian,
     add_gaussian,
     add_secure_gaussian,
     grid_gaussian,
     grid_spacing,
     sigma_dp_of,
 )
+from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.sampling import FixedSizeSampler, Indices, PoissonSampler, Sampler, Words, bounded_weight
 from sottovoce.privacy.secure_random import SecureRandom
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
@@ -52,7 +54,7 @@ class Plan:
     Guarantee: `add_noise` on a total of `accumulate` over the users of `sample` is exactly one `event`. Where the
     event is a `NoGuarantee`, it says why. What a `rule` returns is clipped like any update, so it cannot break this.
     With `sum_bits` (32 or 64) sums are whole multiples of `grid` that fit into so many bits, as clients over a network
-    need them, in a simulation too.
+    need them, in a simulation too. With `noise_shares` clients add the noise, and `add_noise` what is missing of it.
 
     >>> settings = PrivacySettings(population_size=1000, privacy_unit="speaker", cohort_size=10, clip_bound=1.0,
     ...                            noise_multiplier=1.0, delta=1e-5, root_seed=7)
@@ -72,6 +74,7 @@ class Plan:
     adapted_clip_bound: float | None = None
     rule: Rule | None = None
     sum_bits: int | None = None
+    noise_shares: NoiseShares | None = None
 
     def __post_init__(self) -> None:
         if self.sum_bits not in (None, 32, 64):
@@ -82,9 +85,21 @@ class Plan:
             raise InputError(f"clip_bound={self.adapted_clip_bound}: only adaptive clipping moves the bound of a plan")
         if self.settings.noise_scope is not None:
             self.settings.noise_scope.parameter_factors(self.layout)
+        if self.noise_shares is not None:
+            self._check_shares(self.noise_shares)
         # Everything is built once now, so that what is wrong is refused here and not in the first round.
         _ = self.clipper, self.sampler, self.event
         promise(self.noise_std_sum >= 0, f"noise_std_sum={self.noise_std_sum}: expected at least 0")
+
+    def _check_shares(self, shares: NoiseShares) -> None:
+        if self.sum_bits is None or self.settings.no_guarantee_reason is not None or self.settings.adaptive is not None:
+            raise InputError(
+                f"noise_shares={shares}: expected sum_bits, a plan with a guarantee, and a clip bound that stays"
+            )
+        most = self.settings.population_size if self.settings.sampling is Sampling.POISSON else self.cohort_size
+        rate = self.sampling_rate if self.settings.sampling is Sampling.POISSON else 1.0
+        shares.check_most(population_size=most, sampling_rate=rate)
+        _ = self.share_variance
 
     # What is charged.
 
@@ -111,7 +126,22 @@ class Plan:
             f"δ={self.settings.delta:g} for each {self.settings.privacy_unit} against {relation}: "
             f"{self.event.sampling} q={self.sampling_rate:g}, z={self.settings.z:g}{simulated}"
             + ("" if self.settings.time_line is None else f"; {DRAWN_WHEN_DRY}")
+            + (
+                ""
+                if self.server_event is None
+                else f"; to the server, z={self.server_event.noise_multiplier:g} each time"
+            )
         )
+
+    @property
+    def server_event(self) -> GaussianRelease | None:
+        """What a round tells the server itself of somebody who takes part; None where it sees sums without noise.
+
+        It draws the cohort, so that sampling hides nobody from it: a rate of 1, for each round with them in it.
+        """
+        if self.noise_shares is None:
+            return None
+        return poisson_release(self.noise_shares.multiplier_for_server(self.settings.z), sampling_rate=1.0)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -193,6 +223,14 @@ class Plan:
         most = self.settings.population_size if self.settings.sampling is Sampling.POISSON else self.cohort_size
         bits = 32 if self.sum_bits == 32 else 53  # 64 bits hold all that float64 holds exactly
         return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.noise_std_sum, bits=bits)
+
+    @property
+    def share_variance(self) -> float:
+        """Of the noise that one client adds, in cells² of the grid: a discrete Gaussian's (`noise_shares`)."""
+        promise(self.noise_shares is not None and self.grid is not None, "a share of noise in a plan without shares")
+        assert self.noise_shares is not None
+        assert self.grid is not None
+        return self.noise_shares.variance(noise_std_cells=self.noise_std_sum / self.grid)
 
     def sample(self, step: int, *, attempt: int = 1, among: Indices | None = None) -> Indices:
         """The cohort of `step`: indices of users, ascending. Private. A later attempt at the step has another one.
@@ -286,9 +324,14 @@ class Plan:
         promise(paid == due, f"step {charge.step} was charged as {paid}: this plan releases {due}")
         return charge.release(what)
 
-    def add_noise(self, total: Tensor, charge: Charge) -> Tensor:
-        """total += N(0, (z·C)²), in place or in float32; returns the noised sum in float32. Once per charge."""
+    def add_noise(self, total: Tensor, charge: Charge, *, shares: int = 0) -> Tensor:
+        """total += N(0, (z·C)²), in place or in float32; returns the noised sum in float32. Once per charge.
+
+        `shares` of the noise are in it already, added by as many clients: what is missing comes on top.
+        """
         settings, step = self.settings, self._release(charge, "sum")
+        if shares:
+            return self._top_up(total, shares).float()
         if settings.root_seed is None:
             assert self.grid is not None
             add_secure_gaussian(
@@ -300,6 +343,20 @@ class Plan:
         generator = torch.Generator(device=total.device).manual_seed(self._noise_seed(step, charge.attempt))
         add_gaussian(total, std=self.noise_std_sum, generator=generator, layout=self.layout, factors=factors)
         return total.float()
+
+    def _top_up(self, total: Tensor, shares: int) -> Tensor:
+        """From the system's entropy in a simulation too: so are the clients' own shares."""
+        agreed = self.noise_shares
+        if agreed is None or shares < agreed.least:
+            raise BrokenPromise(f"a sum with {shares} shares of noise: {agreed} was promised")
+        assert self.grid is not None
+        return add_discrete_gaussian(
+            total,
+            variance_cells=agreed.missing(shares) * self.share_variance,
+            grid=self.grid,
+            random=SecureRandom(),
+            layout=self.layout,
+        )
 
     def _noise_seed(self, step: int, attempt: int) -> int:
         """Counted up: torch's CPU generator keeps 32 bits of a seed, where hashed ones of two steps may meet."""
@@ -348,7 +405,8 @@ class Plan:
         layout = {name: list(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
         rule = {} if self.rule is None else {"rule": _name(self.rule)}
         sums = {} if self.sum_bits is None else {"sum_bits": self.sum_bits}
-        return {**described, "layout": layout, **rule, **sums}
+        shares = {} if self.noise_shares is None else {"noise_shares": dataclasses.asdict(self.noise_shares)}
+        return {**described, "layout": layout, **rule, **sums, **shares}
 
     def ledger_header(
         self, *, run: str, inputs: str = "", repeatable: bool = True, central_steps: int | None = None
