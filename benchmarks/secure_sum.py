@@ -1,0 +1,175 @@
+"""What a secure sum costs each client and the server, without a network: the protocol's own code in one process.
+
+    python benchmarks/secure_sum.py                               16 nodes, 5M numbers, two of them go after sharing
+    python benchmarks/secure_sum.py --noise                       the same with noise by clients
+    python benchmarks/secure_sum.py --clients 1000 --neighbours 158 --length 100000 --gone 50
+    python benchmarks/secure_sum.py --clients 16 32 64 128        growth, everybody with everybody
+
+Processor seconds, so that other work on the machine counts little. "Round" is what a round takes where each client has
+a machine: in every phase the slowest client, and the server, one after another. Sums are compared with plain ones.
+"""
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sottovoce.deployment.client_noise import add_share
+from sottovoce.deployment.masks import Words
+from sottovoce.deployment.secure_sum import Client, Server
+from sottovoce.deployment.signatures import sign
+from sottovoce.deployment.sum_terms import Attempt, Phase, Terms, threshold
+from sottovoce.flat.layout import Layout
+from sottovoce.privacy.noise_shares import NoiseShares
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Mode, PrivacySettings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[16])
+    parser.add_argument("--length", type=int, default=5_000_000, help="numbers in a vector")
+    parser.add_argument("--bits", type=int, choices=[32, 64], default=32)
+    parser.add_argument("--neighbours", type=int, default=None, help="of each client (all others)")
+    parser.add_argument("--gone", type=int, default=2, help="clients that go after sharing, before they send a vector")
+    parser.add_argument("--noise", action="store_true", help="clients add the noise, too")
+    arguments = parser.parse_args()
+    for clients in arguments.clients:
+        measured = Measured(
+            clients,
+            length=arguments.length,
+            bits=arguments.bits,
+            neighbours=arguments.neighbours,
+            noise=arguments.noise,
+        )
+        measured.run(gone=arguments.gone)
+        measured.show()
+
+
+class Measured:
+    """One sum over a fleet, with its costs."""
+
+    def __init__(self, clients: int, *, length: int, bits: int, neighbours: int | None, noise: bool) -> None:
+        keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(clients)]
+        group = clients if neighbours is None else min(neighbours + 1, clients)
+        self.terms = Terms(
+            roster=tuple(key.public_key() for key in keys),
+            least=threshold(clients),
+            length=length,
+            bits=64 if bits == 64 else 32,
+            neighbours=neighbours,
+        )
+        attempt = Attempt(terms=self.terms, run=bytes(16), step=0, attempt=1)
+        _ = attempt.context
+        self.group = group
+        self.clients = [
+            Client(attempt, place=place, sign=partial(sign, key), remember=lambda phase: None)
+            for place, key in enumerate(keys)
+        ]
+        self.plan = _noisy_plan(clients, length=length, bits=bits) if noise else None
+        self.server = Server(attempt)
+        self.client_seconds: dict[Phase, list[float]] = defaultdict(list)
+        self.server_seconds: dict[Phase, float] = defaultdict(float)
+        self.noise_seconds: list[float] = []
+        self.up: dict[Phase, list[int]] = defaultdict(list)
+        self.down: dict[Phase, list[int]] = defaultdict(list)
+
+    def run(self, *, gone: int) -> None:
+        expected = np.zeros(self.terms.length, dtype=self.terms.dtype)
+        orders = self.server.begin(range(len(self.clients)))
+        started = time.perf_counter()
+        while orders:
+            phase = self.server.phase
+            for place, order in orders.items():
+                if place < gone and phase >= Phase.MASKED:
+                    continue
+                words = self._vector(place) if phase is Phase.MASKED else None
+                with self._timed() as taken:
+                    answer = _answer(self.clients[place], phase, order, words)
+                self.client_seconds[phase].append(taken[0])
+                self.down[phase].append(len(order))
+                self.up[phase].append(len(answer))
+                with self._timed() as taken:
+                    assert self.server.take(place, answer)
+                self.server_seconds[phase] += taken[0]
+                if words is not None:
+                    expected += words
+            with self._timed() as taken:
+                orders = self.server.advance()
+            self.server_seconds[phase] += taken[0]
+        self.wall = time.perf_counter() - started
+        assert self.server.opened is not None
+        assert np.array_equal(self.server.opened.total, expected)
+
+    def _vector(self, place: int) -> Words:
+        words: Words = np.random.default_rng(place).integers(0, 2**20, size=self.terms.length, dtype=self.terms.dtype)
+        if self.plan is not None:
+            with self._timed() as taken:
+                add_share(words, plan=self.plan, terms=self.terms)
+            self.noise_seconds.append(taken[0])
+        return words
+
+    @contextmanager
+    def _timed(self) -> Iterator[list[float]]:
+        taken, started = [0.0], time.process_time()
+        yield taken
+        taken[0] = time.process_time() - started
+
+    def show(self) -> None:
+        terms = self.terms
+        print(f"{len(self.clients)} clients in groups of {self.group}, {terms.length:,} words of {terms.bits} bits")
+        print(f"{'':12}{'client s':>10}{'slowest':>10}{'server s':>10}{'kB up':>12}{'kB down':>12}")
+        for phase in Phase:
+            seconds, kilobytes = self.client_seconds[phase], (max(self.up[phase]) / 1e3, max(self.down[phase]) / 1e3)
+            print(
+                f"{phase.name.lower():12}{statistics.median(seconds):>10.4f}{max(seconds):>10.4f}"
+                f"{self.server_seconds[phase]:>10.3f}{kilobytes[0]:>12.1f}{kilobytes[1]:>12.1f}"
+            )
+        client = sum(statistics.median(seconds) for seconds in self.client_seconds.values())
+        slowest, server = sum(map(max, self.client_seconds.values())), sum(self.server_seconds.values())
+        up = sum(max(sizes) for sizes in self.up.values()) - terms.length * terms.bits // 8
+        down = sum(max(sizes) for sizes in self.down.values())
+        noise = f", its noise {statistics.median(self.noise_seconds):.3f} s" if self.noise_seconds else ""
+        print(
+            f"a client {client:.3f} s{noise}; server {server:.2f} s; round {slowest + server:.2f} s; besides the "
+            f"vector {up / 1e3:.1f} kB up, {down / 1e3:.1f} kB down; wall, one process {self.wall:.1f} s\n"
+        )
+
+
+def _answer(client: Client, phase: Phase, order: bytes, words: Words | None) -> bytes:
+    match phase:
+        case Phase.KEYS:
+            return client.keys()
+        case Phase.SHARES:
+            return client.shares(order)
+        case Phase.MASKED:
+            assert words is not None
+            return client.masked(order, words)
+        case Phase.SURVIVORS:
+            return client.survivors(order)
+        case Phase.UNMASK:
+            return client.unmask(order)
+
+
+def _noisy_plan(clients: int, *, length: int, bits: int) -> Plan:
+    settings = PrivacySettings(
+        population_size=clients,
+        privacy_unit="speaker",
+        cohort_size=clients,
+        clip_bound=0.01,
+        noise_multiplier=1.0,
+        delta=1e-6,
+        mode=Mode.SECURE,
+    )
+    shares = NoiseShares(most=clients, least=threshold(clients), colluding=clients // 4)
+    return Plan(settings, Layout(("w",), ((length,),)), sum_bits=bits, noise_shares=shares)
+
+
+if __name__ == "__main__":
+    main()
