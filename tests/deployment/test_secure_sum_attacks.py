@@ -63,6 +63,13 @@ def test_a_list_may_not_name_somebody_who_shared_nothing_or_leave_out_who_did() 
         assert refused(fleet.clients[1].survivors, order) is Why.DISAGREEMENT
 
 
+def test_who_shared_nothing_is_no_survivor_to_make_up_the_number() -> None:
+    fleet = fleet_of(gone={0: Phase.SHARES})
+    fleet.until(Phase.SURVIVORS)
+    order = lists(fleet, shared=EVERYBODY - {0}, survived=EVERYBODY)
+    assert refused(fleet.clients[1].survivors, order) is Why.DISAGREEMENT
+
+
 def test_whoever_is_asked_is_not_gone() -> None:
     fleet = fleet_of()
     fleet.until(Phase.SURVIVORS)
