@@ -4,6 +4,7 @@
     python benchmarks/secure_sum.py --noise                       the same with noise by clients
     python benchmarks/secure_sum.py --clients 1000 --neighbours 158 --length 100000 --gone 50
     python benchmarks/secure_sum.py --clients 16 32 64 128        growth, everybody with everybody
+    python benchmarks/secure_sum.py --clients 100000 --neighbours 224 --one    of so many, one client's reading of keys
 
 Processor seconds, so that other work on the machine counts little. "Round" is what a round takes where each client has
 a machine: in every phase the slowest client, and the server, one after another. Sums are compared with plain ones.
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--neighbours", type=int, default=None, help="of each client (all others)")
     parser.add_argument("--gone", type=int, default=2, help="clients that go after sharing, before they send a vector")
     parser.add_argument("--noise", action="store_true", help="clients add the noise, too")
+    parser.add_argument("--one", action="store_true", help="one client alone, up to its shares: of any number of them")
     arguments = parser.parse_args()
     for clients in arguments.clients:
         measured = Measured(
@@ -48,6 +50,9 @@ def main() -> None:
             neighbours=arguments.neighbours,
             noise=arguments.noise,
         )
+        if arguments.one:
+            measured.read_keys()
+            continue
         measured.run(gone=arguments.gone)
         measured.show()
 
@@ -107,8 +112,25 @@ class Measured:
         assert self.server.opened is not None
         assert np.array_equal(self.server.opened.total, expected)
 
+    def read_keys(self) -> None:
+        """What grows with all clients, and not with neighbours alone: the list of keys, for one client."""
+        orders = self.server.begin(range(len(self.clients)))
+        for place in orders:
+            with self._timed() as taken:
+                self.server.take(place, self.clients[place].keys())
+            self.server_seconds[Phase.KEYS] += taken[0]
+        orders = self.server.advance()
+        with self._timed() as taken:
+            self.clients[0].shares(orders[0])
+        print(
+            f"{len(self.clients):,} clients in groups of {self.group}: shares of one client {taken[0]:.3f} s, "
+            f"{len(orders[0]) / 1e6:.1f} MB down; everybody's keys, made and checked, "
+            f"{self.server_seconds[Phase.KEYS]:.1f} s"
+        )
+
     def _vector(self, place: int) -> Words:
-        words: Words = np.random.default_rng(place).integers(0, 2**20, size=self.terms.length, dtype=self.terms.dtype)
+        words: Words = np.zeros(self.terms.length, dtype=self.terms.dtype)
+        words += np.random.default_rng(place).integers(0, 2**20, size=self.terms.length, dtype=np.uint32)
         if self.plan is not None:
             with self._timed() as taken:
                 add_share(words, plan=self.plan, terms=self.terms)

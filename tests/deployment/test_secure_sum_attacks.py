@@ -185,10 +185,22 @@ def test_older_keys_of_the_same_attempt_under_my_own_name() -> None:
 
 
 def test_the_same_keys_under_two_names() -> None:
+    """Also where a colluder signs another's keys as its own."""
     fleet = fleet_of()
     fleet.until(Phase.SHARES)
-    order = listing_with(fleet, 3, fleet.server._cohort.adverts[4])
+    stolen = fleet.server._cohort.adverts[4][:64]
+    signature = sign(node_keys(N)[3], fleet.attempt.advert(3, stolen[:32], stolen[32:]))
+    order = listing_with(fleet, 3, stolen + signature)
+    assert fleet.attempt.vouched(3, stolen + signature)
     assert refused(fleet.clients[0].shares, order) is Why.FORGED
+
+
+@pytest.mark.parametrize("order_of", [[1, 0, 2, 3, 4, 5, 6], [0, 1, 1, 2, 3, 4, 5, 6]])
+def test_a_list_in_another_order_or_with_somebody_twice(order_of: list[int]) -> None:
+    fleet = fleet_of()
+    adverts = fleet.until(Phase.SHARES) and fleet.server._cohort.adverts
+    order = b"".join(struct.pack("<I", place) + adverts[place] for place in order_of)
+    assert refused(fleet.clients[0].shares, order) is Why.UNREADABLE
 
 
 def test_a_key_with_which_everybodys_masks_are_known() -> None:
@@ -235,6 +247,27 @@ def test_sealed_shares_that_were_changed_swapped_or_sent_on() -> None:
     assert refused(fleet.clients[0].masked, misled, vector(fleet.attempt, 0)) is Why.FORGED
 
 
+def test_a_clients_own_sealed_share_sent_back_to_it_as_a_neighbours() -> None:
+    """Both directions of a pair have keys of their own: one key would seal two messages, and could not tell them."""
+    fleet = fleet_of()
+    orders = fleet.until(Phase.MASKED)
+    from_0_to_1 = orders[1][4:92]
+    reflected = orders[0][:4] + from_0_to_1 + orders[0][92:]
+    assert struct.unpack("<I", orders[0][:4]) == (1,)
+    assert refused(fleet.clients[0].masked, reflected, vector(fleet.attempt, 0)) is Why.FORGED
+
+
+def test_a_share_sealed_under_another_list_of_as_many_opens_nothing() -> None:
+    """Somebody who was started again has sent keys twice: the server shows one list to some, the other to others."""
+    fleet = fleet_of()
+    fleet.until(Phase.SHARES)
+    other_list = listing_with(fleet, 6, client_of(fleet.attempt, 6).keys())
+    fleet.orders = {Phase.SHARES: lambda place, order: other_list if place == 2 else order}
+    orders = fleet.until(Phase.MASKED)
+    assert len(orders) == N
+    assert refused(fleet.clients[0].masked, orders[0], vector(fleet.attempt, 0)) is Why.FORGED
+
+
 @pytest.mark.parametrize("gone", [{}, {0: Phase.MASKED}])
 def test_wrong_shares_open_nothing_and_are_noticed(gone: dict[int, Phase]) -> None:
     """One of the holders lies, about the b of somebody who stayed or the mask key of somebody who went."""
@@ -253,6 +286,13 @@ def test_what_has_another_layout_is_unreadable(phase: Phase, damage: Callable[[b
     order = damage(fleet.until(phase)[0])
     why = refused(say, fleet.clients[0], phase, order, vector(fleet.attempt, 0))
     assert why in (Why.UNREADABLE, Why.DISAGREEMENT)
+
+
+def test_a_bit_for_nobody_is_unreadable() -> None:
+    fleet = fleet_of()
+    order = bytearray(fleet.until(Phase.SURVIVORS)[0])  # seven people in eight bits, twice
+    order[-1] |= 1
+    assert refused(fleet.clients[0].survivors, bytes(order)) is Why.UNREADABLE
 
 
 def test_a_stranger_is_on_no_list() -> None:
