@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.deployment.fleet import Fleet, attempt_of, client_of, node_keys, say, terms_of, vector, vectors_sum
 
 from sottovoce.deployment import secure_sum, shamir
@@ -383,3 +385,78 @@ def test_the_order_of_the_ring_follows_from_every_key() -> None:
     others = adverts | {19: client_of(attempt, 19).keys()}
     one, other = Cohort(attempt, adverts), Cohort(attempt, others)
     assert any(one.group(place) != other.group(place) for place in range(20))
+
+
+def test_two_lists_on_two_sides_of_a_ring_open_nobody_twice_and_no_side() -> None:
+    """A server that shows one half of the ring that the other half has gone, and the other way round."""
+    count, half = 40, 6
+    attempt = attempt_of(terms_of(count, neighbours=2 * half))
+    fleet = Fleet(attempt)
+    fleet.until(Phase.SURVIVORS)
+    cohort, everybody = fleet.server._cohort, set(range(count))
+    ring = cohort._ring[0]
+    sides = [set(ring[: count // 2]), set(ring[count // 2 :])]
+    side_of = {place: side for side in sides for place in side}
+    signed = {
+        place: fleet.clients[place].survivors(lists(fleet, shared=everybody, survived=side_of[place]))
+        for place in ring
+        if len(side_of[place] & {*cohort.group(place)}) >= threshold(2 * half + 1)
+    }
+    answering = set()
+    for place in signed:
+        fitting = [one for one in cohort.group(place) if one in signed and side_of[one] is side_of[place]]
+        order = b"".join(struct.pack("<I", one) + signed[one] for one in fitting)
+        if len(fitting) < threshold(2 * half + 1):
+            assert refused(fleet.clients[place].unmask, order) is Why.TOO_FEW
+        else:
+            fleet.clients[place].unmask(order)
+            answering.add(place)
+    assert 0 < len(answering) < len(signed) < count  # deep inside a side nothing is seen of the other
+
+    def opened(place: int, *, here: bool) -> bool:
+        holders = {one for one in cohort.group(place) if one in answering and (place in side_of[one]) is here}
+        return len(holders) >= threshold(2 * half + 1)
+
+    vectors, keys = ({place for place in ring if opened(place, here=here)} for here in (True, False))
+    assert vectors
+    assert not vectors & keys
+    closed = everybody - vectors - keys
+    for side in sides:  # some mask of somebody who is open on this side is nobody's to take off
+        assert any(closed & {*cohort.group(place)} for place in vectors & side)
+
+
+@settings(max_examples=150)
+@given(data=st.data(), phase=st.sampled_from([phase for phase in Phase if phase is not Phase.KEYS]))
+def test_whatever_a_client_is_sent_it_answers_or_refuses(data: st.DataObject, phase: Phase) -> None:
+    fleet = fleet_of()
+    good = fleet.until(phase)[0]
+    start = data.draw(st.integers(0, len(good)))
+    end = data.draw(st.integers(start, len(good)))
+    order = data.draw(
+        st.binary(max_size=200) | st.binary(max_size=8).map(lambda part: good[:start] + part + good[end:])
+    )
+    try:
+        say(fleet.clients[0], phase, order, vector(fleet.attempt, 0))
+    except Unsafe:
+        return
+    assert order == good or phase is Phase.MASKED  # where fewer shares than were sent, but enough, are a loss alone
+
+
+@settings(max_examples=100)
+@given(data=st.data(), phase=st.sampled_from(list(Phase)))
+def test_whatever_a_server_is_sent_counts_or_does_not(data: st.DataObject, phase: Phase) -> None:
+    """A random vector counts as one: that is poisoning, which masks cannot see."""
+
+    def spoil(place: int, answer: bytes) -> bytes:
+        return (
+            data.draw(st.binary(min_size=len(answer), max_size=len(answer)) | st.binary(max_size=99))
+            if place == 1
+            else answer
+        )
+
+    fleet = fleet_of(answers={phase: spoil})
+    try:
+        fleet.opened()
+    except NoSum as none:
+        if none.why is not Why.WRONG_SHARES and none.why is not Why.TOO_FEW:
+            raise

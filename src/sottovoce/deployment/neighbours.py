@@ -3,10 +3,12 @@
 Each one shares masks with the k/2 people on either side. Let a share γ of the people collude with the server; by the
 order of the ring they sit at random places. With m = k + 1 in a group, and t of them to open anything:
 
-* somebody's vector is open only if 2t − m or more of their own group collude (`sum_terms.threshold`);
-* the sum of a part of the people is open only if nobody honest on one side of two gaps in the ring shares a mask with
-  the other. A gap is k/2 places or more without an honest survivor, and the client beside it has seen t survivors in
-  its own group, k/2 + 1 of them on its own side at most: so t − k/2 − 1 people of those k/2 places collude, twice.
+* Somebody's vector is open only if 2t − m or more of their own group collude (`sum_terms.threshold`). For the same
+  reason an honest client that answers, having seen t signatures under lists with itself on them, has no open mask key.
+* A *part* of the people has its sum open only if every mask between it and the other honest people is known. So on
+  either side of it lie k/2 places or more whose honest people have open mask keys, or have shared nothing: none of them
+  answers. The last client before such a gap has t answers in its group, k/2 + 1 of them from its own side at most. So
+  t − k/2 − 1 people in those k/2 places collude; and a ring that is split has two gaps.
 
 Both are tails of hypergeometric distributions; the first for each of n people, the second for two of n places.
 """
