@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.special import logsumexp
 
 from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import plan as plan_module
 from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Charge
 from sottovoce.privacy.noise_shares import SLACK, SMALLEST_STD, NoiseShares, largest_cohort, log_gap
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.rdp import ORDERS, release_curve
 from sottovoce.privacy.settings import PrivacySettings
 
 SETTINGS = PrivacySettings(
@@ -158,3 +161,20 @@ def test_a_discrete_gaussian_is_nearly_a_rounded_one_of_a_twelfth_less(std: floa
     wider = stats.norm.sf(np.abs(x) - 0.5, scale=std) - stats.norm.sf(np.abs(x) + 0.5, scale=std)
     wider[x == 0] = 1 - 2 * stats.norm.sf(0.5, scale=std)
     assert np.sum((exact[inner] - wider[inner]) ** 2 / wider[inner]) > 100 * chi_squared  # why a twelfth is added
+
+
+@pytest.mark.parametrize("order", [1.5, 2.0, 2.5, 4.0, 9.5, 32.0])
+@pytest.mark.parametrize(("std", "clip"), [(40, 40), (64, 32), (50, 80)])
+def test_sampled_discrete_noise_has_the_moments_that_are_accounted(std: int, clip: int, order: float) -> None:
+    """E(1 − q + q·P/Q)^α over the integers, at whole orders and between, against the curve of the accountant."""
+    rate, reach = 0.03, 80 * std
+    x = np.arange(-reach, reach + 1, dtype=np.float64)
+    log_mass = -(x**2) / (2 * std**2)
+    log_mass -= logsumexp(log_mass)
+    log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x * clip - clip**2) / (2 * std**2))
+    divergence = logsumexp(order * log_ratio + log_mass) / (order - 1)
+    curve = release_curve(poisson_release(std / clip, sampling_rate=rate)).values
+    (accounted,) = curve[order == ORDERS]
+    assert divergence <= accounted
+    if order >= 2 and order == int(order):
+        assert divergence == pytest.approx(accounted, rel=1e-6)
