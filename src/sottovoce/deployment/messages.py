@@ -1,0 +1,237 @@
+"""What travels between a server and its nodes: orders down, answers up, signed, and of one fixed layout.
+
+    tag 4 · kind 1 · code 1 · zero 2 · run 16 · step 4 · attempt 4 · nonce 16 · node 32 · recipe 32 · part 4 · parts 4
+    · length 8 · payload · signature 96
+
+All numbers are big-endian. The signature is ECDSA P-384 with SHA-384 over everything before it, r and s of 48 bytes
+each, so that every length is known before anything is read. Orders and answers have tags of their own: neither can be
+taken for the other.
+
+An answer repeats what it answers: kind, run, step, attempt, part and the order's nonce, which is new for every order. So
+one answer fits one order to one node, and no other: a replay, or an answer in somebody else's name, fits none. Why
+somebody refuses is one of the `Code`s. There is no field for words, because an exception's words may quote speech.
+
+A payload's meaning is its kind's business. Payloads too large for one message travel as `parts`.
+"""
+
+import os
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec, utils
+from cryptography.hazmat.primitives.hashes import SHA384, Hash
+
+from sottovoce.errors import promise
+
+PrivateKey = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+
+CURVE = ec.SECP384R1
+
+_HEADER = struct.Struct(">4sBBxx16sII16s32s32sIIQ")
+_NUMBER = 48  # bytes of r, and of s
+_SIGNATURE = 2 * _NUMBER
+_ORDER, _ANSWER = b"SVo1", b"SVa1"
+
+OVERHEAD = _HEADER.size + _SIGNATURE  # bytes of a message besides its payload
+
+
+class Kind(IntEnum):
+    """What is asked for. The order in which they come is a round's."""
+
+    TERMS = 1  # here is the recipe: do you take part?
+    START = 2  # a part of the model that training starts from
+    TRAIN = 3  # here is the round's model: train; the answer is the update, or nothing where it will be masked
+    KEYS = 4  # the four phases of a secure sum
+    SHARES = 5
+    MASKED = 6
+    UNMASK = 7
+    SCORE = 8  # evaluate on speech that was held out
+
+
+class Code(IntEnum):
+    """What became of an order. Nothing but `DONE` has a payload."""
+
+    DONE = 0
+    UNREADABLE = 1  # no order of this layout, or larger than allowed
+    UNTRUSTED = 2  # not signed by whom it should be
+    MISDIRECTED = 3  # for another node
+    NOT_ACCEPTED = 4  # the node's user has not accepted this recipe, or this is more than they accepted
+    REPEATED = 5  # this attempt was answered before
+    UNEXPECTED = 6  # not in this phase, not before what should come first
+    PAUSED = 7
+    OVER_QUOTA = 8
+    LEFT = 9  # for good
+    UNABLE = 10  # the node cannot do this, whoever asks: another release of the code, a full disk
+
+
+class Refused(Exception):
+    """A message that is not taken, and why, in one code."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code.name.lower())
+        self.code = code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a server asks of one node. `node` names its key, `recipe` is the digest of what its user accepted."""
+
+    kind: Kind
+    run: bytes
+    step: int
+    attempt: int
+    nonce: bytes
+    node: bytes
+    recipe: bytes
+    payload: bytes = b""
+    part: int = 0
+    parts: int = 1
+
+    def signed(self, key: PrivateKey) -> bytes:
+        return _signed(_ORDER, self, Code.DONE, key)
+
+    def answered(self, payload: bytes = b"") -> "Answer":
+        """What was asked for."""
+        return Answer(Code.DONE, replace(self, payload=payload))
+
+    def refused(self, code: Code) -> "Answer":
+        promise(code is not Code.DONE, "a refusal that says done")
+        return Answer(code, replace(self, payload=b""))
+
+    def to(self, node: bytes) -> Self:
+        """The same to another node, with a nonce of its own."""
+        return replace(self, node=node, nonce=fresh_nonce())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node makes of an order: `to` is the order, with the answer's payload in place of its own."""
+
+    code: Code
+    to: Order
+
+    @property
+    def payload(self) -> bytes:
+        return self.to.payload
+
+    def signed(self, key: PrivateKey) -> bytes:
+        return _signed(_ANSWER, self.to, self.code, key)
+
+
+def fresh_nonce() -> bytes:
+    return os.urandom(16)
+
+
+# What a node answers where it cannot even tell what it was asked.
+_NOTHING = Order(kind=Kind.TERMS, run=bytes(16), step=0, attempt=0, nonce=bytes(16), node=bytes(32), recipe=bytes(32))
+
+
+def unreadable(node: bytes) -> Answer:
+    """The answer of `node` to what is no order."""
+    return replace(_NOTHING, node=node).refused(Code.UNREADABLE)
+
+
+def peek_order(data: bytes, *, limit: int) -> Order:
+    """An order whose signature nobody has checked yet; Refused where it is none, or its payload is above `limit`."""
+    order, code = _parsed(data, tag=_ORDER, limit=limit)
+    if code is not Code.DONE:
+        raise Refused(Code.UNREADABLE)
+    return order
+
+
+def open_order(data: bytes, *, key: PublicKey, node: bytes, limit: int) -> Order:
+    """The order in `data`, from the holder of `key` to `node`; Refused where it is anything else."""
+    order = peek_order(data, limit=limit)
+    _check_signature(data, key)
+    if order.node != node:
+        raise Refused(Code.MISDIRECTED)
+    return order
+
+
+def open_answer(data: bytes, *, order: Order, key: PublicKey, limit: int) -> Answer:
+    """What the node of `order`, whose public `key` this is, answers to it; Refused where it is anything else.
+
+    The answer to another order, of another node or of earlier, is `UNEXPECTED`. What the node refuses is no error here.
+    """
+    found, code = _parsed(data, tag=_ANSWER, limit=limit)
+    _check_signature(data, key)
+    if replace(found, payload=b"") != replace(order, payload=b""):
+        raise Refused(Code.UNEXPECTED)
+    if code is not Code.DONE and found.payload:
+        raise Refused(Code.UNREADABLE)
+    return Answer(code, found)
+
+
+def _header(tag: bytes, order: Order, code: Code) -> bytes:
+    for name, size in (("run", 16), ("nonce", 16), ("node", 32), ("recipe", 32)):
+        promise(len(getattr(order, name)) == size, f"{name} of a message: expected {size} bytes")
+    return _HEADER.pack(
+        tag,
+        order.kind,
+        code,
+        order.run,
+        order.step,
+        order.attempt,
+        order.nonce,
+        order.node,
+        order.recipe,
+        order.part,
+        order.parts,
+        len(order.payload),
+    )
+
+
+def _signed(tag: bytes, order: Order, code: Code, key: PrivateKey) -> bytes:
+    header = _header(tag, order, code)
+    signature = key.sign(_hash(header, order.payload), _PREHASHED)
+    numbers = b"".join(number.to_bytes(_NUMBER) for number in utils.decode_dss_signature(signature))
+    return b"".join((header, order.payload, numbers))
+
+
+def _parsed(data: bytes, *, tag: bytes, limit: int) -> tuple[Order, Code]:
+    """The fields of a message, unchecked as to whose they are. Its size is looked at before anything else."""
+    if not OVERHEAD <= len(data) <= OVERHEAD + limit:
+        raise Refused(Code.UNREADABLE)
+    found, kind, code, run, step, attempt, nonce, node, recipe, part, parts, length = _HEADER.unpack_from(data)
+    fits = found == tag and data[6:8] == bytes(2) and len(data) == OVERHEAD + length and part < parts
+    if not fits or kind not in _KINDS or code not in _CODES:
+        raise Refused(Code.UNREADABLE)
+    order = Order(
+        kind=Kind(kind),
+        run=run,
+        step=step,
+        attempt=attempt,
+        nonce=nonce,
+        node=node,
+        recipe=recipe,
+        payload=data[_HEADER.size : -_SIGNATURE],
+        part=part,
+        parts=parts,
+    )
+    return order, Code(code)
+
+
+_KINDS, _CODES = frozenset(Kind), frozenset(Code)
+
+
+def _check_signature(data: bytes, key: PublicKey) -> None:
+    content, numbers = memoryview(data)[:-_SIGNATURE], data[-_SIGNATURE:]
+    r, s = int.from_bytes(numbers[:_NUMBER]), int.from_bytes(numbers[_NUMBER:])
+    try:
+        key.verify(utils.encode_dss_signature(r, s), _hash(content), _PREHASHED)
+    except InvalidSignature:
+        raise Refused(Code.UNTRUSTED) from None
+
+
+_PREHASHED = ec.ECDSA(utils.Prehashed(SHA384()))
+
+
+def _hash(*parts: bytes | memoryview) -> bytes:
+    digest = Hash(SHA384())
+    for part in parts:
+        digest.update(part)
+    return digest.finalize()
