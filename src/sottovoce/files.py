@@ -20,10 +20,10 @@ _TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}", re.DOTALL)
 
 
 @contextmanager
-def written_atomically(path: Path) -> Iterator[IO[bytes]]:
+def written_atomically(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A binary file that takes `path`'s place, flushed to disk, when the block ends without an exception.
 
-    An `OSError` names `path`. What a killed process left of writing it is removed.
+    An `OSError` names `path`. What a killed process left of writing it is removed. A `private` file is its owner's.
     """
     with naming(path):
         sweep(path.parent, path.name)
@@ -32,7 +32,8 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
             try:
                 yield file
                 sync(file)
-                os.chmod(temporary, 0o666 & ~_umask())
+                if not private:
+                    os.chmod(temporary, 0o666 & ~_umask())
                 os.replace(temporary, path)
             except BaseException:
                 temporary.unlink(missing_ok=True)

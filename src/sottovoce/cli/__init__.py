@@ -13,6 +13,7 @@ from sottovoce.cli import (
     evaluate,
     export,
     import_,
+    keys,
     ledger,
     plan,
     prepare,
@@ -48,6 +49,7 @@ app.command(name="transcribe")(transcribe.transcribe)
 app.command(name="probe")(probe.probe)
 app.command(name="export")(export.export)
 app.add_typer(import_.app, name="import")
+app.add_typer(keys.app, name="keys")
 
 
 _MENDABLE = {

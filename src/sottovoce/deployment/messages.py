@@ -7,7 +7,7 @@ All numbers are big-endian. The signature is ECDSA P-384 with SHA-384 over every
 each, so that every length is known before anything is read. Orders and answers have tags of their own: neither can be
 taken for the other.
 
-An answer repeats what it answers: kind, run, step, attempt, part and the order's nonce, which is new for every order. So
+An answer repeats what it answers: kind, run, step, attempt, part and the order's nonce, which no other order has. So
 one answer fits one order to one node, and no other: a replay, or an answer in somebody else's name, fits none. Why
 somebody refuses is one of the `Code`s. There is no field for words, because an exception's words may quote speech.
 
