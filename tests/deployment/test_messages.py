@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.deployment.messages import (
-    CURVE,
     OVERHEAD,
     Answer,
     Code,
@@ -21,7 +20,7 @@ from sottovoce.deployment.messages import (
     unreadable,
 )
 
-SERVER, NODE, OTHER = (ec.generate_private_key(CURVE()) for _ in range(3))
+SERVER, NODE, OTHER = (ec.generate_private_key(ec.SECP384R1()) for _ in range(3))
 NODE_NAME, OTHER_NAME = b"n" * 32, b"o" * 32
 ORDER = Order(
     kind=Kind.TRAIN,

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from sottovoce.deployment.messages import CURVE, PrivateKey, PublicKey
+from sottovoce.deployment.signatures import PrivateKey, PublicKey
 from sottovoce.errors import InputError
 
 SIGNS_ORDERS = x509.ObjectIdentifier("2.25.281913087194356122098765409115022731001")  # made of a random UUID
@@ -164,6 +164,6 @@ def key_of_orders(certificate: x509.Certificate, *, authority: x509.Certificate,
             f"{now:%Y-%m-%d}: set the clock, or have the certificate renewed"
         )
     key = certificate.public_key()
-    if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVE)):
+    if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)):
         raise InputError("the server signs orders with a key of another kind: expected ECDSA P-384")
     return key

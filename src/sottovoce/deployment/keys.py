@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sottovoce.deployment.certificates import as_pem, host_names, hosts_of, issued, parse_certificate, self_signed
-from sottovoce.deployment.messages import CURVE, PrivateKey, PublicKey
+from sottovoce.deployment.signatures import PrivateKey, PublicKey
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sealed, sync_folder, unsealed, write_json, written_atomically
 
@@ -54,7 +54,7 @@ def fingerprint(key: PublicKey) -> bytes:
 
 def make_authority(folder: Path, *, now: datetime, days: int = AUTHORITY_DAYS) -> None:
     """A new authority in a new folder."""
-    key = ec.generate_private_key(CURVE())
+    key = ec.generate_private_key(ec.SECP384R1())
     certificate = self_signed(key, now=now, days=days)
     with _new_folder(folder) as place:
         _write_key(place / AUTHORITY_KEY, key)
@@ -65,7 +65,7 @@ def make_server(folder: Path, *, authority: Path, hosts: Sequence[str], now: dat
     """The keys of a server that is reached under `hosts` (names or addresses), signed by `authority`."""
     names = host_names(hosts)
     signer, issuer = _load_authority(authority)
-    tls, orders = ec.generate_private_key(CURVE()), ec.generate_private_key(CURVE())
+    tls, orders = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     for_tls = issued(tls.public_key(), issuer, signer, hosts=names, now=now, days=days)
     for_orders = issued(orders.public_key(), issuer, signer, hosts=None, now=now, days=days)
     with _new_folder(folder) as place:
@@ -79,7 +79,7 @@ def make_server(folder: Path, *, authority: Path, hosts: Sequence[str], now: dat
 def make_node(folder: Path) -> None:
     """A node's key in a new folder."""
     with _new_folder(folder) as place:
-        _write_node(place, ec.generate_private_key(CURVE()))
+        _write_node(place, ec.generate_private_key(ec.SECP384R1()))
 
 
 def renew(folder: Path, *, now: datetime, authority: Path | None = None, days: int | None = None) -> str:
@@ -118,7 +118,7 @@ def _renew_node(folder: Path) -> str:
     kept = folder / f"{NODE_KEY}.{old[:16]}"
     if not kept.exists():
         os.link(folder / NODE_KEY, kept)
-    _write_node(folder, ec.generate_private_key(CURVE()))
+    _write_node(folder, ec.generate_private_key(ec.SECP384R1()))
     return kept.name
 
 
@@ -162,7 +162,7 @@ def load_private_key(path: Path) -> PrivateKey:
         key = reader(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise InputError(f"{path} holds no private key that can be read: expected one without a password") from None
-    if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, CURVE)):
+    if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP384R1)):
         raise InputError(f"{path} holds a key of another kind: expected ECDSA P-384")
     return key
 
@@ -181,7 +181,7 @@ def parse_public_key(text: str) -> PublicKey:
         key = serialization.load_ssh_public_key(text.strip().encode())
     except (ValueError, UnsupportedAlgorithm):
         raise InputError("no public key that can be read: expected `ecdsa-sha2-nistp384 AAAA…`") from None
-    if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVE)):
+    if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)):
         raise InputError("a public key of another kind: expected ECDSA P-384, `ecdsa-sha2-nistp384 AAAA…`")
     return key
 

@@ -20,23 +20,13 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec, utils
-from cryptography.hazmat.primitives.hashes import SHA384, Hash
-
+from sottovoce.deployment.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, verified
 from sottovoce.errors import promise
 
-PrivateKey = ec.EllipticCurvePrivateKey
-PublicKey = ec.EllipticCurvePublicKey
-
-CURVE = ec.SECP384R1
-
 _HEADER = struct.Struct(">4sBBxx16sII16s32s32sIIQ")
-_NUMBER = 48  # bytes of r, and of s
-_SIGNATURE = 2 * _NUMBER
 _ORDER, _ANSWER = b"SVo1", b"SVa1"
 
-OVERHEAD = _HEADER.size + _SIGNATURE  # bytes of a message besides its payload
+OVERHEAD = _HEADER.size + SIGNATURE_BYTES  # bytes of a message besides its payload
 
 
 class Kind(IntEnum):
@@ -45,11 +35,12 @@ class Kind(IntEnum):
     TERMS = 1  # here is the recipe: do you take part?
     START = 2  # a part of the model that training starts from
     TRAIN = 3  # here is the round's model: train; the answer is the update, or nothing where it will be masked
-    KEYS = 4  # the four phases of a secure sum
+    KEYS = 4  # the five phases of a secure sum
     SHARES = 5
     MASKED = 6
-    UNMASK = 7
-    SCORE = 8  # evaluate on speech that was held out
+    SURVIVORS = 7
+    UNMASK = 8
+    SCORE = 9  # evaluate on speech that was held out
 
 
 class Code(IntEnum):
@@ -186,10 +177,8 @@ def _header(tag: bytes, order: Order, code: Code) -> bytes:
 
 
 def _signed(tag: bytes, order: Order, code: Code, key: PrivateKey) -> bytes:
-    header = _header(tag, order, code)
-    signature = key.sign(_hash(header, order.payload), _PREHASHED)
-    numbers = b"".join(number.to_bytes(_NUMBER) for number in utils.decode_dss_signature(signature))
-    return b"".join((header, order.payload, numbers))
+    content = _header(tag, order, code) + order.payload
+    return content + sign(key, content)
 
 
 def _parsed(data: bytes, *, tag: bytes, limit: int) -> tuple[Order, Code]:
@@ -208,7 +197,7 @@ def _parsed(data: bytes, *, tag: bytes, limit: int) -> tuple[Order, Code]:
         nonce=nonce,
         node=node,
         recipe=recipe,
-        payload=data[_HEADER.size : -_SIGNATURE],
+        payload=data[_HEADER.size : -SIGNATURE_BYTES],
         part=part,
         parts=parts,
     )
@@ -219,19 +208,5 @@ _KINDS, _CODES = frozenset(Kind), frozenset(Code)
 
 
 def _check_signature(data: bytes, key: PublicKey) -> None:
-    content, numbers = memoryview(data)[:-_SIGNATURE], data[-_SIGNATURE:]
-    r, s = int.from_bytes(numbers[:_NUMBER]), int.from_bytes(numbers[_NUMBER:])
-    try:
-        key.verify(utils.encode_dss_signature(r, s), _hash(content), _PREHASHED)
-    except InvalidSignature:
-        raise Refused(Code.UNTRUSTED) from None
-
-
-_PREHASHED = ec.ECDSA(utils.Prehashed(SHA384()))
-
-
-def _hash(*parts: bytes | memoryview) -> bytes:
-    digest = Hash(SHA384())
-    for part in parts:
-        digest.update(part)
-    return digest.finalize()
+    if not verified(key, data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]):
+        raise Refused(Code.UNTRUSTED)

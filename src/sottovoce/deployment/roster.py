@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.deployment.keys import fingerprint, parse_public_key, public_line
-from sottovoce.deployment.messages import PublicKey
+from sottovoce.deployment.signatures import PublicKey
 from sottovoce.errors import InputError
 from sottovoce.parsing import Unreadable, parse_yaml, shown
 from sottovoce.seeds import name_key
