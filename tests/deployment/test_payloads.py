@@ -1,0 +1,113 @@
+"""What travels as numbers comes back as it was, and sums of words are sums of updates."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sottovoce.deployment.messages import Refused
+from sottovoce.deployment.payloads import read_model, read_words, total_of, update_bytes, words_of, write_model
+from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.flat.layout import Layout
+from sottovoce.privacy.ledger import Charge
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import PrivacySettings
+
+LAYOUT = Layout(("a", "b"), ((5, 7), (3,)))
+
+
+def plan_of(bits: int | None, *, z: float = 0.5, clip_bound: float = 0.3, population_size: int = 1000) -> Plan:
+    settings = PrivacySettings(
+        population_size=population_size,
+        privacy_unit="speaker",
+        cohort_size=10,
+        clip_bound=clip_bound,
+        noise_multiplier=z,
+        delta=1e-6,
+        root_seed=7,
+    )
+    return Plan(settings, LAYOUT, sum_bits=bits)
+
+
+def updates(count: int) -> torch.Tensor:
+    drawn = torch.randn(count, LAYOUT.flat_size, generator=torch.Generator().manual_seed(3))
+    LAYOUT.clear_padding(drawn)
+    return drawn
+
+
+def test_a_model_comes_back() -> None:
+    model_P = updates(1)[0]
+    sent = write_model(model_P, LAYOUT)
+    assert len(sent) == 4 * LAYOUT.dimension
+    assert torch.equal(read_model(sent, LAYOUT), model_P)
+
+
+@given(length=st.integers(0, 400))
+def test_a_model_of_another_length_is_refused(length: int) -> None:
+    if length == 4 * LAYOUT.dimension:
+        return
+    with pytest.raises(Refused):
+        read_model(bytes(length), LAYOUT)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("z", [0.0, 0.5, 40.0])
+def test_sums_of_words_are_sums_of_updates(bits: int, z: float) -> None:
+    plan = plan_of(bits, z=z)
+    together = plan.new_total()
+    words = np.zeros(LAYOUT.dimension, dtype=f"<u{bits // 8}")
+    for update_P in updates(20):
+        plan.accumulate(together, update_P)
+        alone = plan.new_total()
+        plan.accumulate(alone, update_P)
+        sent = words_of(alone, plan).tobytes()
+        assert len(sent) == update_bytes(plan)
+        words += read_words(sent, plan)
+    assert torch.equal(total_of(words, plan), together)
+    # The mean of what was lost to the grid is below one cell of each coordinate.
+    exact = sum(plan_of(None, z=z).clip(update_P).double() for update_P in updates(20))
+    assert (exact - together).abs().max() <= 20 * (plan.grid or 0) + 20 * 2.0**-24 * plan.clip_bound
+
+
+@given(population_size=st.integers(10, 10**6), clip_bound=st.floats(1e-6, 1e6), z=st.sampled_from([0.0, 0.3, 5.0]))
+def test_the_largest_sum_fits(population_size: int, clip_bound: float, z: float) -> None:
+    plan = plan_of(32, z=z, clip_bound=clip_bound, population_size=population_size)
+    one = LAYOUT.zeros()
+    one[0] = 2 * clip_bound  # everybody has all of their bound in one coordinate
+    total = plan.new_total()
+    plan.accumulate(total, one)
+    assert int(words_of(total, plan)[0]) * population_size < 2**31
+    words = words_of(total, plan) * np.uint32(population_size)
+    assert torch.equal(total_of(words, plan), total * population_size)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_simulations_noise_is_the_same_on_a_grid(bits: int) -> None:
+    noised = []
+    for plan in (plan_of(None), plan_of(bits)):
+        charge = Charge(plan.event, step=3, clip_bound=plan.clip_bound)
+        noised.append(plan.add_noise(plan.new_total(), charge))
+    assert torch.equal(*noised)
+
+
+def test_a_plan_without_sum_bits_is_as_before() -> None:
+    plan = plan_of(None)
+    assert plan.grid is None
+    assert plan.new_total().dtype == torch.float32
+    assert "sum_bits" not in plan.describe()
+    assert plan_of(64).describe()["sum_bits"] == 64
+
+
+def test_what_cannot_be_summed_is_refused() -> None:
+    with pytest.raises(InputError, match="sum_bits=16: expected 32 or 64"):
+        plan_of(16)
+    with pytest.raises(InputError, match="nothing bounds a sum"):
+        plan_of(32, clip_bound=float("inf"), z=0.0)
+    plan = plan_of(64)
+    off = plan.new_total()
+    off[0] = (plan.grid or 1.0) / 2
+    with pytest.raises(BrokenPromise, match="off the grid"):
+        words_of(off, plan)
+    with pytest.raises(Refused):
+        read_words(bytes(8), plan)
