@@ -52,11 +52,10 @@ def refusal(code: Code) -> "pytest.RaisesExc[Refused]":
     kind=st.sampled_from(Kind),
     step=st.integers(0, 2**32 - 1),
     attempt=st.integers(0, 2**32 - 1),
-    parts=st.integers(1, 2**32 - 1),
     payload=st.binary(max_size=64),
 )
-def test_an_order_comes_back(kind: Kind, step: int, attempt: int, parts: int, payload: bytes) -> None:
-    order = replace(ORDER, kind=kind, step=step, attempt=attempt, part=parts - 1, parts=parts, payload=payload)
+def test_an_order_comes_back(kind: Kind, step: int, attempt: int, payload: bytes) -> None:
+    order = replace(ORDER, kind=kind, step=step, attempt=attempt, payload=payload)
     assert read_order(order.signed(SERVER)) == order
     answer = order.answered(payload[::-1])
     assert read_answer(answer.signed(NODE), order) == answer
@@ -139,9 +138,8 @@ def test_nobody_answers_in_anothers_name() -> None:
         replace(ORDER, kind=Kind.MASKED),
         replace(ORDER, run=b"s" * 16),
         replace(ORDER, recipe=b"e" * 32),
-        replace(ORDER, part=1, parts=2),
     ],
-    ids=["nonce", "step", "attempt", "kind", "run", "recipe", "part"],
+    ids=["nonce", "step", "attempt", "kind", "run", "recipe"],
 )
 def test_an_answer_fits_one_order(other: Order) -> None:
     with refusal(Code.UNEXPECTED):

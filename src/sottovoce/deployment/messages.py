@@ -1,17 +1,17 @@
 """What travels between a server and its nodes: orders down, answers up, signed, and of one fixed layout.
 
-    tag 4 · kind 1 · code 1 · zero 2 · run 16 · step 4 · attempt 4 · nonce 16 · node 32 · recipe 32 · part 4 · parts 4
-    · length 8 · payload · signature 96
+    tag 4 · kind 1 · code 1 · zero 2 · run 16 · step 4 · attempt 4 · nonce 16 · node 32 · recipe 32 · length 8
+    · payload · signature 96
 
 All numbers are big-endian. The signature is ECDSA P-384 with SHA-384 over everything before it, r and s of 48 bytes
 each, so that every length is known before anything is read. Orders and answers have tags of their own: neither can be
 taken for the other.
 
-An answer repeats what it answers: kind, run, step, attempt, part and the order's nonce, which no other order has. So
+An answer repeats what it answers: kind, run, step, attempt and the order's nonce, which no other order has. So
 one answer fits one order to one node, and no other: a replay, or an answer in somebody else's name, fits none. Why
 somebody refuses is one of the `Code`s. There is no field for words, because an exception's words may quote speech.
 
-A payload's meaning is its kind's business. Payloads too large for one message travel as `parts`.
+A payload's meaning is its kind's business (`deployment.payloads`). How large messages are carried is the link's.
 """
 
 import os
@@ -23,7 +23,7 @@ from typing import Self
 from sottovoce.deployment.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, verified
 from sottovoce.errors import promise
 
-_HEADER = struct.Struct(">4sBBxx16sII16s32s32sIIQ")
+_HEADER = struct.Struct(">4sBBxx16sII16s32s32sQ")
 _ORDER, _ANSWER = b"SVo1", b"SVa1"
 
 OVERHEAD = _HEADER.size + SIGNATURE_BYTES  # bytes of a message besides its payload
@@ -33,7 +33,7 @@ class Kind(IntEnum):
     """What is asked for. The order in which they come is a round's."""
 
     TERMS = 1  # here is the recipe: do you take part?
-    START = 2  # a part of the model that training starts from
+    START = 2  # the model that training starts from, with its tokens
     TRAIN = 3  # here is the round's model: train; the answer is the update, or nothing where it will be masked
     KEYS = 4  # the five phases of a secure sum
     SHARES = 5
@@ -79,8 +79,6 @@ class Order:
     node: bytes
     recipe: bytes
     payload: bytes = b""
-    part: int = 0
-    parts: int = 1
 
     def signed(self, key: PrivateKey) -> bytes:
         return _signed(_ORDER, self, Code.DONE, key)
@@ -170,8 +168,6 @@ def _header(tag: bytes, order: Order, code: Code) -> bytes:
         order.nonce,
         order.node,
         order.recipe,
-        order.part,
-        order.parts,
         len(order.payload),
     )
 
@@ -185,8 +181,8 @@ def _parsed(data: bytes, *, tag: bytes, limit: int) -> tuple[Order, Code]:
     """The fields of a message, unchecked as to whose they are. Its size is looked at before anything else."""
     if not OVERHEAD <= len(data) <= OVERHEAD + limit:
         raise Refused(Code.UNREADABLE)
-    found, kind, code, run, step, attempt, nonce, node, recipe, part, parts, length = _HEADER.unpack_from(data)
-    fits = found == tag and data[6:8] == bytes(2) and len(data) == OVERHEAD + length and part < parts
+    found, kind, code, run, step, attempt, nonce, node, recipe, length = _HEADER.unpack_from(data)
+    fits = found == tag and data[6:8] == bytes(2) and len(data) == OVERHEAD + length
     if not fits or kind not in _KINDS or code not in _CODES:
         raise Refused(Code.UNREADABLE)
     order = Order(
@@ -198,8 +194,6 @@ def _parsed(data: bytes, *, tag: bytes, limit: int) -> tuple[Order, Code]:
         node=node,
         recipe=recipe,
         payload=data[_HEADER.size : -SIGNATURE_BYTES],
-        part=part,
-        parts=parts,
     )
     return order, Code(code)
 
