@@ -135,7 +135,7 @@ def peek_order(data: bytes, *, limit: int) -> Order:
 def open_order(data: bytes, *, key: PublicKey, node: bytes, limit: int) -> Order:
     """The order in `data`, from the holder of `key` to `node`; Refused where it is anything else."""
     order = peek_order(data, limit=limit)
-    _check_signature(data, key)
+    check_signature(data, key)
     if order.node != node:
         raise Refused(Code.MISDIRECTED)
     return order
@@ -147,7 +147,7 @@ def open_answer(data: bytes, *, order: Order, key: PublicKey, limit: int) -> Ans
     The answer to another order, of another node or of earlier, is `UNEXPECTED`. What the node refuses is no error here.
     """
     found, code = _parsed(data, tag=_ANSWER, limit=limit)
-    _check_signature(data, key)
+    check_signature(data, key)
     if replace(found, payload=b"") != replace(order, payload=b""):
         raise Refused(Code.UNEXPECTED)
     if code is not Code.DONE and found.payload:
@@ -201,6 +201,7 @@ def _parsed(data: bytes, *, tag: bytes, limit: int) -> tuple[Order, Code]:
 _KINDS, _CODES = frozenset(Kind), frozenset(Code)
 
 
-def _check_signature(data: bytes, key: PublicKey) -> None:
+def check_signature(data: bytes, key: PublicKey) -> None:
+    """Refused unless the holder of `key` has signed the message in `data`."""
     if not verified(key, data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]):
         raise Refused(Code.UNTRUSTED)

@@ -9,6 +9,7 @@ Lengths are known before anything arrives, but for the start model's, whose dige
 """
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from sottovoce.files import written_atomically
 from sottovoce.flat.layout import Layout
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
+from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.plan import Plan
 
 Words = NDArray[np.uint32] | NDArray[np.uint64]
@@ -48,7 +50,7 @@ def read_model(payload: bytes, layout: Layout) -> Tensor:
 def _spread(values: Tensor, layout: Layout) -> Tensor:
     """All parameters in a row, put where they belong in a flat vector [P]."""
     flat_P = layout.zeros(dtype=values.dtype)
-    for part, own in zip(layout.parts(flat_P), values.split(layout.sizes), strict=True):
+    for part, own in zip(layout.parts(flat_P), torch.split(values, list(layout.sizes)), strict=True):
         part.copy_(own)
     return flat_P
 
@@ -97,15 +99,33 @@ def write_start(start: Recogniser, folder: Path) -> bytes:
     return _LENGTHS.pack(len(config), len(tokens)) + config + tokens + (folder / saved.PARAMETERS).read_bytes()
 
 
-def read_start(content: bytes, folder: Path) -> Recogniser:
-    """Put a start model's files into `folder` and load it; InputError where they are none."""
+def read_start(content: bytes, folder: Path, *, family: str) -> Recogniser:
+    """Put a start model's files into `folder` and load it; InputError where they are none, or of another `family`."""
     if len(content) < _LENGTHS.size:
         raise InputError(f"{folder}: the start model is cut short")
     config, tokens = _LENGTHS.unpack_from(content)
     ends = [_LENGTHS.size, _LENGTHS.size + config, _LENGTHS.size + config + tokens, len(content)]
     if ends[2] > ends[3]:
         raise InputError(f"{folder}: the start model is cut short")
+    # Before anything is loaded: a family is found by its name, and a name may be anybody's module.
+    if _architecture(content[ends[0] : ends[1]]) != family:
+        raise InputError(f"{folder}: the start model is of another family: expected {family}")
     for name, begin, end in zip((saved.CONFIG, saved.TOKENS, saved.PARAMETERS), ends, ends[1:], strict=False):
         with written_atomically(folder / name) as file:
             file.write(content[begin:end])
-    return saved.load(folder)
+    return load_start(folder)
+
+
+def load_start(folder: Path) -> Recogniser:
+    """The start model in `folder`, its parameters in their family's order, which a file does not keep."""
+    start = saved.load(folder)
+    names = start.family.shapes(start.settings)
+    return replace(start, parameters={name: start.parameters[name] for name in names})
+
+
+def _architecture(config: bytes) -> object:
+    try:
+        found = parse_json(config)
+    except Unreadable:
+        return None
+    return found.get("architecture") if isinstance(found, dict) else None

@@ -8,7 +8,7 @@ A population is a few small arrays over users; which utterances a client trains 
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from sottovoce.errors import InputError
 from sottovoce.seeds import name_key
 from sottovoce.users.clients import devices, shuffled, silos
 from sottovoce.users.groups import Groups, Integers
-from sottovoce.users.rules import PopulationSettings, exactly
+from sottovoce.users.rules import ClientRule, PopulationSettings, exactly
 from sottovoce.users.splits import Speakers, UserIndex, select_speakers, split_off_seed, user_counts, user_samples
 from sottovoce.users.used_utterances import (
     HOLDOUT_NEEDS,
@@ -35,6 +35,8 @@ from sottovoce.users.used_utterances import (
 
 # Capping sorts all utterances of the clients above the cap: a portion of this size stays in the processor's cache.
 CLIENTS_PER_PORTION = 1 << 12
+
+PRIVACY_UNITS: Mapping[ClientRule, str] = {"speaker": "speaker", "silo": "silo with all its speakers"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -121,13 +123,7 @@ class Population:
     @property
     def privacy_unit(self) -> str | None:
         """Whom user-level privacy protects here: all that one client holds. None where there is no guarantee at all."""
-        match self.settings.clients:
-            case "speaker":
-                return "speaker"
-            case "silo":
-                return "silo with all its speakers"
-            case "device" | "iid":
-                return None
+        return PRIVACY_UNITS.get(self.settings.clients)
 
     @property
     def no_guarantee(self) -> str | None:
@@ -202,7 +198,11 @@ def build_population(store: UserIndex, settings: PopulationSettings, *, seed: in
     if settings.seed_part is not None:
         parts = split_off_seed(speakers, rule=settings.seed_part, seed=seed)
         speakers = parts[0] if settings.part == "seed" else parts[1]
-    members = _members(store, speakers, settings=settings, seed=seed)
+    return populate(store, settings, _members(store, speakers, settings=settings, seed=seed), seed=seed)
+
+
+def populate(store: UserIndex, settings: PopulationSettings, members: Groups, *, seed: int) -> Population:
+    """The population whose clients are these `members` (see `Population`), under its floor, cap and hold-out."""
     samples, counts = _amounts(store, settings, members)
     least = 0 if settings.min_seconds is None else math.ceil(exactly(settings.min_seconds) * SAMPLE_RATE)
     enough = np.flatnonzero(samples >= least)

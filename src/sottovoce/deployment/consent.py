@@ -1,0 +1,69 @@
+"""An invitation in words that a person can say yes or no to."""
+
+from sottovoce.deployment.invitation import Invitation
+from sottovoce.privacy.promise import both
+from sottovoce.privacy.settings import Mode, Weighting
+
+
+def words(invitation: Invitation) -> list[str]:
+    """What a person is asked, a sentence or two each. All of it follows from what the digest covers."""
+    recipe, private, plan = invitation.recipe, invitation.private, invitation.outline
+    settings, local = recipe.federated, recipe.federated.local
+    steps, size, people = settings.steps, private.cohort_size, private.population_size
+    amount = (
+        f"{local.local_steps} local steps" if local.local_steps else f"{local.local_epochs} passes over your speech"
+    )
+    megabytes = invitation.length * invitation.sum_bits / 8e6
+    lines = [
+        f"What is trained: a model of family {recipe.model.family}, {settings.trainable or 'all of it'} "
+        f"({invitation.length:,} parameters), on your recordings and their texts, on this machine.",
+        f"Each time: {amount}, with at most {local.batch_seconds:g} s of speech at once, learning rate {local.lr:g}.",
+        f"What leaves this machine: one update of {invitation.length:,} numbers ({megabytes:,.2f} MB), never longer "
+        f"than {private.clip_bound:g} (the clip bound), rounded to multiples of {plan.grid:.3g}. No recordings, texts, "
+        "losses, counts or error messages.",
+        _seen(invitation),
+        _noise(invitation),
+        _promised(invitation),
+        f"How often: {steps:,} rounds, in each of which you are asked with probability {plan.sampling_rate:.3g} "
+        f"({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, never more than {steps:,}.",
+        "You can pause, limit or end this at any time; what was sent before cannot be taken back.",
+    ]
+    if private.weighting is not Weighting.UNIFORM:
+        lines.insert(3, f"Your update counts by your {private.weighting}, up to {private.weight_cap:g} of them.")
+    return lines
+
+
+def _seen(invitation: Invitation) -> str:
+    if invitation.secure is None:
+        return (
+            "Who sees it: the server sees your update by itself, before any noise. It could learn from it about you; "
+            "you trust it not to."
+        )
+    return (
+        f"Who sees it: nobody. It is masked, and the server can open sums of at least {invitation.secure.least:,} "
+        "people, as long as two thirds of them keep to the protocol."
+    )
+
+
+def _noise(invitation: Invitation) -> str:
+    private, plan = invitation.private, invitation.outline
+    if private.z == 0:
+        return "Noise: none."
+    who = "the server adds it to the sum, which it has seen by then"
+    if invitation.noise_by_clients is not None:
+        who = (
+            f"every client adds a share, so that nobody sees a sum without it while {invitation.noise_by_clients:,} of "
+            "them are honest"
+        )
+    return f"Noise: of standard deviation {plan.noise_std_sum:.3g} ({private.z:g} times the clip bound); {who}."
+
+
+def _promised(invitation: Invitation) -> str:
+    private = invitation.private
+    if private.mode is Mode.SEEDED:
+        return "What is promised: nothing. This is a rehearsal: whoever has its seed can take the noise off again."
+    assert invitation.epsilon is not None
+    return (
+        f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}, "
+        "for all rounds together, against everybody who sees the models."
+    )

@@ -1,0 +1,359 @@
+"""An invitation: all that a client is asked to do, as one digest; nothing else is done in a person's name.
+
+    recipe ─► what of it is a client's business ─┐
+    roster, start model, grid, secure sums      ─┴► Invitation ─► canonical bytes ─► digest
+
+The digest is of all that decides what a client computes and sends, and with whom. It is not of what happens after the
+noise (the server's optimiser, evaluations) nor of names that mean something to the server alone. A client reads an
+invitation as it would read anybody's letter: of one spelling, with the keys it knows and no others, and naming nothing
+that would be imported or opened. ε is worked out here, on the client, from the numbers that it will work with.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from pydantic import ValidationError
+
+import sottovoce
+from sottovoce.config import Recipe, validate
+from sottovoce.config.sections import Section
+from sottovoce.deployment.keys import fingerprint
+from sottovoce.deployment.signatures import PublicKey
+from sottovoce.errors import InputError
+from sottovoce.flat.layout import Layout
+from sottovoce.models.family import REGISTERED
+from sottovoce.optimisers.registry import OPTIMISERS
+from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.privacy.accounting import Epsilon, epsilon
+from sottovoce.privacy.clipping import Normalise, Share
+from sottovoce.privacy.events import NoGuarantee, repeated
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Mode, PrivacySettings, Weighting
+from sottovoce.seeds import derive
+from sottovoce.users.population import PRIVACY_UNITS
+
+LARGEST = 1 << 26  # bytes of an invitation: half a million nodes
+
+# What of a recipe is a client's business, and what is not: every setting is in one of the two.
+RECIPE, NOT_OF_RECIPE = ("seed", "data", "model", "federation"), ("about", "paper", "tokens", "central")
+DATA = ("train", "people_seed", "longest_seconds")
+NOT_OF_DATA = ("store", "prepare", "seed_part", "part", "dev", "test")
+FEDERATION = ("steps", "cohort_size", "trainable", "clients", "local", "privacy", "precision")
+NOT_OF_FEDERATION = (
+    *("seed_model", "rescale_norms", "server", "server_pass", "shared_dev", "engine", "stack_size", "workers"),
+    *("evaluate_every", "checkpoint_every", "test_clients", "measure", "patience"),
+)
+NOT_OF_PRIVACY = ("population_size", "extrapolate")
+
+# What a client's copy of a recipe says in their place.
+_NOBODYS = {
+    "about": "a federation over a network",
+    "data": {"store": "own"},
+    "federation": {"server": {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1.0}}},
+}
+
+
+class SecureSums(Section):
+    """The server opens sums of at least `least` people. `neighbours`: with how many others each one shares masks."""
+
+    least: int
+    neighbours: int | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Invitation:
+    """What a client is asked to do, how often, and with whom.
+
+    `nodes` are the roster's public keys in its order, so that K is their number. `start` is the SHA-256 of the model
+    that training starts from, as it travels; `length` is how many parameters are trained, `layout` a digest of their
+    names, shapes and order. Without `secure` the server sees each update by itself. `noise_by_clients`: so many honest
+    people at least, each of whom adds its share.
+    """
+
+    recipe: Recipe
+    nodes: tuple[PublicKey, ...]
+    start: bytes
+    length: int
+    layout: bytes
+    sum_bits: Literal[32, 64] = 64
+    secure: SecureSums | None = None
+    noise_by_clients: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_suited(self.recipe, population_size=len(self.nodes))
+        if len({fingerprint(key) for key in self.nodes}) != len(self.nodes):
+            raise InputError("the invitation names a node twice: expected everybody once")
+        if self.length < 1 or len(self.start) != 32 or len(self.layout) != 32:
+            raise InputError("the invitation is of no model: expected a digest and a length")
+        _ = self.private
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        nodes: Sequence[PublicKey],
+        *,
+        start: bytes,
+        layout: Layout,
+        sum_bits: Literal[32, 64] = 64,
+        secure: SecureSums | None = None,
+        noise_by_clients: int | None = None,
+    ) -> "Invitation":
+        """To train the parameters of `layout` by `recipe`, from the model that travels as `start`."""
+        if recipe.federation is None:
+            raise InputError("recipe: central training has no clients; expected a section federation")
+        _check_suited(recipe, population_size=len(nodes))
+        return cls(
+            recipe=_client_recipe(_clients_part(recipe)),
+            nodes=tuple(nodes),
+            start=hashlib.sha256(start).digest(),
+            length=layout.dimension,
+            layout=_layout_digest(layout),
+            sum_bits=sum_bits,
+            secure=secure,
+            noise_by_clients=noise_by_clients,
+        )
+
+    # Bytes.
+
+    @cached_property
+    def content(self) -> bytes:
+        """All of it in its one spelling."""
+        form = Encoding.X962, PublicFormat.CompressedPoint
+        return _spelt(
+            {
+                "sottovoce": sottovoce.__version__,
+                "recipe": _clients_part(self.recipe),
+                "nodes": [key.public_bytes(*form).hex() for key in self.nodes],
+                "start": self.start.hex(),
+                "length": self.length,
+                "layout": self.layout.hex(),
+                "sum_bits": self.sum_bits,
+                "secure": None if self.secure is None else self.secure.model_dump(),
+                "noise_by_clients": self.noise_by_clients,
+            }
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(b"sottovoce invitation 1\n" + self.content).digest()
+
+    @classmethod
+    def read(cls, content: bytes) -> "Invitation":
+        """An invitation as it came; InputError, in one line, for everything else."""
+        if len(content) > LARGEST:
+            raise InputError(f"the invitation has {len(content):,} bytes, expected at most {LARGEST:,}")
+        try:
+            letter = _Letter.model_validate(parse_json(content))
+        except Unreadable:
+            raise InputError("the invitation cannot be read: expected JSON") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InputError(f"the invitation: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        if letter.sottovoce != sottovoce.__version__:
+            raise InputError(
+                f"the server runs sottovoce {letter.sottovoce[:40]!r}, expected {sottovoce.__version__}, as it is here"
+            )
+        _check_closed(letter.recipe)
+        found = cls(
+            recipe=_client_recipe(letter.recipe),
+            nodes=tuple(map(_node, letter.nodes)),
+            start=_digest(letter.start),
+            length=letter.length,
+            layout=_digest(letter.layout),
+            sum_bits=letter.sum_bits,
+            secure=letter.secure,
+            noise_by_clients=letter.noise_by_clients,
+        )
+        if found.content != content:
+            raise InputError("the invitation is not in its one spelling: another release, or changed on its way")
+        return found
+
+    # What follows from it.
+
+    @cached_property
+    def private(self) -> PrivacySettings:
+        """The settings of its plan, as a simulation of the same people has them."""
+        recipe, settings = self.recipe, self.recipe.federated
+        return settings.privacy.settings(
+            population_size=len(self.nodes),
+            cohort_size=settings.cohort_size,
+            central_steps=settings.steps,
+            privacy_unit=PRIVACY_UNITS[settings.clients.rule],
+            no_unit_reason=None,
+            users_also_in_seed=0,  # the server knows, and refuses
+            root_seed=derive(recipe.seed, "privacy"),
+        )
+
+    def plan(self, layout: Layout) -> Plan:
+        """What is clipped, rounded and accounted for, on both sides."""
+        if layout.dimension != self.length or _layout_digest(layout) != self.layout:
+            raise InputError("the start model has other parameters to train than the invitation says")
+        return Plan(self.private, layout, sum_bits=self.sum_bits)
+
+    @cached_property
+    def outline(self) -> Plan:
+        """A plan whose bound is not shared out among layers, which changes nothing of what is promised."""
+        whole = replace(self.private, share=Share.GLOBAL, normalise=Normalise.NEVER, alpha={}, layer_groups={})
+        return Plan(whole, Layout(("all",), ((1,),)), sum_bits=self.sum_bits)
+
+    @cached_property
+    def epsilon(self) -> Epsilon | None:
+        """ε of all rounds; None where nothing is promised."""
+        event = self.outline.event
+        if isinstance(event, NoGuarantee) or self.private.mode is Mode.SEEDED:
+            return None
+        return epsilon(repeated(event, self.recipe.federated.steps), self.private.delta)
+
+
+# What of a recipe is a client's business.
+
+
+def _clients_part(recipe: Recipe) -> dict[str, Any]:
+    """As plain data; what is infinite is written as a word, which JSON has no number for."""
+    content = recipe.model_dump(mode="json")
+    data = {name: content["data"].get(name) for name in DATA} | {"people_seed": recipe.people_seed}
+    federation = {name: content["federation"].get(name) for name in FEDERATION}
+    private = {name: value for name, value in federation["privacy"].items() if name not in NOT_OF_PRIVACY}
+    part = {
+        "seed": recipe.seed,
+        "data": data,
+        "model": content["model"],
+        "federation": federation | {"privacy": private},
+    }
+    plain: dict[str, Any] = _plain(part)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(inside) for name, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inside) for inside in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+def _client_recipe(part: Mapping[str, Any]) -> Recipe:
+    """The recipe as a client has it."""
+    content = {**_NOBODYS, **part, "data": _NOBODYS["data"] | part["data"]}
+    content["federation"] = _NOBODYS["federation"] | part["federation"]
+    return validate(content, where="of the invitation")
+
+
+def _check_closed(part: Mapping[str, Any]) -> None:
+    """Refuse what would have a client open a file, or import a module, that the server names."""
+    sections = {
+        "": (part, RECIPE),
+        "data": (part.get("data"), DATA),
+        "federation": (part.get("federation"), FEDERATION),
+    }
+    for where, (section, known) in sections.items():
+        if not isinstance(section, dict) or set(section) != set(known):
+            raise InputError(
+                f"the invitation's recipe{where and f' ({where})'}: expected {', '.join(known)}, each once"
+            )
+    model, local = part["model"], part["federation"]["local"]
+    family = model.get("family", next(iter(REGISTERED))) if isinstance(model, dict) else None
+    if family not in REGISTERED:
+        raise InputError(
+            f"the invitation's model: family={str(family)[:80]!r}, expected one of {', '.join(REGISTERED)}"
+        )
+    optimiser = local.get("optimiser") if isinstance(local, dict) else None
+    name = optimiser.get("name") if isinstance(optimiser, dict) else None
+    if name not in OPTIMISERS:
+        raise InputError(f"the invitation's optimiser: {str(name)[:80]!r}, expected one of {', '.join(OPTIMISERS)}")
+
+
+def _check_suited(recipe: Recipe, *, population_size: int) -> None:
+    """Refuse recipes whose clients need more of each other, or of the server, than an update can carry."""
+    settings = recipe.federated
+    private, rule = settings.privacy, settings.clients.rule
+    if rule not in PRIVACY_UNITS:
+        raise InputError(
+            f"federation.clients.rule={rule}: over a network clients are who they are; expected speaker or silo"
+        )
+    if rule == "silo" and settings.clients.silos != population_size:
+        raise InputError(f"federation.clients.silos={settings.clients.silos}: the roster has {population_size}")
+    if private.population_size not in (None, population_size):
+        raise InputError(
+            f"federation.privacy.population_size={private.population_size}: the roster has {population_size}"
+        )
+    if math.isinf(private.clip_bound):
+        raise InputError("federation.privacy.clip_bound=inf: over a network every update has a bound; set one")
+    if private.adaptive is not None:
+        raise InputError("federation.privacy.adaptive: people accept one clip bound, which a network cannot move")
+    if private.noise_scope is not None:
+        raise InputError("federation.privacy.noise_scope: that is for analysis, in a simulation")
+    if private.weighting is not Weighting.UNIFORM and private.weight_cap is None:
+        raise InputError(
+            f"federation.privacy.weighting={private.weighting}: a share of the cohort hangs on what others send; "
+            "expected uniform, or utterances or seconds with a weight_cap"
+        )
+    if settings.local.time_line is not None:
+        raise InputError("federation.local.time_line: a server would learn who has how much left; expected none")
+
+
+# As it travels: with the certificate of whoever signs the orders that follow.
+
+
+def sealed_letter(invitation: Invitation, certificate: bytes) -> bytes:
+    """The payload of an order to read the terms."""
+    return _LENGTH.pack(len(certificate)) + certificate + invitation.content
+
+
+def opened_letter(payload: bytes) -> tuple[bytes, bytes]:
+    """A certificate (PEM) and the content of an invitation, both unread; InputError where there are no two."""
+    length = _LENGTH.unpack_from(payload)[0] if len(payload) >= _LENGTH.size else len(payload)
+    if _LENGTH.size + length > len(payload):
+        raise InputError("the invitation is cut short")
+    return payload[_LENGTH.size : _LENGTH.size + length], payload[_LENGTH.size + length :]
+
+
+_LENGTH = struct.Struct(">I")
+
+
+# Reading one.
+
+
+class _Letter(Section):
+    """An invitation as JSON has it. What is read leniently here is spelt again, and must come out the same."""
+
+    sottovoce: str
+    recipe: dict[str, Any]
+    nodes: list[str]
+    start: str
+    length: int
+    layout: str
+    sum_bits: Literal[32, 64]
+    secure: SecureSums | None
+    noise_by_clients: int | None
+
+
+def _spelt(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _layout_digest(layout: Layout) -> bytes:
+    return hashlib.sha256(json.dumps([layout.names, layout.shapes]).encode()).digest()
+
+
+def _node(text: str) -> PublicKey:
+    try:
+        return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), bytes.fromhex(text))
+    except ValueError:
+        raise InputError(f"the invitation names a node by {text[:16]!r}…: expected a key of ECDSA P-384") from None
+
+
+def _digest(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InputError("the invitation is of no model: expected a digest") from None

@@ -1,0 +1,196 @@
+"""A participant: orders in, answers out, with somebody's speech between them that never leaves.
+
+    TERMS ─► accepted? ─► START ─► TRAIN ─► update                     the server sees it
+                                         └► KEYS ─► … ─► UNMASK        the server sees a sum
+
+Before anything is computed, an order must be signed by the server that the authority vouches for, be for this node, and
+ask for no more than its user has accepted. Training is what a simulation runs: the same functions, on the one client
+that this node is, with the code that is installed here. What leaves is the clipped update on the public grid, or its
+masked form. Whatever goes wrong in training gives an update of zeros, as in a release: an error would tell of the
+speech. Whatever else goes wrong is a code.
+"""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import final
+
+import torch
+from cryptography import x509
+
+from sottovoce.deployment.certificates import key_of_orders, parse_certificate
+from sottovoce.deployment.invitation import Invitation, opened_letter
+from sottovoce.deployment.keys import fingerprint
+from sottovoce.deployment.messages import Answer, Code, Kind, Order, Refused, check_signature, peek_order, unreadable
+from sottovoce.deployment.own_ledger import OwnLedger, Quota
+from sottovoce.deployment.own_training import OwnTraining, prepare
+from sottovoce.deployment.payloads import load_start, read_model, read_start, update_bytes
+from sottovoce.deployment.signatures import PrivateKey, PublicKey
+from sottovoce.errors import InputError
+from sottovoce.files import sync_folder
+from sottovoce.models.saved import Recogniser
+from sottovoce.privacy.settings import Mode
+from sottovoce.store import Store
+
+START = "start"
+LARGEST_ORDER = 1 << 32  # bytes, unless it is told otherwise
+
+
+@final
+class Participant:
+    """One node. `home` is its own folder, `user` whose speech of `store` it is, `authority` who vouches for the server.
+
+    `say` is for its user's eyes: words are said there, and never to the network. `invited` is what they were asked last
+    and have not accepted yet; no answer waits for them.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        key: PrivateKey,
+        authority: x509.Certificate,
+        store: Store,
+        now: Callable[[], datetime],
+        user: str | None = None,
+        device: torch.device | None = None,
+        quota: Quota | None = None,
+        largest_order: int = LARGEST_ORDER,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._home, self._key, self._authority, self._store, self._user = home, key, authority, store, user
+        self._device, self._quota, self._now, self._say = device or torch.device("cpu"), quota or Quota(), now, say
+        self._node, self._largest = fingerprint(key.public_key()), largest_order
+        self._ledger = OwnLedger(home)
+        self._service: _Service | None = None
+        self.invited: Invitation | None = None
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    def accept(self, digest: bytes) -> None:
+        """Its user says yes to the recipe of this digest, whether it has come already or not."""
+        self._ledger.accept(digest)
+        self.invited = None
+
+    def has_accepted(self, digest: bytes) -> bool:
+        return self._ledger.has_accepted(digest)
+
+    def answer(self, data: bytes) -> bytes:
+        """The answer to any bytes, signed. Never raises, never waits for a person, and has no words in it."""
+        try:
+            order = peek_order(data, limit=self._largest)
+        except Refused:
+            return unreadable(self._node).signed(self._key)
+        try:
+            found = self._answered(order, data)
+        except Refused as refused:
+            found = order.refused(refused.code)
+        except Exception as error:
+            self._say(f"an order could not be followed ({type(error).__name__}: {error})")
+            found = order.refused(Code.UNABLE)
+        # Whomever the order was for, it is this node that answers.
+        return replace(found, to=replace(found.to, node=self._node)).signed(self._key)
+
+    def _answered(self, order: Order, data: bytes) -> Answer:
+        if order.node != self._node:
+            raise Refused(Code.MISDIRECTED)
+        if order.kind is Kind.TERMS:
+            return self._read_terms(order, data)
+        service = self._service
+        if service is None or service.invitation.digest != order.recipe:
+            raise Refused(Code.UNEXPECTED)
+        check_signature(data, service.server)
+        self._ledger.check_standing()
+        if order.kind is Kind.START:
+            service.training = self._prepared(service.invitation, self._keep_start(order.payload, service.invitation))
+            return order.answered()
+        if order.kind is Kind.TRAIN and service.training is not None:
+            return self._train(order, service.invitation, service.training)
+        raise Refused(Code.UNEXPECTED)
+
+    def _read_terms(self, order: Order, data: bytes) -> Answer:
+        """Done where its user has accepted them; with the start model's digest, if that is here."""
+        with self._refusing(Code.UNREADABLE):
+            certificate, content = opened_letter(order.payload)
+        with self._refusing(Code.UNTRUSTED):
+            signer = parse_certificate(certificate, where="the invitation")
+            server = key_of_orders(signer, authority=self._authority, now=self._now())
+        check_signature(data, server)
+        with self._refusing(Code.UNABLE):
+            invitation = Invitation.read(content)
+        if invitation.digest != order.recipe:
+            raise Refused(Code.UNREADABLE)
+        if self._node not in map(fingerprint, invitation.nodes):
+            raise Refused(Code.MISDIRECTED)
+        self._ledger.check_standing()
+        if not self._ledger.has_accepted(invitation.digest):
+            self.invited = invitation
+            raise Refused(Code.NOT_ACCEPTED)
+        if self._service is None or self._service.invitation.digest != invitation.digest:
+            self._service = _Service(invitation, server)
+        service = self._service
+        service.server = server  # its certificate may have been renewed
+        folder = self._start_folder(invitation)
+        if service.training is None and folder.exists():
+            with self._refusing(Code.UNABLE):
+                start = load_start(folder)
+            service.training = self._prepared(invitation, start)
+        return order.answered(b"" if service.training is None else invitation.start)
+
+    def _keep_start(self, content: bytes, invitation: Invitation) -> Recogniser:
+        """The start model, kept for the next time; its folder appears whole or not at all."""
+        if hashlib.sha256(content).digest() != invitation.start:
+            raise Refused(Code.UNREADABLE)
+        folder = self._start_folder(invitation)
+        folder.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary, self._refusing(Code.UNABLE):
+            place = Path(temporary) / folder.name
+            place.mkdir()
+            start = read_start(content, place, family=invitation.recipe.model.family)
+            if not folder.exists():
+                place.rename(folder)
+                sync_folder(folder.parent)
+        return start
+
+    def _start_folder(self, invitation: Invitation) -> Path:
+        return self._home / START / invitation.start.hex()
+
+    def _prepared(self, invitation: Invitation, start: Recogniser) -> OwnTraining:
+        with self._refusing(Code.UNABLE):
+            return prepare(invitation, start, self._store, user=self._user, device=self._device)
+
+    def _train(self, order: Order, invitation: Invitation, training: OwnTraining) -> Answer:
+        plan, rounds, size = training.plan, invitation.recipe.federated.steps, update_bytes(training.plan)
+        # A rehearsal that was killed makes lost rounds again; where something is promised, T of them are T.
+        most = rounds if invitation.private.mode is Mode.SECURE else None
+        self._ledger.check_round(order, rounds=rounds, most_updates=most)
+        self._ledger.check_quota(self._quota, size=size, now=self._now())
+        server_P = read_model(order.payload, plan.layout)
+        begun = time.perf_counter()
+        update = training.update(server_P, step=order.step)
+        self._ledger.add(order, size=size, seconds=time.perf_counter() - begun, now=self._now())
+        return order.answered(update.tobytes())
+
+    @contextmanager
+    def _refusing(self, code: Code) -> Iterator[None]:
+        """A line for this node's user is a code for the server."""
+        try:
+            yield
+        except InputError as error:
+            self._say(str(error))
+            raise Refused(code) from None
+
+
+@dataclass
+class _Service:
+    """What a node is taking part in: under whose orders, and, once it has the start model, with what training."""
+
+    invitation: Invitation
+    server: PublicKey
+    training: OwnTraining | None = None

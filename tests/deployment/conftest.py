@@ -1,0 +1,33 @@
+"""People with speech of their own, and a server for them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.deployment.village import Content, Village, pack_village, recipe_of
+
+
+@pytest.fixture(scope="session")
+def village_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("village")
+    pack_village(folder)
+    return folder
+
+
+Settle = Callable[..., Village]
+
+
+@pytest.fixture
+def settle(tmp_path: Path, village_stores: Path) -> Iterator[Settle]:
+    """Makes a village with a recipe; its nodes are closed behind the test."""
+    made: list[Village] = []
+
+    def settled(given: Content | None = None, **options: Any) -> Village:
+        place = tmp_path / str(len(made))
+        made.append(Village(place, village_stores, recipe_of(given), **options))
+        return made[-1]
+
+    yield settled
+    for village in made:
+        village.close()

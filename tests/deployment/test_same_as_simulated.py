@@ -1,0 +1,103 @@
+"""Participants with their own speech make, to the bit, the model that a simulation of all of them makes."""
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.deployment.conftest import Settle
+from tests.deployment.village import NAMES, Village, content
+
+from sottovoce.federated.cohort import Clients, ClientsHere
+from sottovoce.federated.round import run_round
+from sottovoce.federated.server import Server
+from sottovoce.models.family import REGISTERED, find_family
+from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.plan import Plan
+from sottovoce.training.engines import build_engine
+from sottovoce.training.speakers import population_of
+from sottovoce.training.trained_part import trained_part
+from sottovoce.users import PopulationSettings
+
+ROUNDS = 3
+
+
+def simulated(village: Village, plan: Plan) -> Clients:
+    """All of the village's people in one process."""
+    recipe = village.recipe
+    population = population_of(recipe, village.store, recipe.federated.clients.population(recipe.data))
+    assert isinstance(population.settings, PopulationSettings)
+    engine = build_engine("sequential", recipe, population, village.start, plan, device=torch.device("cpu"))
+    return ClientsHere(engine)
+
+
+def trained(village: Village, clients: Clients, plan: Plan, ledger: Path) -> torch.Tensor:
+    """The server's model after some rounds."""
+    settings = village.recipe.federated
+    initial_P = village.layout.flatten(trained_part(village.recipe, village.start).initial)
+    server = Server(settings.server, village.layout, initial_P)
+    with closing(Ledger(ledger, header=plan.ledger_header(run="village"))) as held:
+        for step in range(ROUNDS):
+            digest = fingerprint(server.parameters_P)
+            run_round(server, plan=plan, clients=clients, ledger=held, step=step, digest=digest)
+    return server.parameters_P
+
+
+def compare(village: Village, folder: Path) -> None:
+    for name in village.people:
+        village.welcome(name)
+    over_network = trained(village, village, village.plan, folder / "network.jsonl")
+    here = trained(village, simulated(village, village.plan), village.plan, folder / "here.jsonl")
+    assert torch.equal(over_network, here)
+    assert not torch.equal(here, village.layout.flatten(trained_part(village.recipe, village.start).initial))
+
+
+@pytest.mark.parametrize("sum_bits", [32, 64])
+def test_speakers(settle: Settle, tmp_path: Path, sum_bits: int) -> None:
+    compare(settle(sum_bits=sum_bits), tmp_path)
+
+
+def test_a_grid_moves_a_simulation_by_next_to_nothing(settle: Settle, tmp_path: Path) -> None:
+    """Without sum_bits a simulation's sums are float32; an update loses less than a cell of the grid to it."""
+    village = settle()
+    plain = Plan(village.plan.settings, village.layout)
+    totals = [
+        simulated(village, plan)
+        .sum(
+            village.layout.flatten(trained_part(village.recipe, village.start).initial), np.arange(9), plan=plan, step=0
+        )
+        .total
+        for plan in (village.plan, plain)
+    ]
+    bound = 9 * (village.plan.grid or 0) + 9 * 2.0**-23 * plain.clip_bound
+    assert float((totals[0] - totals[1].double()).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("family", sorted(REGISTERED))
+def test_every_family(settle: Settle, tmp_path: Path, family: str) -> None:
+    given = content()
+    given["model"] = {"family": family, **find_family(family).tiny}
+    compare(settle(given), tmp_path)
+
+
+@pytest.mark.parametrize("trainable", ["lora(r=2)", "blocks.0, output", "lora(r=2, alpha=4), output"])
+def test_every_part(settle: Settle, tmp_path: Path, trainable: str) -> None:
+    village = settle(content(trainable=trainable))
+    assert village.layout.dimension < sum(p.numel() for p in village.start.parameters.values())
+    compare(village, tmp_path)
+
+
+def test_weights_caps_and_holdouts(settle: Settle, tmp_path: Path) -> None:
+    privacy = {"weighting": "seconds", "weight_cap": 4.0, "share": "dim"}
+    compare(settle(content(privacy=privacy, clients={"max_seconds": 1.0, "holdout": 0.34})), tmp_path)
+
+
+def test_clients_that_cannot_be_trained_send_zeros_in_both(settle: Settle, tmp_path: Path) -> None:
+    """With so short a batch, whoever has said nothing shorter has nothing to train on."""
+    compare(settle(content(local={"batch_seconds": 0.45, "lr": 0.1, "local_steps": 2})), tmp_path)
+
+
+def test_nobody_is_left_out() -> None:
+    assert len(NAMES) == 9
