@@ -25,7 +25,7 @@ def settle(tmp_path: Path, village_stores: Path) -> Iterator[Settle]:
 
     def settled(given: Content | None = None, **options: Any) -> Village:
         place = tmp_path / str(len(made))
-        made.append(Village(place, village_stores, recipe_of(given), **options))
+        made.append(Village(place, options.pop("stores", village_stores), recipe_of(given), **options))
         return made[-1]
 
     yield settled

@@ -11,12 +11,15 @@ from tests.tones import pack_tones, speaker
 
 from sottovoce.config import Recipe, validate
 from sottovoce.deployment import keys
-from sottovoce.deployment.invitation import Invitation, sealed_letter
+from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
+from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Answer, Kind, Order, fresh_nonce, open_answer
 from sottovoce.deployment.own_ledger import Quota
 from sottovoce.deployment.participant import Participant
 from sottovoce.deployment.payloads import read_words, total_of, update_bytes, write_model, write_start
+from sottovoce.deployment.secure_sum import Server
 from sottovoce.deployment.signatures import PrivateKey
+from sottovoce.deployment.sum_terms import Attempt, Phase
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
@@ -69,7 +72,9 @@ class Village:
     people: list[str] = field(default_factory=lambda: list(NAMES))
     joined: dict[str, Participant] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
+    gone: dict[str, Phase] = field(default_factory=dict)
     attempt: int = 0
+    secure: SecureSums | None = None
 
     def __post_init__(self) -> None:
         keys.make_authority(self.place / "authority", now=NOW)
@@ -96,7 +101,7 @@ class Village:
 
     def invite(self, recipe: Recipe | None = None, **changes: Any) -> Invitation:
         public = [self.key(name).public_key() for name in self.people]
-        given = {"start": self.start_bytes, "layout": self.layout, "sum_bits": self.sum_bits}
+        given = {"start": self.start_bytes, "layout": self.layout, "sum_bits": self.sum_bits, "secure": self.secure}
         return Invitation.of(recipe or self.recipe, public, **(given | changes))
 
     def join(self, name: str, **given: Any) -> Participant:
@@ -159,15 +164,34 @@ class Village:
     def sum(
         self, server_P: torch.Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
     ) -> CohortSum:
-        words = read_words(bytes(update_bytes(plan)), plan).copy()
         self.attempt += 1
-        for index in cohort.tolist():
-            name = self.people[index]
-            payload = write_model(server_P, self.layout)
-            answer = self.ask(name, self.order(name, Kind.TRAIN, payload, step=step, attempt=self.attempt))
+        payload, when = write_model(server_P, self.layout), {"step": step, "attempt": self.attempt}
+        words = read_words(bytes(update_bytes(plan)), plan).copy()
+        for place in cohort.tolist():
+            name = self.people[place]
+            answer = self.ask(name, self.order(name, Kind.TRAIN, payload, **when))
             assert answer.code == 0, answer.code
-            words += read_words(answer.payload, plan)
+            if self.invitation.secure is None:
+                words += read_words(answer.payload, plan)
+        if self.invitation.secure is not None:
+            words = self.opened(cohort.tolist(), **when)
         return CohortSum(total_of(words, plan), plan.denominator)
+
+    def opened(self, places: list[int], **when: int) -> Words:
+        """The secure sum of people who have trained; who refuses, or is `gone` from a phase on, drops out."""
+        server = Server(Attempt(terms=self.invitation.sum_terms, run=RUN, **when))
+        orders = server.begin(places)
+        while orders:
+            for place, payload in orders.items():
+                name = self.people[place]
+                if self.gone.get(name, Phase.UNMASK + 1) <= server.phase:
+                    continue
+                answer = self.ask(name, self.order(name, Kind[server.phase.name], payload, **when))
+                if answer.code == 0:
+                    server.take(place, answer.payload)
+            orders = server.advance()
+        assert server.opened is not None
+        return server.opened.total
 
     def close(self) -> None:
         for participant in self.joined.values():

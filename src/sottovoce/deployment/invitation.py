@@ -27,6 +27,7 @@ from sottovoce.config import Recipe, validate
 from sottovoce.config.sections import Section
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.signatures import PublicKey
+from sottovoce.deployment.sum_terms import Terms
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import REGISTERED
@@ -94,6 +95,8 @@ class Invitation:
         if self.length < 1 or len(self.start) != 32 or len(self.layout) != 32:
             raise InputError("the invitation is of no model: expected a digest and a length")
         _ = self.private
+        if self.secure is not None:
+            _ = self.sum_terms
 
     @classmethod
     def of(
@@ -198,6 +201,18 @@ class Invitation:
         if layout.dimension != self.length or _layout_digest(layout) != self.layout:
             raise InputError("the start model has other parameters to train than the invitation says")
         return Plan(self.private, layout, sum_bits=self.sum_bits)
+
+    @cached_property
+    def sum_terms(self) -> Terms:
+        """What a secure sum is bound to, on both sides; only where there is one."""
+        assert self.secure is not None
+        return Terms(
+            roster=self.nodes,
+            least=self.secure.least,
+            length=self.length,
+            bits=self.sum_bits,
+            neighbours=self.secure.neighbours,
+        )
 
     @cached_property
     def outline(self) -> Plan:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from sottovoce.deployment.invitation import Invitation
+from sottovoce.deployment.masks import Words
 from sottovoce.deployment.own_speech import own_client
-from sottovoce.deployment.payloads import Words, words_of
+from sottovoce.deployment.payloads import words_of
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.federated.cohort import sum_part

@@ -28,6 +28,7 @@ from sottovoce.deployment.invitation import Invitation, opened_letter
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.messages import Answer, Code, Kind, Order, Refused, check_signature, peek_order, unreadable
 from sottovoce.deployment.own_ledger import OwnLedger, Quota
+from sottovoce.deployment.own_sum import OwnSum
 from sottovoce.deployment.own_training import OwnTraining, prepare
 from sottovoce.deployment.payloads import load_start, read_model, read_start, update_bytes
 from sottovoce.deployment.signatures import PrivateKey, PublicKey
@@ -111,7 +112,9 @@ class Participant:
             service.training = self._prepared(service.invitation, self._keep_start(order.payload, service.invitation))
             return order.answered()
         if order.kind is Kind.TRAIN and service.training is not None:
-            return self._train(order, service.invitation, service.training)
+            return self._train(order, service, service.training)
+        if service.secure_sum is not None:
+            return order.answered(service.secure_sum.answer(order))
         raise Refused(Code.UNEXPECTED)
 
     def _read_terms(self, order: Order, data: bytes) -> Answer:
@@ -165,17 +168,27 @@ class Participant:
         with self._refusing(Code.UNABLE):
             return prepare(invitation, start, self._store, user=self._user, device=self._device)
 
-    def _train(self, order: Order, invitation: Invitation, training: OwnTraining) -> Answer:
-        plan, rounds, size = training.plan, invitation.recipe.federated.steps, update_bytes(training.plan)
+    def _train(self, order: Order, service: "_Service", training: OwnTraining) -> Answer:
+        """The update, or nothing yet where it will be masked; written down before it leaves."""
+        invitation, size = service.invitation, update_bytes(training.plan)
+        rounds = invitation.recipe.federated.steps
         # A rehearsal that was killed makes lost rounds again; where something is promised, T of them are T.
         most = rounds if invitation.private.mode is Mode.SECURE else None
         self._ledger.check_round(order, rounds=rounds, most_updates=most)
         self._ledger.check_quota(self._quota, size=size, now=self._now())
-        server_P = read_model(order.payload, plan.layout)
+        server_P = read_model(order.payload, training.plan.layout)
         begun = time.perf_counter()
         update = training.update(server_P, step=order.step)
-        self._ledger.add(order, size=size, seconds=time.perf_counter() - begun, now=self._now())
-        return order.answered(update.tobytes())
+        seconds = time.perf_counter() - begun
+        if invitation.secure is None:
+            self._remember(order, size, seconds)
+            return order.answered(update.tobytes())
+        self._remember(order, 0, seconds)
+        service.secure_sum = OwnSum(order, invitation, update, key=self._key, remember=self._remember)
+        return order.answered()
+
+    def _remember(self, order: Order, size: int, seconds: float = 0.0) -> None:
+        self._ledger.add(order, size=size, seconds=seconds, now=self._now())
 
     @contextmanager
     def _refusing(self, code: Code) -> Iterator[None]:
@@ -189,8 +202,9 @@ class Participant:
 
 @dataclass
 class _Service:
-    """What a node is taking part in: under whose orders, and, once it has the start model, with what training."""
+    """What a node takes part in, under whose orders; its training once it has the start model, its present sum."""
 
     invitation: Invitation
     server: PublicKey
     training: OwnTraining | None = None
+    secure_sum: OwnSum | None = None

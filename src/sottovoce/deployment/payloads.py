@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Refused
 from sottovoce.errors import InputError, promise
 from sottovoce.files import written_atomically
@@ -25,8 +25,6 @@ from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.plan import Plan
-
-Words = NDArray[np.uint32] | NDArray[np.uint64]
 
 _FLOAT = np.dtype("<f4")
 _LENGTHS = struct.Struct("<QQ")

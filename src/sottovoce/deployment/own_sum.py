@@ -1,0 +1,58 @@
+"""A node's part in a secure sum: it holds a trained update in memory until the update has left, masked, or never."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import final
+
+from sottovoce.deployment.invitation import Invitation
+from sottovoce.deployment.masks import Words
+from sottovoce.deployment.messages import Code, Kind, Order, Refused
+from sottovoce.deployment.secure_sum import Client
+from sottovoce.deployment.signatures import PrivateKey, sign
+from sottovoce.deployment.sum_terms import Attempt, Phase, Unsafe
+
+
+@final
+class OwnSum:
+    """One attempt. `remember` writes an order down as answered, before its answer leaves; Refused where it was."""
+
+    def __init__(
+        self,
+        order: Order,
+        invitation: Invitation,
+        update: Words,
+        *,
+        key: PrivateKey,
+        remember: Callable[[Order, int], None],
+    ) -> None:
+        self._order, self._update, self._remember = order, update, remember
+        terms = invitation.sum_terms
+        attempt = Attempt(terms=terms, run=order.run, step=order.step, attempt=order.attempt)
+        place = terms.roster.index(key.public_key())
+        self._client = Client(attempt, place=place, sign=partial(sign, key), remember=self._left)
+
+    def answer(self, order: Order) -> bytes:
+        """The answer to one phase of this attempt; Refused, and over, where it would not be safe."""
+        if (order.run, order.step, order.attempt) != (self._order.run, self._order.step, self._order.attempt):
+            raise Refused(Code.UNEXPECTED)
+        client, payload = self._client, order.payload
+        try:
+            match order.kind:
+                case Kind.KEYS:
+                    return client.keys()
+                case Kind.SHARES:
+                    return client.shares(payload)
+                case Kind.MASKED:
+                    return client.masked(payload, self._update)
+                case Kind.SURVIVORS:
+                    return client.survivors(payload)
+                case Kind.UNMASK:
+                    return client.unmask(payload)
+        except Unsafe:
+            pass
+        raise Refused(Code.UNEXPECTED)
+
+    def _left(self, phase: Phase) -> None:
+        size = self._update.nbytes if phase is Phase.MASKED else 0
+        self._remember(replace(self._order, kind=Kind[phase.name]), size)
