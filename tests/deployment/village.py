@@ -45,7 +45,7 @@ def content(**federation: Any) -> Content:
         "about": "tones, over a network",
         "seed": 5,
         "data": {"store": "tones"},
-        "model": {"size": "tiny", "dropout": 0.1, "layer_drop": 0.2},
+        "model": {"size": "tiny", "layers": 2, "width": 32, "dropout": 0.1, "layer_drop": 0.2},
         "federation": {
             "steps": 12,
             "cohort_size": 4,

@@ -1,0 +1,273 @@
+"""An invitation: one digest for all that a client computes and sends, and words for a person."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.deployment.conftest import Settle
+from tests.deployment.village import Village, content, recipe_of
+
+import sottovoce
+from sottovoce.config import Data, Federation, Privacy, Recipe
+from sottovoce.deployment import invitation as invitations
+from sottovoce.deployment.consent import words
+from sottovoce.deployment.invitation import Invitation, SecureSums, opened_letter, sealed_letter
+from sottovoce.errors import InputError
+from sottovoce.privacy.planner import plan_run
+
+
+@pytest.fixture
+def village(settle: Settle) -> Village:
+    return settle()
+
+
+def test_it_comes_back(village: Village) -> None:
+    for sent in (village.invitation, village.invite(secure=SecureSums(least=4, neighbours=6), sum_bits=32)):
+        found = Invitation.read(sent.content)
+        assert found.digest == sent.digest
+        assert found.plan(village.layout) == sent.plan(village.layout)
+        certificate, content = opened_letter(sealed_letter(sent, b"certificate"))
+        assert (certificate, content) == (b"certificate", sent.content)
+
+
+def test_every_setting_is_a_clients_business_or_is_not() -> None:
+    """Whoever adds a setting to recipes says here whether clients' updates hang on it."""
+    for section, ours, others in (
+        (Recipe, invitations.RECIPE, invitations.NOT_OF_RECIPE),
+        (Data, invitations.DATA, invitations.NOT_OF_DATA),
+        (Federation, invitations.FEDERATION, invitations.NOT_OF_FEDERATION),
+    ):
+        assert set(ours) | set(others) == set(section.model_fields)
+        assert not set(ours) & set(others)
+    assert set(invitations.NOT_OF_PRIVACY) <= set(Privacy.model_fields)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 6},
+        {"model": {"size": "tiny", "layers": 2, "width": 32}},
+        {"data": {"store": "tones", "people_seed": 3}},
+        {"data": {"store": "tones", "longest_seconds": 5.0}},
+        {"federation.steps": 13},
+        {"federation.cohort_size": 5},
+        {"federation.trainable": "output"},
+        {"federation.clients": {"max_seconds": 3.0}},
+        {"federation.clients": {"holdout": 0.2}},
+        {"federation.local": {"batch_seconds": 2, "lr": 0.2, "local_steps": 2}},
+        {"federation.local": {"batch_seconds": 2, "lr": 0.1, "local_steps": 2, "clip_gradients": ".inf"}},
+        {"federation.local": {"batch_seconds": 2, "lr": 0.1, "local_epochs": 1}},
+        {"federation.privacy": {"clip_bound": 0.1, "noise_multiplier": 8.0, "delta": 1e-3}},
+        {"federation.privacy": {"clip_bound": 0.05, "noise_multiplier": 9.0, "delta": 1e-3}},
+        {"federation.privacy": {"clip_bound": 0.05, "noise_multiplier": 8.0, "delta": 1e-4}},
+        {"federation.privacy": {"clip_bound": 0.05, "noise_multiplier": 8.0, "delta": 1e-3, "share": "dim"}},
+        {"federation.privacy": {"clip_bound": 0.05, "noise_multiplier": 8.0, "delta": 1e-3, "mode": "secure"}},
+        {"federation.precision": "float32"},
+    ],
+    ids=str,
+)
+def test_what_changes_an_update_changes_the_digest(village: Village, change: dict[str, Any]) -> None:
+    assert village.invite(changed(change)).digest != village.invitation.digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"about": "other words"},
+        {"data": {"store": "elsewhere", "dev": "test", "test": ["dev"]}},
+        {"federation.server": {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1.0}}},
+        {"federation.evaluate_every": 3},
+        {"federation.engine": "sequential"},
+        {"federation.patience": 3},
+        {"federation.local": {"batch_seconds": 2.0, "lr": 1e-1, "local_steps": 2, "local_epochs": None}},
+    ],
+    ids=str,
+)
+def test_what_is_the_servers_business_does_not(village: Village, change: dict[str, Any]) -> None:
+    assert village.invite(changed(change)).digest == village.invitation.digest
+
+
+@pytest.mark.parametrize("option", ["start", "sum_bits", "secure", "layout", "people"])
+def test_what_stands_beside_the_recipe_counts_too(village: Village, option: str) -> None:
+    if option == "people":
+        before = village.invitation.digest
+        village.people = village.people[:-1]
+        assert village.invite().digest != before
+        return
+    other = {
+        "start": village.start_bytes + b"x",
+        "sum_bits": 32,
+        "secure": SecureSums(least=3),
+        "layout": type(village.layout)(village.layout.names[::-1], village.layout.shapes[::-1]),
+    }
+    assert village.invite(**{option: other[option]}).digest != village.invitation.digest
+
+
+def changed(change: dict[str, Any]) -> Recipe:
+    given = content()
+    for name, value in change.items():
+        *path, last = name.split(".")
+        section = given
+        for part in path:
+            section = section[part]
+        section[last] = value
+    if given["federation"]["local"].get("clip_gradients") == ".inf":
+        given["federation"]["local"]["clip_gradients"] = float("inf")
+    return recipe_of(given)
+
+
+# What cannot be asked of people.
+
+
+@pytest.mark.parametrize(
+    ("federation", "problem"),
+    [
+        ({"privacy": {"clip_bound": float("inf"), "noise_multiplier": 0.0}}, "clip_bound=inf: over a network"),
+        ({"privacy": {"adaptive": {"count_noise_std": 10.0}}}, "people accept one clip bound"),
+        ({"privacy": {"noise_multiplier": 0.0, "weighting": "utterances"}}, "hangs on what others send"),
+        ({"local": {"batch_seconds": 2, "lr": 0.1, "time_line": {}}}, "would learn who has how much left"),
+        ({"clients": {"rule": "device", "speakers_per_device": 2}}, "rule=device: over a network"),
+        ({"clients": {"rule": "iid"}}, "rule=iid: over a network"),
+        ({"clients": {"rule": "silo", "silos": 4}}, "silos=4: the roster has 9"),
+        ({"privacy": {"population_size": 8}}, "population_size=8: the roster has 9"),
+        ({"cohort_size": 10}, "cohort_size=10"),
+    ],
+)
+def test_a_recipe_that_a_network_cannot_carry_is_refused(
+    village: Village, federation: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(problem)):
+        village.invite(recipe_of(content(**federation)))
+
+
+def test_central_training_invites_nobody(village: Village) -> None:
+    given = content()
+    del given["federation"]
+    given["central"] = {
+        "steps": 1,
+        "batch_seconds": 4,
+        "optimiser": {"name": "sgd"},
+        "schedule": {"name": "constant", "lr": 0.5},
+    }
+    with pytest.raises(InputError, match="central training has no clients"):
+        village.invite(recipe_of(given))
+
+
+@pytest.mark.parametrize("least", [2, 10])
+def test_sums_of_too_few_or_too_many_are_refused(village: Village, least: int) -> None:
+    with pytest.raises(InputError, match=f"least={least}"):
+        village.invite(secure=SecureSums(least=least))
+
+
+# Reading one.
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_one_line(data: bytes) -> None:
+    with pytest.raises(InputError) as raised:
+        Invitation.read(data)
+    assert "\n" not in str(raised.value)
+    try:
+        opened_letter(data)
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_letter_is_bounded_before_it_is_read() -> None:
+    with pytest.raises(InputError, match="expected at most"):
+        Invitation.read(bytes(invitations.LARGEST + 1))
+
+
+def letter(village: Village, *path: str, value: object) -> bytes:
+    """The village's invitation with one thing changed, in its one spelling."""
+    found = json.loads(village.invitation.content)
+    section = found
+    for part in path[:-1]:
+        section = section[part]
+    section[path[-1]] = value
+    return json.dumps(found, sort_keys=True, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (("recipe", "model", "family"), "antigravity:FLY", "expected one of ctc_transformer"),
+        (("recipe", "federation", "local", "optimiser", "name"), "antigravity:Fly", "expected one of sgd"),
+        (("recipe", "federation", "local", "optimiser"), "sgd", "expected one of sgd"),
+        (("recipe", "tokens"), {"file": "/etc/passwd"}, "expected seed, data, model, federation, each once"),
+        (("recipe", "data", "prepare"), {"manifests": ["/etc/passwd"]}, "expected train, people_seed"),
+        (("recipe", "federation", "seed_model"), "/etc", "expected steps, cohort_size"),
+        (("recipe", "federation"), None, "expected steps, cohort_size"),
+        (("recipe", "federation", "steps"), 12.0, "not in its one spelling"),
+        (("recipe", "federation", "steps"), 0, "federation.steps"),
+        (("recipe", "federation", "privacy", "clip_bound"), "inf", "clip_bound is infinite"),
+        (("nodes",), [], "population"),
+        (("nodes",), ["00"], "expected a key of ECDSA P-384"),
+        (("start",), "00", "of no model"),
+        (("start",), "zz", "of no model"),
+        (("length",), -1, "of no model"),
+        (("sum_bits",), 16, "sum_bits"),
+        (("secure",), {"least": 3, "neighbours": None, "trust": True}, "secure"),
+        (("unknown",), 1, "unknown"),
+        (("sottovoce",), "9.9", f"expected {sottovoce.__version__}, as it is here"),
+    ],
+    ids=str,
+)
+def test_a_letter_that_asks_for_something_else_is_refused(
+    village: Village, path: tuple[str, ...], value: object, problem: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(problem)):
+        Invitation.read(letter(village, *path, value=value))
+
+
+def test_a_node_is_not_counted_twice(village: Village) -> None:
+    found = json.loads(village.invitation.content)
+    with pytest.raises(InputError, match="names a node twice"):
+        Invitation.read(letter(village, "nodes", value=[*found["nodes"][1:], found["nodes"][1]]))
+
+
+def test_another_spelling_is_refused(village: Village) -> None:
+    spaced = json.dumps(json.loads(village.invitation.content), sort_keys=True).encode()
+    with pytest.raises(InputError, match="one spelling"):
+        Invitation.read(spaced)
+
+
+# In words.
+
+
+def test_words_say_what_is_asked(village: Village) -> None:
+    said = "\n".join(words(village.invitation))
+    for found in (
+        "family ctc_transformer, all of it",
+        f"{village.layout.dimension:,} parameters",
+        "2 local steps",
+        "at most 2 s of speech",
+        "never longer than 0.05 (the clip bound)",
+        "the server sees your update by itself, before any noise",
+        "8 times the clip bound",
+        "nothing. This is a rehearsal",
+        "12 rounds",
+        "probability 0.444 (4 of 9 people): about 5.33 times, never more than 12",
+    ):
+        assert found in said
+
+
+def test_words_of_a_release_have_its_epsilon(village: Village) -> None:
+    release = recipe_of(content(privacy={"mode": "secure"}, trainable="lora(r=2)"))
+    said = "\n".join(words(village.invite(release, secure=SecureSums(least=4))))
+    planned = plan_run(9, cohort_size=4, central_steps=12, delta=1e-3, noise_multiplier=8.0)
+    assert f"ε = {planned.epsilon.pld:,.4g} (PLD) / {planned.epsilon.rdp:,.4g} (RDP) at δ = 0.001" in said
+    assert "for each speaker, for all rounds together" in said
+    assert "sums of at least 4 people" in said
+    assert "lora(r=2)" in said
+
+
+def test_words_of_weights_and_no_noise(village: Village) -> None:
+    private = {"noise_multiplier": 0.0, "weighting": "seconds", "weight_cap": 30.0}
+    said = "\n".join(words(village.invite(recipe_of(content(privacy=private)))))
+    assert "Noise: none." in said
+    assert "counts by your seconds, up to 30 of them" in said

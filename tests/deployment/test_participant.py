@@ -1,0 +1,452 @@
+"""A participant does what its user accepted, once, for the server that the authority vouches for; and says no words."""
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.deployment.conftest import Settle
+from tests.deployment.village import NAMES, NOW, Village, content, recipe_of
+
+from sottovoce.deployment import keys, own_ledger, own_training
+from sottovoce.deployment.invitation import SecureSums, sealed_letter
+from sottovoce.deployment.messages import OVERHEAD, Answer, Code, Kind, Order, open_answer
+from sottovoce.deployment.own_ledger import OwnLedger, Quota, leave, pause, resume
+from sottovoce.deployment.payloads import read_words
+from sottovoce.deployment.sum_terms import Phase
+from sottovoce.errors import InputError
+
+ANNA, BERT = NAMES[:2]
+
+
+@pytest.fixture
+def village(settle: Settle) -> Village:
+    return settle()
+
+
+def code(village: Village, order: Order, **options: Any) -> Code:
+    """What Anna makes of an order; what is not done has no payload."""
+    answer = village.ask(ANNA, order, **options)
+    assert answer.code is Code.DONE or answer.payload == b""
+    return answer.code
+
+
+# Who is listened to.
+
+
+def test_a_participant_joins_step_by_step(village: Village) -> None:
+    participant = village.join(ANNA)
+    assert code(village, village.train(ANNA)) is Code.UNEXPECTED
+    assert code(village, village.terms(ANNA)) is Code.NOT_ACCEPTED
+    assert participant.invited is not None
+    assert participant.invited.digest == village.invitation.digest
+    participant.accept(participant.invited.digest)
+    terms = village.ask(ANNA, village.terms(ANNA))
+    assert (terms.code, terms.payload) == (Code.DONE, b"")
+    assert code(village, village.train(ANNA)) is Code.UNEXPECTED  # without the start model
+    assert code(village, village.order(ANNA, Kind.START, village.start_bytes)) is Code.DONE
+    assert village.ask(ANNA, village.terms(ANNA)).payload == village.invitation.start
+    update = read_words(village.ask(ANNA, village.train(ANNA)).payload, village.plan)
+    assert np.any(update)
+    assert village.said == []
+
+
+def test_the_start_model_is_kept(village: Village) -> None:
+    village.welcome(ANNA)
+    village.join(ANNA)
+    assert village.ask(ANNA, village.terms(ANNA)).payload == village.invitation.start
+    assert code(village, village.train(ANNA)) is Code.DONE
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=2 * OVERHEAD))
+def test_any_bytes_are_one_refusal(village: Village, data: bytes) -> None:
+    if ANNA not in village.joined:
+        village.welcome(ANNA)
+    sent = village.joined[ANNA].answer(data)
+    assert len(sent) == OVERHEAD
+    assert sent[5] == Code.UNREADABLE
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(kind=st.sampled_from(Kind), payload=st.binary(max_size=300))
+def test_any_signed_payload_is_one_answer(village: Village, kind: Kind, payload: bytes) -> None:
+    """Also from the server itself."""
+    if ANNA not in village.joined:
+        village.welcome(ANNA)
+    assert code(village, village.order(ANNA, kind, payload, attempt=10**6)) in {
+        Code.UNREADABLE,
+        Code.UNTRUSTED,
+        Code.UNEXPECTED,
+    }
+
+
+def test_nobody_elses_orders_are_followed(village: Village) -> None:
+    village.welcome(ANNA)
+    stranger = ec.generate_private_key(ec.SECP384R1())
+    for order in (village.train(ANNA), village.terms(ANNA), village.order(ANNA, Kind.START, village.start_bytes)):
+        assert code(village, order, key=stranger) is Code.UNTRUSTED
+    assert code(village, village.train(ANNA), key=village.key(BERT)) is Code.UNTRUSTED
+
+
+def test_another_authoritys_server_is_not_trusted(village: Village, tmp_path: Path) -> None:
+    village.join(ANNA)
+    keys.make_authority(tmp_path / "authority", now=NOW)
+    keys.make_server(tmp_path / "server", authority=tmp_path / "authority", hosts=["localhost"], now=NOW)
+    letter = sealed_letter(village.invitation, (tmp_path / "server" / "orders.pem").read_bytes())
+    theirs = keys.load_private_key(tmp_path / "server" / "orders.key")
+    assert code(village, village.order(ANNA, Kind.TERMS, letter), key=theirs) is Code.UNTRUSTED
+    assert village.said == ["the server's orders are not signed under the authority that was given"]
+
+
+@pytest.mark.parametrize("days", [-1, 400])
+def test_a_wrong_clock_is_said_where_it_belongs(village: Village, days: int) -> None:
+    village.join(ANNA, now=lambda: NOW + timedelta(days=days))
+    assert code(village, village.terms(ANNA)) is Code.UNTRUSTED
+    assert "set the clock, or have the certificate renewed" in village.said[0]
+
+
+def test_a_renewed_certificate_is_followed(village: Village) -> None:
+    village.welcome(ANNA)
+    keys.renew(village.place / "server", authority=village.place / "authority", now=NOW)
+    assert code(village, village.terms(ANNA)) is Code.DONE
+    assert code(village, village.train(ANNA)) is Code.DONE
+
+
+def test_an_order_for_somebody_else_is_answered_in_its_own_name(village: Village) -> None:
+    participant = village.welcome(ANNA)
+    order = village.train(BERT)
+    sent = participant.answer(order.signed(village.orders_key))
+    own = replace(order, node=keys.fingerprint(village.key(ANNA).public_key()))
+    assert open_answer(sent, order=own, key=village.key(ANNA).public_key(), limit=0).code is Code.MISDIRECTED
+
+
+def test_who_is_not_on_the_roster_is_not_meant(village: Village, settle: Settle) -> None:
+    village.join(ANNA)
+    village.people = [name for name in village.people if name != ANNA]
+    village.invitation = village.invite()
+    assert code(village, village.terms(ANNA)) is Code.MISDIRECTED
+
+
+# What is accepted.
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"privacy": {"clip_bound": 0.1}},
+        {"privacy": {"noise_multiplier": 7.0}},
+        {"steps": 13},
+        {"cohort_size": 5},
+        {"local": {"batch_seconds": 2, "lr": 0.1, "local_steps": 3}},
+    ],
+    ids=["clip bound", "noise", "rounds", "cohort", "local steps"],
+)
+def test_what_was_not_accepted_is_not_done(village: Village, change: dict[str, Any]) -> None:
+    participant = village.welcome(ANNA)
+    accepted = village.invitation
+    village.invitation = village.invite(recipe_of(content(**change)))
+    assert code(village, village.terms(ANNA)) is Code.NOT_ACCEPTED
+    assert participant.invited is not None
+    assert code(village, village.train(ANNA)) is Code.UNEXPECTED
+    # A header that names what was accepted, around a letter that says something else:
+    assert code(village, village.terms(ANNA, recipe=accepted.digest)) is Code.UNREADABLE
+    village.invitation = accepted
+    assert code(village, village.train(ANNA)) is Code.DONE
+
+
+def test_secure_sums_and_their_least_are_part_of_it(village: Village) -> None:
+    village.welcome(ANNA)
+    for changed in (SecureSums(least=3), SecureSums(least=4), SecureSums(least=3, neighbours=4)):
+        village.invitation = village.invite(secure=changed)
+        assert code(village, village.terms(ANNA)) is Code.NOT_ACCEPTED
+
+
+def test_no_more_rounds_than_were_accepted(village: Village) -> None:
+    village.welcome(ANNA)
+    assert code(village, village.train(ANNA, step=11)) is Code.DONE
+    assert code(village, village.train(ANNA, step=12)) is Code.NOT_ACCEPTED
+
+
+def test_an_acceptance_is_for_one_run(village: Village) -> None:
+    participant = village.welcome(ANNA)
+    assert code(village, village.train(ANNA)) is Code.DONE
+    other = b"s" * 16
+    assert code(village, village.train(ANNA, run=other)) is Code.NOT_ACCEPTED
+    participant.accept(village.invitation.digest)
+    assert code(village, village.train(ANNA, run=other)) is Code.DONE
+    assert code(village, village.train(ANNA)) is Code.NOT_ACCEPTED
+
+
+def test_in_a_release_so_many_rounds_are_so_many_updates(settle: Settle) -> None:
+    """A server that counts attempts instead of steps gets no more of them."""
+    village = settle(content(steps=2, privacy={"mode": "secure"}))
+    village.welcome(ANNA)
+    assert code(village, village.train(ANNA, step=0)) is Code.DONE
+    assert code(village, village.train(ANNA, step=0)) is Code.DONE
+    assert code(village, village.train(ANNA, step=1)) is Code.NOT_ACCEPTED
+    village.join(ANNA)
+    village.ask(ANNA, village.terms(ANNA))
+    assert code(village, village.train(ANNA, step=1)) is Code.NOT_ACCEPTED
+
+
+# Once.
+
+
+def test_an_attempt_is_answered_once(village: Village) -> None:
+    village.welcome(ANNA)
+    order = village.train(ANNA)
+    assert code(village, order) is Code.DONE
+    assert code(village, order) is Code.REPEATED
+    for again in ({"nonce": b"0" * 16}, {"step": 3}, {"attempt": 0}, {"payload": bytes(len(order.payload))}):
+        assert code(village, replace(order, **again)) is Code.REPEATED
+    village.join(ANNA)
+    village.ask(ANNA, village.terms(ANNA))
+    assert code(village, order) is Code.REPEATED
+    assert code(village, village.train(ANNA)) is Code.DONE
+
+
+def test_what_was_sent_is_written_down(village: Village) -> None:
+    village.welcome(ANNA)
+    village.ask(ANNA, village.train(ANNA, step=3))
+    village.joined[ANNA].close()
+    home = village.place / ANNA / "home"
+    ledger = OwnLedger(home)
+    records = [dict(record) for record in ledger._file.chain.records]
+    ledger.close()
+    assert records[0] == {"accepted": village.invitation.digest.hex()}
+    sent = records[1]
+    assert (sent["answered"], sent["step"], sent["attempt"], sent["day"]) == ("train", 3, 1, "2031-05-01")
+    assert sent["bytes"] == 8 * village.layout.dimension
+    assert (home / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_line_that_was_never_finished_is_cut_off(village: Village) -> None:
+    village.welcome(ANNA)
+    order = village.train(ANNA)
+    village.ask(ANNA, order)
+    village.joined[ANNA].close()
+    with (village.place / ANNA / "home" / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"hash":"torn')
+    village.join(ANNA)
+    village.ask(ANNA, village.terms(ANNA))
+    assert code(village, order) is Code.REPEATED
+
+
+def test_a_changed_record_is_refused(village: Village) -> None:
+    village.welcome(ANNA)
+    village.ask(ANNA, village.train(ANNA))
+    village.joined[ANNA].close()
+    path = village.place / ANNA / "home" / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"attempt":1', '"attempt":0'))
+    with pytest.raises(InputError, match="changed"):
+        village.join(ANNA)
+
+
+def test_two_processes_cannot_be_one_node(village: Village) -> None:
+    village.welcome(ANNA)
+    with pytest.raises(InputError, match="one writer at a time"):
+        OwnLedger(village.place / ANNA / "home")
+
+
+def test_what_cannot_be_written_down_does_not_leave(village: Village, monkeypatch: pytest.MonkeyPatch) -> None:
+    village.welcome(ANNA)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "ledger.jsonl")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(own_ledger.ChainWriter, "append", full)
+        assert code(village, village.train(ANNA)) is Code.UNABLE
+    assert "No space left on device" in village.said[0]
+    assert code(village, village.train(ANNA)) is Code.DONE
+
+
+# What its user wants.
+
+
+def test_pausing_and_leaving(village: Village) -> None:
+    village.welcome(ANNA)
+    home = village.place / ANNA / "home"
+    pause(home)
+    assert code(village, village.train(ANNA)) is Code.PAUSED
+    assert code(village, village.terms(ANNA)) is Code.PAUSED
+    resume(home)
+    assert code(village, village.train(ANNA)) is Code.DONE
+    leave(home)
+    assert code(village, village.train(ANNA)) is Code.LEFT
+    resume(home)
+    village.join(ANNA)
+    assert code(village, village.terms(ANNA)) is Code.LEFT
+
+
+@pytest.mark.parametrize(
+    "quota", [Quota(rounds=2), Quota(seconds=1e-9), Quota(bytes=1 << 40)], ids=["rounds", "seconds", "bytes"]
+)
+def test_a_quota_is_a_days(village: Village, quota: Quota) -> None:
+    if quota.bytes is not None:
+        quota = Quota(bytes=2 * 8 * village.layout.dimension + 1)
+    today = [NOW]
+    village.welcome(ANNA, quota=quota, now=lambda: today[0])
+    before = 1 if quota.seconds is not None else 2
+    assert [code(village, village.train(ANNA)) for _ in range(before + 1)] == [Code.DONE] * before + [Code.OVER_QUOTA]
+    village.join(ANNA, quota=quota, now=lambda: today[0])
+    village.ask(ANNA, village.terms(ANNA))
+    assert code(village, village.train(ANNA)) is Code.OVER_QUOTA
+    today[0] = NOW + timedelta(days=1)
+    assert code(village, village.train(ANNA)) is Code.DONE
+
+
+def test_a_quota_of_nothing_is_a_pause() -> None:
+    with pytest.raises(InputError, match="rounds=0, expected a positive number, or none; pausing is for zero"):
+        Quota(rounds=0)
+
+
+# What leaves.
+
+
+def test_a_failure_in_training_is_zeros(village: Village, monkeypatch: pytest.MonkeyPatch) -> None:
+    village.welcome(ANNA)
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("'my secret words' cannot be heard")
+
+    monkeypatch.setattr(own_training, "sum_part", fails)
+    answer = village.ask(ANNA, village.train(ANNA))
+    assert answer.code is Code.DONE
+    assert answer.payload == bytes(8 * village.layout.dimension)
+    assert village.said == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
+def test_a_model_that_breaks_training_gives_zeros_or_a_clipped_update(village: Village, value: float) -> None:
+    village.welcome(ANNA)
+    model_P = village.layout.zeros() + value
+    answer = village.ask(ANNA, village.train(ANNA, model_P))
+    assert answer.code is Code.DONE
+    cells = read_words(answer.payload, village.plan).view("<i8").astype(np.float64)
+    assert np.linalg.norm(cells * (village.plan.grid or 0)) <= village.plan.clip_bound
+
+
+def test_a_model_of_another_shape_is_unreadable(village: Village) -> None:
+    village.welcome(ANNA)
+    order = village.train(ANNA)
+    assert code(village, replace(order, payload=order.payload[:-4])) is Code.UNREADABLE
+    assert code(village, replace(order, payload=order.payload + bytes(4))) is Code.UNREADABLE
+    assert code(village, order) is Code.DONE  # nothing was written down for those
+
+
+def test_an_order_larger_than_agreed_is_not_read(village: Village) -> None:
+    village.welcome(ANNA)
+    participant = village.join(ANNA, largest_order=1000)
+    assert participant.answer(village.train(ANNA).signed(village.orders_key))[5] == Code.UNREADABLE
+
+
+def test_an_update_never_exceeds_its_bound(village: Village) -> None:
+    village.welcome(ANNA)
+    cells = read_words(village.ask(ANNA, village.train(ANNA)).payload, village.plan).view("<i8").astype(np.float64)
+    assert 0 < np.linalg.norm(cells * (village.plan.grid or 0)) <= village.plan.clip_bound
+
+
+# What a server might have a node load.
+
+
+def test_another_start_model_than_was_accepted_is_refused(village: Village) -> None:
+    participant = village.join(ANNA)
+    participant.accept(village.invitation.digest)
+    village.ask(ANNA, village.terms(ANNA))
+    changed = village.start_bytes[:-1] + bytes([village.start_bytes[-1] ^ 1])
+    assert code(village, village.order(ANNA, Kind.START, changed)) is Code.UNREADABLE
+    assert code(village, village.train(ANNA)) is Code.UNEXPECTED
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 15, b"\xff" * 64, bytes(16)])
+def test_a_start_model_that_is_none_is_said(village: Village, content: bytes) -> None:
+    village.start_bytes = content
+    village.invitation = village.invite()
+    village.join(ANNA).accept(village.invitation.digest)
+    village.ask(ANNA, village.terms(ANNA))
+    assert code(village, village.order(ANNA, Kind.START, content)) is Code.UNABLE
+    assert len(village.said) == 1
+    assert [path.name for path in (village.place / ANNA / "home" / "start").iterdir()] == []
+
+
+def test_a_start_model_names_no_module(village: Village) -> None:
+    """Its family is found by its name, and `module:FAMILY` would be imported."""
+    named = village.start_bytes.replace(b"ctc_transformer", b"antigravity:FLY")
+    assert len(named) == len(village.start_bytes)
+    assert named != village.start_bytes
+    village.start_bytes = named
+    village.invitation = village.invite()
+    village.join(ANNA).accept(village.invitation.digest)
+    village.ask(ANNA, village.terms(ANNA))
+    assert code(village, village.order(ANNA, Kind.START, named)) is Code.UNABLE
+    assert "another family: expected ctc_transformer" in village.said[0]
+
+
+# Sums that the server cannot open.
+
+
+@pytest.fixture
+def secure(settle: Settle) -> Village:
+    village = settle(secure=SecureSums(least=3))
+    for name in village.people[:5]:
+        village.welcome(name)
+    return village
+
+
+def begin(village: Village, count: int = 5) -> dict[str, int]:
+    """So many people train; when that was."""
+    village.attempt += 1
+    when = {"step": 2, "attempt": village.attempt}
+    for name in village.people[:count]:
+        answer = village.ask(name, replace(village.train(name), **when))
+        assert (answer.code, answer.payload) == (Code.DONE, b"")
+    village.attempt = when["attempt"]
+    return when
+
+
+def open_update(village: Village, name: str, when: dict[str, int]) -> Any:
+    """What somebody has trained, which no answer has shown."""
+    service = village.joined[name]._service
+    assert service is not None
+    assert service.secure_sum is not None
+    return service.secure_sum._update
+
+
+@pytest.mark.parametrize("phase", [*Phase, None], ids=lambda phase: "nobody" if phase is None else phase.name.lower())
+def test_who_drops_out_is_left_out_of_the_sum(secure: Village, phase: Phase | None) -> None:
+    when = begin(secure)
+    updates = {name: open_update(secure, name, when) for name in secure.people[:5]}
+    gone = secure.people[0]
+    if phase is not None:
+        secure.gone[gone] = phase
+    total = secure.opened(list(range(5)), **when)
+    counted = [name for name in updates if name != gone or phase is None or phase > Phase.MASKED]
+    assert np.array_equal(total, sum(updates[name] for name in counted))
+
+
+def test_an_update_is_masked_once(secure: Village) -> None:
+    when = begin(secure)
+    secure.opened(list(range(5)), **when)
+    for kind in (Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.SURVIVORS, Kind.UNMASK):
+        assert code(secure, secure.order(ANNA, kind, b"", **when)) is Code.UNEXPECTED
+    assert code(secure, replace(secure.train(ANNA), **when)) is Code.REPEATED
+
+
+def test_another_attempt_has_no_part_in_a_sum(secure: Village) -> None:
+    when = begin(secure)
+    assert code(secure, secure.order(ANNA, Kind.KEYS, step=2, attempt=when["attempt"] + 1)) is Code.UNEXPECTED
+    assert code(secure, secure.order(ANNA, Kind.KEYS, step=3, attempt=when["attempt"])) is Code.UNEXPECTED
+    assert code(secure, secure.order(ANNA, Kind.KEYS, **when)) is Code.DONE
+
+
+def test_a_server_never_gets_the_bare_update(secure: Village) -> None:
+    begin(secure)
+    answer: Answer = secure.ask(ANNA, secure.train(ANNA, step=3))
+    assert (answer.code, answer.payload) == (Code.DONE, b"")
