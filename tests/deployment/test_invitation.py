@@ -1,5 +1,6 @@
 """An invitation: one digest for all that a client computes and sends, and words for a person."""
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -16,6 +17,7 @@ from sottovoce.deployment import invitation as invitations
 from sottovoce.deployment.consent import words
 from sottovoce.deployment.invitation import Invitation, SecureSums, opened_letter, sealed_letter
 from sottovoce.errors import InputError
+from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.planner import plan_run
 
 
@@ -126,7 +128,7 @@ def changed(change: dict[str, Any]) -> Recipe:
     ("federation", "problem"),
     [
         ({"privacy": {"clip_bound": float("inf"), "noise_multiplier": 0.0}}, "clip_bound=inf: over a network"),
-        ({"privacy": {"adaptive": {"count_noise_std": 10.0}}}, "people accept one clip bound"),
+        ({"privacy": {"adaptive": {"target_quantile": 0.5, "count_noise_std": 10.0}}}, "people accept one clip bound"),
         ({"privacy": {"noise_multiplier": 0.0, "weighting": "utterances"}}, "hangs on what others send"),
         ({"local": {"batch_seconds": 2, "lr": 0.1, "time_line": {}}}, "would learn who has how much left"),
         ({"clients": {"rule": "device", "speakers_per_device": 2}}, "rule=device: over a network"),
@@ -171,10 +173,13 @@ def test_any_bytes_are_one_line(data: bytes) -> None:
     with pytest.raises(InputError) as raised:
         Invitation.read(data)
     assert "\n" not in str(raised.value)
-    try:
-        opened_letter(data)
-    except InputError as error:
-        assert "\n" not in str(error)
+
+
+@given(data=st.binary(max_size=40))
+def test_a_letter_is_whole_or_cut_short(data: bytes) -> None:
+    with contextlib.suppress(InputError):
+        certificate, rest = opened_letter(data)
+        assert len(certificate) + len(rest) + 4 == len(data)
 
 
 def test_a_letter_is_bounded_before_it_is_read() -> None:
@@ -264,6 +269,22 @@ def test_words_of_a_release_have_its_epsilon(village: Village) -> None:
     assert "for each speaker, for all rounds together" in said
     assert "sums of at least 4 people" in said
     assert "lora(r=2)" in said
+
+
+def test_words_of_noise_by_clients(village: Village) -> None:
+    release = recipe_of(content(privacy={"mode": "secure"}))
+    shares = NoiseShares(most=9, least=5, colluding=1)
+    said = "\n".join(words(village.invite(release, secure=SecureSums(least=5), noise_shares=shares)))
+    by_server = plan_run(9, cohort_size=9, central_steps=1, delta=1e-3, noise_multiplier=8.0 * (4 / 9) ** 0.5)
+    assert f"tells it ε = {by_server.epsilon.pld:,.4g} (PLD)" in said
+    assert "if no more than 1 others tell it their share" in said
+
+
+def test_noise_by_clients_needs_sums_of_as_many(village: Village) -> None:
+    release, shares = recipe_of(content(privacy={"mode": "secure"})), NoiseShares(most=9, least=5, colluding=1)
+    for secure in (None, SecureSums(least=4)):
+        with pytest.raises(InputError, match="secure sums of as many people at least"):
+            village.invite(release, secure=secure, noise_shares=shares)
 
 
 def test_words_of_weights_and_no_noise(village: Village) -> None:

@@ -1,5 +1,6 @@
 """An invitation in words that a person can say yes or no to."""
 
+from sottovoce.deployment.client_noise import epsilon_for_server
 from sottovoce.deployment.invitation import Invitation
 from sottovoce.privacy.promise import both
 from sottovoce.privacy.settings import Mode, Weighting
@@ -46,14 +47,15 @@ def _seen(invitation: Invitation) -> str:
 
 
 def _noise(invitation: Invitation) -> str:
-    private, plan = invitation.private, invitation.outline
+    private, plan, shares = invitation.private, invitation.outline, invitation.noise_shares
     if private.z == 0:
         return "Noise: none."
     who = "the server adds it to the sum, which it has seen by then"
-    if invitation.noise_by_clients is not None:
+    if shares is not None:
+        by_server = epsilon_for_server(plan, rounds=1, delta=private.delta)
         who = (
-            f"every client adds a share, so that nobody sees a sum without it while {invitation.noise_by_clients:,} of "
-            "them are honest"
+            "everybody adds a share before masking, so that the server sees no sum without noise: one with you in it "
+            f"tells it ε = {both(by_server)}, if no more than {shares.colluding:,} others tell it their share"
         )
     return f"Noise: of standard deviation {plan.noise_std_sum:.3g} ({private.z:g} times the clip bound); {who}."
 

@@ -14,7 +14,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import NoGuarantee, repeated
+from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings, Weighting
 from sottovoce.seeds import derive
@@ -75,8 +76,8 @@ class Invitation:
 
     `nodes` are the roster's public keys in its order, so that K is their number. `start` is the SHA-256 of the model
     that training starts from, as it travels; `length` is how many parameters are trained, `layout` a digest of their
-    names, shapes and order. Without `secure` the server sees each update by itself. `noise_by_clients`: so many honest
-    people at least, each of whom adds its share.
+    names, shapes and order. Without `secure` the server sees each update by itself. With `noise_shares` clients add
+    the noise before they mask.
     """
 
     recipe: Recipe
@@ -86,7 +87,7 @@ class Invitation:
     layout: bytes
     sum_bits: Literal[32, 64] = 64
     secure: SecureSums | None = None
-    noise_by_clients: int | None = None
+    noise_shares: NoiseShares | None = None
 
     def __post_init__(self) -> None:
         _check_suited(self.recipe, population_size=len(self.nodes))
@@ -94,9 +95,11 @@ class Invitation:
             raise InputError("the invitation names a node twice: expected everybody once")
         if self.length < 1 or len(self.start) != 32 or len(self.layout) != 32:
             raise InputError("the invitation is of no model: expected a digest and a length")
-        _ = self.private
+        _ = self.outline
         if self.secure is not None:
             _ = self.sum_terms
+        if self.noise_shares is not None and (self.secure is None or self.secure.least < self.noise_shares.least):
+            raise InputError("noise by clients: expected secure sums of as many people at least as the noise is for")
 
     @classmethod
     def of(
@@ -108,7 +111,7 @@ class Invitation:
         layout: Layout,
         sum_bits: Literal[32, 64] = 64,
         secure: SecureSums | None = None,
-        noise_by_clients: int | None = None,
+        noise_shares: NoiseShares | None = None,
     ) -> "Invitation":
         """To train the parameters of `layout` by `recipe`, from the model that travels as `start`."""
         if recipe.federation is None:
@@ -122,7 +125,7 @@ class Invitation:
             layout=_layout_digest(layout),
             sum_bits=sum_bits,
             secure=secure,
-            noise_by_clients=noise_by_clients,
+            noise_shares=noise_shares,
         )
 
     # Bytes.
@@ -141,7 +144,7 @@ class Invitation:
                 "layout": self.layout.hex(),
                 "sum_bits": self.sum_bits,
                 "secure": None if self.secure is None else self.secure.model_dump(),
-                "noise_by_clients": self.noise_by_clients,
+                "noise_shares": None if self.noise_shares is None else asdict(self.noise_shares),
             }
         )
 
@@ -174,7 +177,7 @@ class Invitation:
             layout=_digest(letter.layout),
             sum_bits=letter.sum_bits,
             secure=letter.secure,
-            noise_by_clients=letter.noise_by_clients,
+            noise_shares=letter.noise_shares,
         )
         if found.content != content:
             raise InputError("the invitation is not in its one spelling: another release, or changed on its way")
@@ -200,7 +203,7 @@ class Invitation:
         """What is clipped, rounded and accounted for, on both sides."""
         if layout.dimension != self.length or _layout_digest(layout) != self.layout:
             raise InputError("the start model has other parameters to train than the invitation says")
-        return Plan(self.private, layout, sum_bits=self.sum_bits)
+        return Plan(self.private, layout, sum_bits=self.sum_bits, noise_shares=self.noise_shares)
 
     @cached_property
     def sum_terms(self) -> Terms:
@@ -218,7 +221,7 @@ class Invitation:
     def outline(self) -> Plan:
         """A plan whose bound is not shared out among layers, which changes nothing of what is promised."""
         whole = replace(self.private, share=Share.GLOBAL, normalise=Normalise.NEVER, alpha={}, layer_groups={})
-        return Plan(whole, Layout(("all",), ((1,),)), sum_bits=self.sum_bits)
+        return Plan(whole, Layout(("all",), ((1,),)), sum_bits=self.sum_bits, noise_shares=self.noise_shares)
 
     @cached_property
     def epsilon(self) -> Epsilon | None:
@@ -349,7 +352,7 @@ class _Letter(Section):
     layout: str
     sum_bits: Literal[32, 64]
     secure: SecureSums | None
-    noise_by_clients: int | None
+    noise_shares: NoiseShares | None
 
 
 def _spelt(content: Mapping[str, Any]) -> bytes:

@@ -5,17 +5,22 @@ from dataclasses import replace
 from functools import partial
 from typing import final
 
+from sottovoce.deployment.client_noise import add_share
 from sottovoce.deployment.invitation import Invitation
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Kind, Order, Refused
 from sottovoce.deployment.secure_sum import Client
 from sottovoce.deployment.signatures import PrivateKey, sign
 from sottovoce.deployment.sum_terms import Attempt, Phase, Unsafe
+from sottovoce.privacy.plan import Plan
 
 
 @final
 class OwnSum:
-    """One attempt. `remember` writes an order down as answered, before its answer leaves; Refused where it was."""
+    """One attempt, with this node's share of the noise where clients add it.
+
+    `remember` writes an order down as answered, before its answer leaves; Refused where it was answered before.
+    """
 
     def __init__(
         self,
@@ -23,12 +28,15 @@ class OwnSum:
         invitation: Invitation,
         update: Words,
         *,
+        plan: Plan,
         key: PrivateKey,
         remember: Callable[[Order, int], None],
     ) -> None:
         self._order, self._update, self._remember = order, update, remember
         terms = invitation.sum_terms
         attempt = Attempt(terms=terms, run=order.run, step=order.step, attempt=order.attempt)
+        if plan.noise_shares is not None:
+            add_share(update, plan=plan, terms=terms)
         place = terms.roster.index(key.public_key())
         self._client = Client(attempt, place=place, sign=partial(sign, key), remember=self._left)
 

@@ -184,7 +184,9 @@ class Participant:
             self._remember(order, size, seconds)
             return order.answered(update.tobytes())
         self._remember(order, 0, seconds)
-        service.secure_sum = OwnSum(order, invitation, update, key=self._key, remember=self._remember)
+        service.secure_sum = OwnSum(
+            order, invitation, update, plan=training.plan, key=self._key, remember=self._remember
+        )
         return order.answered()
 
     def _remember(self, order: Order, size: int, seconds: float = 0.0) -> None:
