@@ -13,6 +13,7 @@ from tests.deployment.village import Village, content, recipe_of
 
 import sottovoce
 from sottovoce.config import Data, Federation, Privacy, Recipe
+from sottovoce.deployment import client_recipe
 from sottovoce.deployment import invitation as invitations
 from sottovoce.deployment.consent import words
 from sottovoce.deployment.invitation import Invitation, SecureSums, opened_letter, sealed_letter
@@ -38,13 +39,13 @@ def test_it_comes_back(village: Village) -> None:
 def test_every_setting_is_a_clients_business_or_is_not() -> None:
     """Whoever adds a setting to recipes says here whether clients' updates hang on it."""
     for section, ours, others in (
-        (Recipe, invitations.RECIPE, invitations.NOT_OF_RECIPE),
-        (Data, invitations.DATA, invitations.NOT_OF_DATA),
-        (Federation, invitations.FEDERATION, invitations.NOT_OF_FEDERATION),
+        (Recipe, client_recipe.RECIPE, client_recipe.NOT_OF_RECIPE),
+        (Data, client_recipe.DATA, client_recipe.NOT_OF_DATA),
+        (Federation, client_recipe.FEDERATION, client_recipe.NOT_OF_FEDERATION),
     ):
         assert set(ours) | set(others) == set(section.model_fields)
         assert not set(ours) & set(others)
-    assert set(invitations.NOT_OF_PRIVACY) <= set(Privacy.model_fields)
+    assert set(client_recipe.NOT_OF_PRIVACY) <= set(Privacy.model_fields)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ that would be imported or opened. ε is worked out here, on the client, from the
 
 import hashlib
 import json
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,44 +22,25 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import ValidationError
 
 import sottovoce
-from sottovoce.config import Recipe, validate
+from sottovoce.config import Recipe
 from sottovoce.config.sections import Section
+from sottovoce.deployment.client_recipe import check_closed, check_suited, client_recipe, clients_part
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.signatures import PublicKey
 from sottovoce.deployment.sum_terms import Terms
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import REGISTERED
-from sottovoce.optimisers.registry import OPTIMISERS
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import NoGuarantee, repeated
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.settings import Mode, PrivacySettings, Weighting
+from sottovoce.privacy.settings import Mode, PrivacySettings
 from sottovoce.seeds import derive
 from sottovoce.users.population import PRIVACY_UNITS
 
 LARGEST = 1 << 26  # bytes of an invitation: half a million nodes
-
-# What of a recipe is a client's business, and what is not: every setting is in one of the two.
-RECIPE, NOT_OF_RECIPE = ("seed", "data", "model", "federation"), ("about", "paper", "tokens", "central")
-DATA = ("train", "people_seed", "longest_seconds")
-NOT_OF_DATA = ("store", "prepare", "seed_part", "part", "dev", "test")
-FEDERATION = ("steps", "cohort_size", "trainable", "clients", "local", "privacy", "precision")
-NOT_OF_FEDERATION = (
-    *("seed_model", "rescale_norms", "server", "server_pass", "shared_dev", "engine", "stack_size", "workers"),
-    *("evaluate_every", "checkpoint_every", "test_clients", "measure", "patience"),
-)
-NOT_OF_PRIVACY = ("population_size", "extrapolate")
-
-# What a client's copy of a recipe says in their place.
-_NOBODYS = {
-    "about": "a federation over a network",
-    "data": {"store": "own"},
-    "federation": {"server": {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1.0}}},
-}
 
 
 class SecureSums(Section):
@@ -90,7 +70,7 @@ class Invitation:
     noise_shares: NoiseShares | None = None
 
     def __post_init__(self) -> None:
-        _check_suited(self.recipe, population_size=len(self.nodes))
+        check_suited(self.recipe, population_size=len(self.nodes))
         if len({fingerprint(key) for key in self.nodes}) != len(self.nodes):
             raise InputError("the invitation names a node twice: expected everybody once")
         if self.length < 1 or len(self.start) != 32 or len(self.layout) != 32:
@@ -116,9 +96,9 @@ class Invitation:
         """To train the parameters of `layout` by `recipe`, from the model that travels as `start`."""
         if recipe.federation is None:
             raise InputError("recipe: central training has no clients; expected a section federation")
-        _check_suited(recipe, population_size=len(nodes))
+        check_suited(recipe, population_size=len(nodes))
         return cls(
-            recipe=_client_recipe(_clients_part(recipe)),
+            recipe=client_recipe(clients_part(recipe)),
             nodes=tuple(nodes),
             start=hashlib.sha256(start).digest(),
             length=layout.dimension,
@@ -137,7 +117,7 @@ class Invitation:
         return _spelt(
             {
                 "sottovoce": sottovoce.__version__,
-                "recipe": _clients_part(self.recipe),
+                "recipe": clients_part(self.recipe),
                 "nodes": [key.public_bytes(*form).hex() for key in self.nodes],
                 "start": self.start.hex(),
                 "length": self.length,
@@ -168,9 +148,9 @@ class Invitation:
             raise InputError(
                 f"the server runs sottovoce {letter.sottovoce[:40]!r}, expected {sottovoce.__version__}, as it is here"
             )
-        _check_closed(letter.recipe)
+        check_closed(letter.recipe)
         found = cls(
-            recipe=_client_recipe(letter.recipe),
+            recipe=client_recipe(letter.recipe),
             nodes=tuple(map(_node, letter.nodes)),
             start=_digest(letter.start),
             length=letter.length,
@@ -230,93 +210,6 @@ class Invitation:
         if isinstance(event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
         return epsilon(repeated(event, self.recipe.federated.steps), self.private.delta)
-
-
-# What of a recipe is a client's business.
-
-
-def _clients_part(recipe: Recipe) -> dict[str, Any]:
-    """As plain data; what is infinite is written as a word, which JSON has no number for."""
-    content = recipe.model_dump(mode="json")
-    data = {name: content["data"].get(name) for name in DATA} | {"people_seed": recipe.people_seed}
-    federation = {name: content["federation"].get(name) for name in FEDERATION}
-    private = {name: value for name, value in federation["privacy"].items() if name not in NOT_OF_PRIVACY}
-    part = {
-        "seed": recipe.seed,
-        "data": data,
-        "model": content["model"],
-        "federation": federation | {"privacy": private},
-    }
-    plain: dict[str, Any] = _plain(part)
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(inside) for name, inside in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inside) for inside in value]
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
-
-
-def _client_recipe(part: Mapping[str, Any]) -> Recipe:
-    """The recipe as a client has it."""
-    content = {**_NOBODYS, **part, "data": _NOBODYS["data"] | part["data"]}
-    content["federation"] = _NOBODYS["federation"] | part["federation"]
-    return validate(content, where="of the invitation")
-
-
-def _check_closed(part: Mapping[str, Any]) -> None:
-    """Refuse what would have a client open a file, or import a module, that the server names."""
-    sections = {
-        "": (part, RECIPE),
-        "data": (part.get("data"), DATA),
-        "federation": (part.get("federation"), FEDERATION),
-    }
-    for where, (section, known) in sections.items():
-        if not isinstance(section, dict) or set(section) != set(known):
-            raise InputError(
-                f"the invitation's recipe{where and f' ({where})'}: expected {', '.join(known)}, each once"
-            )
-    model, local = part["model"], part["federation"]["local"]
-    family = model.get("family", next(iter(REGISTERED))) if isinstance(model, dict) else None
-    if family not in REGISTERED:
-        raise InputError(
-            f"the invitation's model: family={str(family)[:80]!r}, expected one of {', '.join(REGISTERED)}"
-        )
-    optimiser = local.get("optimiser") if isinstance(local, dict) else None
-    name = optimiser.get("name") if isinstance(optimiser, dict) else None
-    if name not in OPTIMISERS:
-        raise InputError(f"the invitation's optimiser: {str(name)[:80]!r}, expected one of {', '.join(OPTIMISERS)}")
-
-
-def _check_suited(recipe: Recipe, *, population_size: int) -> None:
-    """Refuse recipes whose clients need more of each other, or of the server, than an update can carry."""
-    settings = recipe.federated
-    private, rule = settings.privacy, settings.clients.rule
-    if rule not in PRIVACY_UNITS:
-        raise InputError(
-            f"federation.clients.rule={rule}: over a network clients are who they are; expected speaker or silo"
-        )
-    if rule == "silo" and settings.clients.silos != population_size:
-        raise InputError(f"federation.clients.silos={settings.clients.silos}: the roster has {population_size}")
-    if private.population_size not in (None, population_size):
-        raise InputError(
-            f"federation.privacy.population_size={private.population_size}: the roster has {population_size}"
-        )
-    if math.isinf(private.clip_bound):
-        raise InputError("federation.privacy.clip_bound=inf: over a network every update has a bound; set one")
-    if private.adaptive is not None:
-        raise InputError("federation.privacy.adaptive: people accept one clip bound, which a network cannot move")
-    if private.noise_scope is not None:
-        raise InputError("federation.privacy.noise_scope: that is for analysis, in a simulation")
-    if private.weighting is not Weighting.UNIFORM and private.weight_cap is None:
-        raise InputError(
-            f"federation.privacy.weighting={private.weighting}: a share of the cohort hangs on what others send; "
-            "expected uniform, or utterances or seconds with a weight_cap"
-        )
-    if settings.local.time_line is not None:
-        raise InputError("federation.local.time_line: a server would learn who has how much left; expected none")
 
 
 # As it travels: with the certificate of whoever signs the orders that follow.

@@ -40,7 +40,6 @@ class Kind(IntEnum):
     MASKED = 6
     SURVIVORS = 7
     UNMASK = 8
-    SCORE = 9  # evaluate on speech that was held out
 
 
 class Code(IntEnum):
