@@ -109,5 +109,11 @@ def test_what_cannot_be_summed_is_refused() -> None:
     off[0] = (plan.grid or 1.0) / 2
     with pytest.raises(BrokenPromise, match="off the grid"):
         words_of(off, plan)
+    small = plan_of(32)
+    for cells in (2.0**31, -(2.0**31) - 1, 2.0**70, float("nan")):
+        large = small.new_total()
+        large[0] = cells * (small.grid or 1.0)
+        with pytest.raises(BrokenPromise, match="too large for a word"):
+            words_of(large, small)
     with pytest.raises(Refused):
         read_words(bytes(8), plan)

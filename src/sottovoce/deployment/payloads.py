@@ -65,13 +65,15 @@ def update_bytes(plan: Plan) -> int:
 def words_of(total_P: Tensor, plan: Plan) -> Words:
     """A sum on the plan's grid as words."""
     assert plan.grid is not None
-    cells = torch.cat(plan.layout.parts(total_P)) / plan.grid
-    promise(bool((cells == cells.trunc()).all()), "an update off the grid")
     signed = _signed(plan)
-    whole = cells.cpu().to(torch.int64).numpy()
-    limit = np.iinfo(signed).max
-    promise(bool((np.abs(whole) <= limit).all()), "an update that does not fit")
-    return whole.astype(signed).view(f"<u{signed.itemsize}")
+    words = np.empty(plan.layout.dimension, dtype=signed)
+    places = torch.split(torch.from_numpy(words), list(plan.layout.sizes))
+    for place, part in zip(places, plan.layout.parts(total_P), strict=True):
+        cells = part.cpu() / plan.grid
+        place.copy_(cells)
+        # Neither off the grid nor too large for a word: it would have come out as another number.
+        promise(torch.equal(place.to(cells.dtype), cells), "an update off the grid, or too large for a word")
+    return words.view(f"<u{signed.itemsize}")
 
 
 def read_words(payload: bytes, plan: Plan) -> Words:
