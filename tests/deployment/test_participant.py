@@ -17,9 +17,10 @@ from sottovoce.deployment import keys, own_ledger, own_training
 from sottovoce.deployment.invitation import SecureSums, sealed_letter
 from sottovoce.deployment.messages import OVERHEAD, Answer, Code, Kind, Order, open_answer
 from sottovoce.deployment.own_ledger import OwnLedger, Quota, leave, pause, resume
-from sottovoce.deployment.payloads import read_words
+from sottovoce.deployment.payloads import read_model, read_words
 from sottovoce.deployment.sum_terms import Phase
 from sottovoce.errors import InputError
+from sottovoce.privacy.noise_shares import NoiseShares
 
 ANNA, BERT = NAMES[:2]
 
@@ -411,7 +412,7 @@ def begin(village: Village, count: int = 5) -> dict[str, int]:
     return when
 
 
-def open_update(village: Village, name: str, when: dict[str, int]) -> Any:
+def open_update(village: Village, name: str) -> Any:
     """What somebody has trained, which no answer has shown."""
     service = village.joined[name]._service
     assert service is not None
@@ -422,13 +423,30 @@ def open_update(village: Village, name: str, when: dict[str, int]) -> Any:
 @pytest.mark.parametrize("phase", [*Phase, None], ids=lambda phase: "nobody" if phase is None else phase.name.lower())
 def test_who_drops_out_is_left_out_of_the_sum(secure: Village, phase: Phase | None) -> None:
     when = begin(secure)
-    updates = {name: open_update(secure, name, when) for name in secure.people[:5]}
+    updates = {name: open_update(secure, name) for name in secure.people[:5]}
     gone = secure.people[0]
     if phase is not None:
         secure.gone[gone] = phase
     total = secure.opened(list(range(5)), **when)
     counted = [name for name in updates if name != gone or phase is None or phase > Phase.MASKED]
     assert np.array_equal(total, sum(updates[name] for name in counted))
+
+
+def test_noise_of_its_own_is_in_what_is_masked(settle: Settle) -> None:
+    """A share of so many cells in every coordinate: their mean square has a relative deviation of √(2/n)."""
+    village = settle(content(privacy={"mode": "secure"}), secure=SecureSums(least=5))
+    plain = village.welcome(ANNA)
+    service = plain._service
+    assert service is not None
+    assert service.training is not None
+    order = village.train(ANNA)
+    bare = service.training.update(read_model(order.payload, village.layout), step=0).view("<i8")
+    village.invitation = village.invite(noise_shares=NoiseShares(most=9, least=5, colluding=1))
+    village.welcome(ANNA)
+    assert code(village, village.train(ANNA)) is Code.DONE
+    share = (open_update(village, ANNA).view("<i8") - bare).astype(np.float64)
+    variance = village.invitation.plan(village.layout).share_variance
+    assert abs(np.mean(share**2) / variance - 1) < 8 * (2 / len(share)) ** 0.5
 
 
 def test_an_update_is_masked_once(secure: Village) -> None:

@@ -10,6 +10,7 @@ for their quota.
 """
 
 import os
+import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -65,7 +66,7 @@ class OwnLedger:
     """A node's own record, held against other processes while it is open."""
 
     def __init__(self, home: Path) -> None:
-        self._home = home
+        self._home, self._writing = home, threading.Lock()
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = ChainWriter(home / LEDGER)
         os.chmod(home / LEDGER, 0o600)
@@ -141,8 +142,9 @@ class OwnLedger:
         )
 
     def _append(self, record: dict[str, Any]) -> None:
-        self._file.append(record)
-        self._take(record)
+        with self._writing:  # a user may say yes while an order is being answered
+            self._file.append(record)
+            self._take(record)
 
     def _take(self, record: dict[str, Any]) -> None:
         """One line's meaning."""
