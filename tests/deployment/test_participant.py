@@ -249,6 +249,17 @@ def test_a_changed_record_is_refused(village: Village) -> None:
         village.join(ANNA)
 
 
+def test_a_record_of_something_else_is_refused_and_let_go(village: Village) -> None:
+    home = village.place / ANNA / "home"
+    home.mkdir()
+    writer = own_ledger.ChainWriter(home / "ledger.jsonl")
+    writer.append({"something": "else"})
+    writer.close()
+    for _ in range(2):  # the second time nobody holds the file
+        with pytest.raises(InputError, match="line 1 is no record of this release"):
+            OwnLedger(home)
+
+
 def test_two_processes_cannot_be_one_node(village: Village) -> None:
     village.welcome(ANNA)
     with pytest.raises(InputError, match="one writer at a time"):

@@ -17,7 +17,8 @@ def words(invitation: Invitation) -> list[str]:
     megabytes = invitation.length * invitation.sum_bits / 8e6
     lines = [
         f"What is trained: a model of family {recipe.model.family}, {settings.trainable or 'all of it'} "
-        f"({invitation.length:,} parameters), on your recordings and their texts, on this machine.",
+        f"({invitation.length:,} parameters), on your recordings{' and their texts' if recipe.reads_texts else ''}, on "
+        "this machine.",
         f"Each time: {amount}, with at most {local.batch_seconds:g} s of speech at once, learning rate {local.lr:g}.",
         f"What leaves this machine: one update of {invitation.length:,} numbers ({megabytes:,.2f} MB), never longer "
         f"than {private.clip_bound:g} (the clip bound), rounded to multiples of {plan.grid:.3g}. No recordings, texts, "

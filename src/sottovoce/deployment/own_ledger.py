@@ -12,6 +12,7 @@ for their quota.
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -70,15 +71,22 @@ class OwnLedger:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = ChainWriter(home / LEDGER)
         os.chmod(home / LEDGER, 0o600)
-        self._file.cut_torn_end()  # an answer that was never written down has never left
         self._accepted: dict[str, _Acceptance] = {}
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
         self._days: defaultdict[str, _Spent] = defaultdict(_Spent)
-        for number, record in enumerate(self._file.chain.records, start=1):
+        try:
+            self._file.cut_torn_end()  # an answer that was never written down has never left
+            self._read(self._file.chain.records)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, records: Sequence[dict[str, Any]]) -> None:
+        for number, record in enumerate(records, start=1):
             try:
                 self._take(record)
             except (KeyError, TypeError):
-                raise InputError(f"{home / LEDGER} line {number} is no record of this release") from None
+                raise InputError(f"{self._home / LEDGER} line {number} is no record of this release") from None
 
     def close(self) -> None:
         self._file.close()
