@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -181,6 +182,40 @@ def test_a_letter_is_whole_or_cut_short(data: bytes) -> None:
     with contextlib.suppress(InputError):
         certificate, rest = opened_letter(data)
         assert len(certificate) + len(rest) + 4 == len(data)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a letter."""
+    if path:
+        yield path
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in inside:
+        yield from places(each, (*path, name))
+
+
+ODD = st.sampled_from(
+    [None, True, -1, 0, 2, 10**30, 1e300, 0.5, "", "inf", "nan", "x", "os:path", [], [1], {}, {"a": 1}]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_changed_letter_is_one_line_or_says_what_it_says(village: Village, data: st.DataObject) -> None:
+    found = json.loads(village.invitation.content)
+    for _ in range(2):
+        *path, last = data.draw(st.sampled_from(list(places(found))))
+        section = found
+        for part in path:
+            section = section[part]
+        section[last] = data.draw(ODD)
+    sent = json.dumps(found, sort_keys=True, separators=(",", ":")).encode()
+    try:
+        assert Invitation.read(sent).content == sent
+    except InputError as error:
+        problem = str(error)
+    else:
+        problem = ""
+    assert "\n" not in problem
 
 
 def test_a_letter_is_bounded_before_it_is_read() -> None:

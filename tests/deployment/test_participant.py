@@ -385,20 +385,17 @@ def test_a_start_model_that_is_none_is_said(village: Village, content: bytes) ->
     village.ask(ANNA, village.terms(ANNA))
     assert code(village, village.order(ANNA, Kind.START, content)) is Code.UNABLE
     assert len(village.said) == 1
-    assert [path.name for path in (village.place / ANNA / "home" / "start").iterdir()] == []
+    assert not (village.place / ANNA / "home" / "start").exists()
 
 
-def test_a_start_model_names_no_module(village: Village) -> None:
-    """Its family is found by its name, and `module:FAMILY` would be imported."""
-    named = village.start_bytes.replace(b"ctc_transformer", b"antigravity:FLY")
-    assert len(named) == len(village.start_bytes)
-    assert named != village.start_bytes
-    village.start_bytes = named
-    village.invitation = village.invite()
-    village.join(ANNA).accept(village.invitation.digest)
-    village.ask(ANNA, village.terms(ANNA))
-    assert code(village, village.order(ANNA, Kind.START, named)) is Code.UNABLE
-    assert "another family: expected ctc_transformer" in village.said[0]
+def test_a_kept_start_model_that_was_changed_is_asked_for_again(village: Village) -> None:
+    village.welcome(ANNA)
+    kept = village.place / ANNA / "home" / "start" / village.invitation.start.hex()
+    kept.write_bytes(kept.read_bytes()[:-1])
+    village.join(ANNA)
+    assert village.ask(ANNA, village.terms(ANNA)).payload == b""
+    assert code(village, village.order(ANNA, Kind.START, village.start_bytes)) is Code.DONE
+    assert code(village, village.train(ANNA)) is Code.DONE
 
 
 # Sums that the server cannot open.

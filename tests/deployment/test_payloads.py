@@ -1,5 +1,8 @@
 """What travels as numbers comes back as it was, and sums of words are sums of updates."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.deployment.messages import Refused
-from sottovoce.deployment.payloads import read_model, read_words, total_of, update_bytes, words_of, write_model
+from sottovoce.deployment.payloads import (
+    read_model,
+    read_start,
+    read_words,
+    total_of,
+    update_bytes,
+    words_of,
+    write_model,
+    write_start,
+)
 from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.flat.layout import Layout
+from sottovoce.models.family import REGISTERED, find_family
+from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.privacy.ledger import Charge
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
+from sottovoce.text.tokens import NO_TOKENS, CharacterTokens
 
 LAYOUT = Layout(("a", "b"), ((5, 7), (3,)))
 
@@ -117,3 +132,62 @@ def test_what_cannot_be_summed_is_refused() -> None:
             words_of(large, small)
     with pytest.raises(Refused):
         read_words(bytes(8), plan)
+
+
+# Start models.
+
+
+@pytest.fixture(scope="module", params=sorted(REGISTERED))
+def start(request: pytest.FixtureRequest) -> tuple[Recogniser, Any]:
+    """A small model of each family, and the section of a recipe that it is of."""
+    family = find_family(request.param)
+    tokens = CharacterTokens("abc") if family.texts else NO_TOKENS
+    options = family.Options(**{**family.tiny, "family": family.name})
+    drawn = torch.Generator().manual_seed(1)
+    return fresh(family, options.settings(tokens=tokens.size + 1), tokens, language="de", generator=drawn), options
+
+
+def test_a_start_model_comes_back(start: tuple[Recogniser, Any]) -> None:
+    sent, options = start
+    found = read_start(write_start(sent), options)
+    assert (found.family, found.settings, found.tokens, found.language) == (
+        sent.family,
+        sent.settings,
+        sent.tokens,
+        "de",
+    )
+    assert list(found.parameters) == list(sent.parameters)
+    assert all(torch.equal(found.parameters[name], tensor) for name, tensor in sent.parameters.items())
+
+
+@given(data=st.data())
+def test_any_other_start_model_is_one_line(start: tuple[Recogniser, Any], data: st.DataObject) -> None:
+    """Cut short, or with some bytes of its first 4,000 changed: refused, or still a model of the same shapes."""
+    sent, options = start
+    content = bytearray(write_start(sent))
+    for at in data.draw(st.lists(st.integers(0, 3999), max_size=3)):
+        content[at % len(content)] = data.draw(st.integers(0, 255))
+    kept = data.draw(st.integers(0, len(content)) | st.just(len(content)))
+    try:
+        found = read_start(bytes(content[:kept]), options)
+    except InputError as error:
+        problem = str(error)
+        assert "\n" not in problem
+        return
+    assert {name: tensor.shape for name, tensor in found.parameters.items()} == {
+        name: tensor.shape for name, tensor in sent.parameters.items()
+    }
+
+
+def test_a_start_model_of_another_kind_is_refused(start: tuple[Recogniser, Any]) -> None:
+    sent, options = start
+    name = next(iter(sent.parameters))
+    for changed, problem in (
+        ({name: torch.zeros(3, 3, 3)}, "has shape"),
+        ({"stray": torch.zeros(1)}, "unknown parameter 'stray'"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            read_start(write_start(replace(sent, parameters={**sent.parameters, **changed})), options)
+    others = {each: value for each, value in sent.parameters.items() if each != name}
+    with pytest.raises(InputError, match="is missing"):
+        read_start(write_start(replace(sent, parameters=others)), options)

@@ -1,6 +1,5 @@
 """A federation in one process: nine people with a store and a key each, and a server that asks them one by one."""
 
-import tempfile
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,8 +81,7 @@ class Village:
         for name in self.people:
             keys.make_node(self.place / name / "key")
         self.start: Recogniser = starting_model(self.recipe, None, self.store)
-        with tempfile.TemporaryDirectory() as folder:
-            self.start_bytes = write_start(self.start, Path(folder))
+        self.start_bytes = write_start(self.start)
         self.layout = Layout.of(trained_part(self.recipe, self.start).initial)
         self.invitation = self.invite()
         self.plan: Plan = self.invitation.plan(self.layout)

@@ -31,7 +31,7 @@ _NOBODYS = {
 
 
 def clients_part(recipe: Recipe) -> dict[str, Any]:
-    """As plain data; what is infinite is written as a word, which JSON has no number for."""
+    """As plain data; what is not finite is written as a word, since JSON has no number for it."""
     content = recipe.model_dump(mode="json")
     data = {name: content["data"].get(name) for name in DATA} | {"people_seed": recipe.people_seed}
     federation = {name: content["federation"].get(name) for name in FEDERATION}
@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(inside) for name, inside in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inside) for inside in value]
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def client_recipe(part: Mapping[str, Any]) -> Recipe:
@@ -75,13 +75,13 @@ def check_closed(part: Mapping[str, Any]) -> None:
             )
     model, local = part["model"], part["federation"]["local"]
     family = model.get("family", next(iter(REGISTERED))) if isinstance(model, dict) else None
-    if family not in REGISTERED:
+    if not isinstance(family, str) or family not in REGISTERED:
         raise InputError(
             f"the invitation's model: family={str(family)[:80]!r}, expected one of {', '.join(REGISTERED)}"
         )
     optimiser = local.get("optimiser") if isinstance(local, dict) else None
     name = optimiser.get("name") if isinstance(optimiser, dict) else None
-    if name not in OPTIMISERS:
+    if not isinstance(name, str) or name not in OPTIMISERS:
         raise InputError(f"the invitation's optimiser: {str(name)[:80]!r}, expected one of {', '.join(OPTIMISERS)}")
 
 

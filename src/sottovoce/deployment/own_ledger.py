@@ -2,7 +2,7 @@
 
 HOME/ledger.jsonl    append-only lines, each sealed by a hash of all before it (`privacy.chain`)
 HOME/paused          while it is there, nothing is answered; `left`: nor ever again
-HOME/start/DIGEST/   models that training started from
+HOME/start/DIGEST    models that training started from, as they came
 
 A line is on the disk before the answer that it tells of may leave: a node that was killed and comes back knows what it
 has sent, and sends nothing else in its place. The file is the user's own and goes nowhere; times and sizes in it are

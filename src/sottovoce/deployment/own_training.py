@@ -10,7 +10,6 @@ from sottovoce.deployment.invitation import Invitation
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.own_speech import own_client
 from sottovoce.deployment.payloads import words_of
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.federated.cohort import sum_part
 from sottovoce.federated.engines.engine import Engine
@@ -46,8 +45,6 @@ def prepare(
 ) -> OwnTraining:
     """Everything that can be refused before the first round is refused here, in one line."""
     recipe = invitation.recipe
-    if start.family.name != recipe.model.family:
-        raise InputError(f"the start model is of family={start.family.name}, expected {recipe.model.family}")
     check_language(start, store)
     plan = invitation.plan(Layout.of(trained_part(recipe, start).initial))
     population, index = own_client(recipe, store, user=user)

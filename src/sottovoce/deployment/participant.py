@@ -11,7 +11,6 @@ speech. Whatever else goes wrong is a code.
 """
 
 import hashlib
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,11 +29,10 @@ from sottovoce.deployment.messages import Answer, Code, Kind, Order, Refused, ch
 from sottovoce.deployment.own_ledger import OwnLedger, Quota
 from sottovoce.deployment.own_sum import OwnSum
 from sottovoce.deployment.own_training import OwnTraining, prepare
-from sottovoce.deployment.payloads import load_start, read_model, read_start, update_bytes
+from sottovoce.deployment.payloads import read_model, read_start, update_bytes
 from sottovoce.deployment.signatures import PrivateKey, PublicKey
 from sottovoce.errors import InputError
-from sottovoce.files import sync_folder
-from sottovoce.models.saved import Recogniser
+from sottovoce.files import written_atomically
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 
@@ -109,7 +107,7 @@ class Participant:
         check_signature(data, service.server)
         self._ledger.check_standing()
         if order.kind is Kind.START:
-            service.training = self._prepared(service.invitation, self._keep_start(order.payload, service.invitation))
+            service.training = self._start(order, service.invitation)
             return order.answered()
         if order.kind is Kind.TRAIN and service.training is not None:
             return self._train(order, service, service.training)
@@ -139,33 +137,35 @@ class Participant:
             self._service = _Service(invitation, server)
         service = self._service
         service.server = server  # its certificate may have been renewed
-        folder = self._start_folder(invitation)
-        if service.training is None and folder.exists():
-            with self._refusing(Code.UNABLE):
-                start = load_start(folder)
-            service.training = self._prepared(invitation, start)
+        if service.training is None and (kept := self._kept_start(invitation)) is not None:
+            service.training = self._prepared(invitation, kept)
         return order.answered(b"" if service.training is None else invitation.start)
 
-    def _keep_start(self, content: bytes, invitation: Invitation) -> Recogniser:
-        """The start model, kept for the next time; its folder appears whole or not at all."""
-        if hashlib.sha256(content).digest() != invitation.start:
+    def _start(self, order: Order, invitation: Invitation) -> OwnTraining:
+        """Take the start model, and keep it for the next time."""
+        if hashlib.sha256(order.payload).digest() != invitation.start:
             raise Refused(Code.UNREADABLE)
-        folder = self._start_folder(invitation)
-        folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary, self._refusing(Code.UNABLE):
-            place = Path(temporary) / folder.name
-            place.mkdir()
-            start = read_start(content, place, family=invitation.recipe.model.family)
-            if not folder.exists():
-                place.rename(folder)
-                sync_folder(folder.parent)
-        return start
+        training = self._prepared(invitation, order.payload)
+        path = self._start_path(invitation)
+        path.parent.mkdir(exist_ok=True)
+        with written_atomically(path, private=True) as file:
+            file.write(order.payload)
+        return training
 
-    def _start_folder(self, invitation: Invitation) -> Path:
+    def _kept_start(self, invitation: Invitation) -> bytes | None:
+        """The start model as it came once; None where it did not, or is not what it was."""
+        path = self._start_path(invitation)
+        if not path.exists():
+            return None
+        content = path.read_bytes()
+        return content if hashlib.sha256(content).digest() == invitation.start else None
+
+    def _start_path(self, invitation: Invitation) -> Path:
         return self._home / START / invitation.start.hex()
 
-    def _prepared(self, invitation: Invitation, start: Recogniser) -> OwnTraining:
+    def _prepared(self, invitation: Invitation, content: bytes) -> OwnTraining:
         with self._refusing(Code.UNABLE):
+            start = read_start(content, invitation.recipe.model)
             return prepare(invitation, start, self._store, user=self._user, device=self._device)
 
     def _train(self, order: Order, service: "_Service", training: OwnTraining) -> Answer:

@@ -3,28 +3,28 @@
     model      the trained parameters in the order of their layout, float32
     update     as many words of 32 or 64 bits: how many cells of the plan's grid, negative ones as two's complement, so
                that words add up modulo 2³² or 2⁶⁴ and the sum of all is the sum of updates
-    start      lengths of two files (8 bytes each), config.json, tokens.json, model.safetensors (`models.saved`)
+    start      lengths of tokens and language (8 bytes each), tokens.json, language, parameters as safetensors
 
 Lengths are known before anything arrives, but for the start model's, whose digest people have accepted.
 """
 
+import json
 import struct
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Refused
 from sottovoce.errors import InputError, promise
-from sottovoce.files import written_atomically
 from sottovoce.flat.layout import Layout
-from sottovoce.models import saved
-from sottovoce.models.saved import Recogniser
-from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.models.family import Options, find_family
+from sottovoce.models.saved import Recogniser, check_parameters
 from sottovoce.privacy.plan import Plan
+from sottovoce.text.tokens import parse_tokens, written_tokens
 
 _FLOAT = np.dtype("<f4")
 _LENGTHS = struct.Struct("<QQ")
@@ -89,43 +89,35 @@ def total_of(words: Words, plan: Plan) -> Tensor:
     return _spread(torch.from_numpy(words.view(_signed(plan)).astype(np.float64) * plan.grid), plan.layout)
 
 
-# The model that training starts from: parameters that are not trained, tokens, settings.
+# The model that training starts from: tokens, language, parameters. Its family and settings are the recipe's.
 
 
-def write_start(start: Recogniser, folder: Path) -> bytes:
-    """A start model as it travels; `folder` is empty, and holds its files afterwards."""
-    saved.save(start.whole, folder)
-    config, tokens = ((folder / name).read_bytes() for name in (saved.CONFIG, saved.TOKENS))
-    return _LENGTHS.pack(len(config), len(tokens)) + config + tokens + (folder / saved.PARAMETERS).read_bytes()
+def write_start(start: Recogniser) -> bytes:
+    """A start model as it travels."""
+    tokens, language = json.dumps(written_tokens(start.tokens), sort_keys=True).encode(), start.language.encode()
+    parameters = {name: tensor.detach().cpu().float().contiguous() for name, tensor in start.parameters.items()}
+    return _LENGTHS.pack(len(tokens), len(language)) + tokens + language + safetensors.torch.save(parameters)
 
 
-def read_start(content: bytes, folder: Path, *, family: str) -> Recogniser:
-    """Put a start model's files into `folder` and load it; InputError where they are none, or of another `family`."""
-    if len(content) < _LENGTHS.size:
-        raise InputError(f"{folder}: the start model is cut short")
-    config, tokens = _LENGTHS.unpack_from(content)
-    ends = [_LENGTHS.size, _LENGTHS.size + config, _LENGTHS.size + config + tokens, len(content)]
-    if ends[2] > ends[3]:
-        raise InputError(f"{folder}: the start model is cut short")
-    # Before anything is loaded: a family is found by its name, and a name may be anybody's module.
-    if _architecture(content[ends[0] : ends[1]]) != family:
-        raise InputError(f"{folder}: the start model is of another family: expected {family}")
-    for name, begin, end in zip((saved.CONFIG, saved.TOKENS, saved.PARAMETERS), ends, ends[1:], strict=False):
-        with written_atomically(folder / name) as file:
-            file.write(content[begin:end])
-    return load_start(folder)
+def read_start(content: bytes, model: Options) -> Recogniser:
+    """A start model of a recipe's section `model`; InputError where `content` is something else.
 
-
-def load_start(folder: Path) -> Recogniser:
-    """The start model in `folder`, its parameters in their family's order, which a file does not keep."""
-    start = saved.load(folder)
-    names = start.family.shapes(start.settings)
-    return replace(start, parameters={name: start.parameters[name] for name in names})
-
-
-def _architecture(config: bytes) -> object:
+    Nothing of it decides what is loaded or how large it is made: it fits what the recipe says, or is refused.
+    """
+    tokens, language = _LENGTHS.unpack_from(content) if len(content) >= _LENGTHS.size else (len(content), 0)
+    texts, rest = _LENGTHS.size + tokens, _LENGTHS.size + tokens + language
+    if rest > len(content):
+        raise InputError("the start model is cut short")
+    known = parse_tokens(content[_LENGTHS.size : texts], where="the start model's tokens")
+    family, settings = find_family(model.family), model.settings(tokens=known.size + 1)
+    shapes = family.shapes(settings)
     try:
-        found = parse_json(config)
-    except Unreadable:
-        return None
-    return found.get("architecture") if isinstance(found, dict) else None
+        found = safetensors.torch.load(content[rest:])
+        spoken = content[texts:rest].decode()
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError):
+        raise InputError("the start model's parameters cannot be read") from None
+    check_parameters(found, shapes, where="the start model")
+    if any(tensor.dtype != torch.float32 for tensor in found.values()):
+        raise InputError("the start model's parameters are of another kind: expected float32")
+    # In the family's order, which a file does not keep.
+    return Recogniser(family, settings, known, {name: found[name] for name in shapes}, spoken)

@@ -210,21 +210,33 @@ def train_sentence_pieces(texts: Iterable[str], *, size: int = DEFAULT_PIECES) -
 
 def save_tokens(tokens: Tokens, path: Path) -> None:
     """Writes `tokens.json`: whole, or not at all."""
-    write_json(path, {**tokens.as_json(), "size": tokens.size, "digest": tokens.digest})
+    write_json(path, written_tokens(tokens))
+
+
+def written_tokens(tokens: Tokens) -> dict[str, object]:
+    """What `tokens.json` holds."""
+    return {**tokens.as_json(), "size": tokens.size, "digest": tokens.digest}
 
 
 def load_tokens(path: Path) -> Tokens:
     """Reads what `save_tokens` wrote; `InputError` when the file is missing, damaged or of an unknown kind."""
     try:
-        content = parse_json(path.read_bytes())
-        tokens = _from_json(content)
-        written_digest = content["digest"]
+        content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); a tokens.json was expected") from error
+    return parse_tokens(content, where=str(path))
+
+
+def parse_tokens(text: bytes, *, where: str) -> Tokens:
+    """The tokens in the text of a `tokens.json`."""
+    try:
+        content = parse_json(text)
+        tokens = _from_json(content)
+        written_digest = content["digest"]
     except (KeyError, TypeError, Unreadable, binascii.Error, InputError) as error:
-        raise InputError(f"{path}: not a tokens.json ({error})") from error
+        raise InputError(f"{where}: not a tokens.json ({error})") from error
     if tokens.digest != written_digest:
-        raise InputError(f"{path}: damaged: digest={written_digest} written, but its tokens give {tokens.digest}")
+        raise InputError(f"{where}: damaged: digest={written_digest} written, but its tokens give {tokens.digest}")
     return tokens
 
 
