@@ -460,6 +460,7 @@ def test_noise_of_its_own_is_in_what_is_masked(settle: Settle) -> None:
 def test_an_update_is_masked_once(secure: Village) -> None:
     when = begin(secure)
     secure.opened(list(range(5)), **when)
+    assert len(open_update(secure, ANNA)) == 0  # nor is it kept
     for kind in (Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.SURVIVORS, Kind.UNMASK):
         assert code(secure, secure.order(ANNA, kind, b"", **when)) is Code.UNEXPECTED
     assert code(secure, replace(secure.train(ANNA), **when)) is Code.REPEATED

@@ -52,7 +52,9 @@ class OwnSum:
                 case Kind.SHARES:
                     return client.shares(payload)
                 case Kind.MASKED:
-                    return client.masked(payload, self._update)
+                    masked = client.masked(payload, self._update)
+                    self._update = self._update[:0].copy()  # bare it is needed no more
+                    return masked
                 case Kind.SURVIVORS:
                     return client.survivors(payload)
                 case Kind.UNMASK:
