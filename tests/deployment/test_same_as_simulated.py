@@ -16,7 +16,7 @@ from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server
 from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.privacy.fingerprint import fingerprint
-from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
 from sottovoce.training.engines import build_engine
@@ -118,3 +118,20 @@ def test_weights_caps_and_holdouts(settle: Settle, tmp_path: Path) -> None:
 def test_clients_that_cannot_be_trained_send_zeros_in_both(settle: Settle, tmp_path: Path) -> None:
     """With so short a batch, whoever has said nothing shorter has nothing to train on."""
     compare(settle(content(local={"batch_seconds": 0.45, "lr": 0.1, "local_steps": 2})), tmp_path)
+
+
+@pytest.mark.parametrize("secure", [None, SecureSums(least=3)], ids=["open", "masked"])
+def test_a_release_sums_what_its_people_send(settle: Settle, tmp_path: Path, secure: SecureSums | None) -> None:
+    """A release's noise is never the same twice, so sums are compared; then rounds are charged, noised and made."""
+    village = settle(content(privacy={"mode": "secure"}, cohort_size=9), sum_bits=32, secure=secure)
+    for name in village.people:
+        village.welcome(name)
+    server_P, everybody = village.layout.flatten(trained_part(village.recipe, village.start).initial), np.arange(9)
+    sums = [
+        clients.sum(server_P, everybody, plan=village.plan, step=0).total
+        for clients in (village, simulated(village, village.plan))
+    ]
+    assert torch.equal(*sums)
+    assert sums[0].any()
+    trained(village, village, village.plan, tmp_path / "ledger.jsonl")
+    assert verify(tmp_path / "ledger.jsonl").steps == ROUNDS
