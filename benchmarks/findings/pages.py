@@ -1,10 +1,11 @@
 """A page for each suite, where the document's links lead: what every run gave, and how to make it again."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-from findings.kept import Kept
+from findings.kept import Kept, settings_of, varying
 from findings.numbers import between, per_cent, told_epsilon
 from findings.rates import dev_wer, start_wer
 from findings.templates import fill
@@ -14,6 +15,7 @@ from sottovoce.reporting.run_facts import FACTS
 from sottovoce.training.run_folder import CONFIG
 
 TEMPLATE = Path(__file__).with_name("suite.template.md")
+FEW = 12  # settings in which a run may differ from one above it whose recipe stands there whole
 
 
 def suite_pages(kept: Kept) -> dict[str, str]:
@@ -30,19 +32,35 @@ def recipe_of(suite: str) -> str:
 
 
 def _page(kept: Kept, suite: str) -> str:
-    runs = [_told(kept.run(f"{suite}/{label}")) for label in kept.labels(suite)]
+    shown: list[RunRecord] = []  # whole; runs of a suite are much the same, and mostly a seed apart
+    told = []
+    for run in (kept.run(f"{suite}/{label}") for label in kept.labels(suite)):
+        near = min(shown, key=lambda other: len(_apart(run, other)), default=None)
+        if near is None or len(_apart(run, near)) > FEW:
+            shown.append(run)
+            told.append(_told(run, suite, recipe=(run.folder / CONFIG).read_text(encoding="utf-8").rstrip()))
+        else:
+            told.append(_told(run, suite, near=_label(near), apart=_apart(run, near)))
     document = "RESULTS-gao.md" if suite.startswith("gao-") else "RESULTS.md"
-    return fill(TEMPLATE, {"suite": suite, "document": document, "runs": runs})
+    return fill(TEMPLATE, {"suite": suite, "document": document, "runs": told})
 
 
-def _told(run: RunRecord) -> dict[str, Any]:
-    suite, _, label = run.label.partition("/")
-    recipe = (run.folder / CONFIG).read_text(encoding="utf-8").rstrip()
-    return {"label": label, "about": run.config.get("about") or label, "facts": _facts(run, suite), "recipe": recipe}
+def _told(run: RunRecord, suite: str, **recipe: Any) -> dict[str, Any]:
+    label = _label(run)
+    return {"label": label, "about": run.config.get("about") or label, "facts": _facts(run, suite), **recipe}
+
+
+def _apart(run: RunRecord, other: RunRecord) -> dict[str, str]:
+    """The settings of `run`, its seed among them, that are not those of `other`; what it does not have is null."""
+    own, others = ({**settings_of(each), "seed": each.config.get("seed")} for each in (run, other))
+    return {path: json.dumps(own.get(path)) for path in varying([own, others])}
+
+
+def _label(run: RunRecord) -> str:
+    return run.label.partition("/")[2]
 
 
 def _facts(run: RunRecord, suite: str) -> dict[str, str]:
-    label = run.label.partition("/")[2]
     rates = {}
     for name, test in run.tests.items():
         of = "" if len(run.tests) == 1 else f", {name}"
@@ -55,7 +73,7 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
         "privacy": told_epsilon(run) if run.privacy else NOTHING,
         "ledger": _ledger(run),
         **{name: FACTS[name](run) for name in ("rounds or steps", "engine", "commit", "hardware")},
-        "again": f"`sottovoce run {recipe_of(suite)} --only {label}`",
+        "again": f"`sottovoce run {recipe_of(suite)} --only {_label(run)}`",
     }
 
 

@@ -193,7 +193,7 @@ def test_other_clients_cannot_be_compared(results: Path, copy: Copy) -> None:
 
 
 def test_a_page_says_what_its_runs_say(run: Path, results: Path, copy: Copy) -> None:
-    copy("other", ("about: tones", "about: other tones"))
+    copy("other", ("about: tones", "about: other tones"), ("seed: 1\n", "seed: 2\n"), ("share: dim", "share: global"))
     keep(run, results / "suite/short", brief=True)
     page = suite_pages(Kept(archived(results), results))["suite"]
     parts = dict(zip(*[iter(re.split(r'<a id="(.+)"></a>\n', page)[1:])] * 2, strict=True))
@@ -214,6 +214,8 @@ def test_a_page_says_what_its_runs_say(run: Path, results: Path, copy: Copy) -> 
         assert f"\n{line}\n" in parts["dim"]
     assert f"```yaml\n{(run / 'config.yaml').read_text()}```\n\n</details>\n" in parts["dim"]
     assert "\nother tones\n" in parts["other"]
+    assert parts["other"].endswith('\nRecipe: that of [dim](#dim), but `federation.privacy.share: "global"`, `seed: 2`.\n\n')
+    assert parts["short"].endswith("\nRecipe: that of [dim](#dim).\n")
     assert "\n| ledger | not kept |\n" in parts["short"]
 
 
