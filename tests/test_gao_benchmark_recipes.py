@@ -10,7 +10,9 @@ import pytest
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
 
 ROOM = "benchmark/gao/"
-REPEATED = ("weighting", "weighting-it", "clients", "start", "server-pass", "private", "private-loss")
+REAL = "real-speech-commands"
+PRIVATE = ("private", "private-noise", "private-loss", "private-loss-noise")
+REPEATED = ("weighting", "weighting-it", "clients", "start", "second-half", "server-pass", REAL, *PRIVATE)
 SUITES = (*REPEATED, "learning-rates")
 RELEASED = ("utterances", "loss_released", "wer_released")
 WEIGHTINGS = (*RELEASED, "loss", "wer")
@@ -22,7 +24,7 @@ RATES = {
     "scratch": ("start", "scratch-fedavg", "federation.local.lr"),
     "fedadam": ("start", "scratch-fedadam", "federation.server.schedule.lr"),
 }
-WARM_UP = {"most_utterances_share": 0.5}
+WARM_UP, REAL_WARM_UP = {"most_utterances_share": 0.5}, {"fraction": 0.02}
 
 
 @cache
@@ -82,7 +84,9 @@ def test_federated_runs_start_from_a_warm_up_that_fits_and_that_heard_no_client(
     for where, recipe in all_runs():
         if recipe.federation is None:
             continue
-        assert (recipe.data.part, settings(recipe)["data"]["seed_part"]) == ("federation", WARM_UP_PART), where
+        warmed = {key: of for key, of in settings(recipe)["data"]["seed_part"].items() if of is not None}
+        assert recipe.data.part == "federation", where
+        assert warmed == (REAL_WARM_UP if where.startswith(REAL) else WARM_UP), where
         if recipe.federated.seed_model is None:
             warm_up = "warm-up-fr" if where.startswith("learning-rates/") else "warm-up-half-fr"
             assert recipe.tokens.file == f"runs/benchmark-gao-{warm_up}/model/tokens.json", where
@@ -94,7 +98,12 @@ def test_federated_runs_start_from_a_warm_up_that_fits_and_that_heard_no_client(
         assert (seed.model.mu, seed.tokens) == (recipe.model.mu, recipe.tokens), where
 
 
-WARM_UP_PART = {"fraction": None, "most_data_speakers": None, "most_data_share": None, **WARM_UP}
+def test_the_second_half_is_the_clients_speech_from_where_they_start() -> None:
+    found = runs("second-half")
+    for label, recipe in (("silo", "silo"), ("user", "user-k20")):
+        assert found[label] == runs("clients")[recipe]
+        assert found["central"].data == found[label].data
+        assert found["central"].training.start_from == found[label].federated.seed_model
 
 
 def test_clients_train_as_in_the_released_code_but_for_the_rate() -> None:
@@ -104,7 +113,7 @@ def test_clients_train_as_in_the_released_code_but_for_the_rate() -> None:
         local = recipe.federated.local
         assert (local.local_epochs, local.batch_utterances, local.order) == (5, 8, "ascending"), where
         assert (local.optimiser, local.clip_gradients) == ({"name": "sgd"}, 5.0), where
-        with_ctc = None if where.startswith("private-loss/") else 4
+        with_ctc = None if where.startswith("private-loss") else 4
         assert (recipe.model.ctc_epochs, recipe.model.norm) == (with_ctc, "layer"), where
 
 
@@ -113,6 +122,7 @@ def test_clients_train_as_in_the_released_code_but_for_the_rate() -> None:
     [
         ("weighting", {"user": WEIGHTINGS, "silo": WEIGHTINGS, "two-users": RELEASED}),
         ("weighting-it", {"user": RELEASED, "silo": RELEASED}),
+        (REAL, dict.fromkeys(("user", "silo"), ("utterances", "loss", "wer", "wer_released"))),
     ],
 )
 def test_weightings_differ_in_weights_alone(suite: str, weightings: Mapping[str, tuple[str, ...]]) -> None:
@@ -144,20 +154,33 @@ def test_k_is_all_that_differs_between_cohorts() -> None:
         assert changed(found, runs("clients")["user-k20"]) == {"federation.cohort_size"}
 
 
-def test_private_runs_pay_the_same_for_either_weighting() -> None:
-    found = runs("private")
-    for level in ("none", "low", "high"):
+NOISE = "federation.privacy.noise_multiplier"
+
+
+@pytest.mark.parametrize(
+    ("suite", "levels"), [("private", {"none", "low", "high"}), ("private-noise", {"none", "higher", "highest"})]
+)
+def test_private_runs_pay_the_same_for_either_weighting(suite: str, levels: set[str]) -> None:
+    found = runs(suite)
+    assert {label.split("-")[1] for label in found} == levels
+    for level in levels:
         equal, capped = (found[f"{how}-{level}"] for how in ("equal", "capped"))
         assert changed(capped, equal) == {
             f"federation.privacy.{key}" for key in ("denominator", "weight_cap", "weighting")
         }
-        assert changed(equal, found["equal-low"]) <= {"federation.privacy.noise_multiplier"}
-    for label, recipe in runs("private-loss").items():
+        assert changed(equal, runs("private")["equal-none"]) == (set() if level == "none" else {NOISE})
+
+
+@pytest.mark.parametrize(
+    ("suite", "of_weights", "measured"),
+    [("private-loss", "private", set()), ("private-loss-noise", "private-noise", {"federation.measure"})],
+)
+def test_losses_pay_the_same(suite: str, of_weights: str, measured: set[str]) -> None:
+    for label, recipe in runs(suite).items():
         loss, _, level = label.partition("-seed")[0].rpartition("-")
-        assert recipe.federated.privacy == found[f"equal-{level}"].federated.privacy, label
-        assert changed(recipe, runs("private-loss")[f"joint-{level}"]) - {"seed"} == (
-            set() if loss == "joint" else {"federation.seed_model", "model.mu"}
-        ), label
+        assert recipe.federated.privacy == runs(of_weights)[f"equal-{level}"].federated.privacy, label
+        apart = changed(recipe, runs(suite)[f"joint-{level}"]) - {"seed"}
+        assert apart == (set() if loss == "joint" else {"federation.seed_model", "model.mu"} | measured), label
 
 
 def test_rates_that_were_tried_differ_in_the_rate_alone_and_the_chosen_one_is_among_them() -> None:

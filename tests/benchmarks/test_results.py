@@ -214,7 +214,9 @@ def test_a_page_says_what_its_runs_say(run: Path, results: Path, copy: Copy) -> 
         assert f"\n{line}\n" in parts["dim"]
     assert f"```yaml\n{(run / 'config.yaml').read_text()}```\n\n</details>\n" in parts["dim"]
     assert "\nother tones\n" in parts["other"]
-    assert parts["other"].endswith('\nRecipe: that of [dim](#dim), but `federation.privacy.share: "global"`, `seed: 2`.\n\n')
+    assert parts["other"].endswith(
+        '\nRecipe: that of [dim](#dim), but `federation.privacy.share: "global"`, `seed: 2`.\n\n'
+    )
     assert parts["short"].endswith("\nRecipe: that of [dim](#dim).\n")
     assert "\n| ledger | not kept |\n" in parts["short"]
 
