@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+from sottovoce.evaluation.measures import MeasureName
 from sottovoce.evaluation.per_speaker import CONFIDENCE, DRAWS, FEWEST_SPEAKERS, Interval
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.seeds import stream
@@ -44,9 +45,9 @@ def start_wer(run: RunRecord, test: str | None = None) -> float | None:
     return None if found is None else found["wer"]
 
 
-def dev_wer(run: RunRecord) -> float | None:
-    """Of the model that was tested, which was chosen by it."""
-    found: float | None = (run.results.get("model") or {}).get("dev_wer")
+def dev_wer(run: RunRecord, measure: MeasureName = "wer") -> float | None:
+    """Of the model that was tested, which was chosen by it; None where it was chosen by another measure."""
+    found: float | None = (run.results.get("model") or {}).get(f"dev_{measure}")
     return found
 
 

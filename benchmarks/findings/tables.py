@@ -42,6 +42,7 @@ def _population(run: RunRecord) -> str:
 COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
     "start": ("start, test WER %", lambda runs: rates_cell([start_wer(run) for run in runs.values()])),
     "dev": ("dev WER %", lambda runs: rates_cell([dev_wer(run) for run in runs.values()])),
+    "dev-ctc": ("dev WER by CTC %", lambda runs: rates_cell([dev_wer(run, "ctc_wer") for run in runs.values()])),
     "test": ("test WER %", lambda runs: rates_cell([scored(run)["wer"] for run in runs.values()])),
     "epsilon": ("ε (RDP)", _once(_epsilon)),
     "population": ("people for ε ≤ 8 (RDP)", _once(_population)),

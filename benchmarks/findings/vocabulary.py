@@ -18,9 +18,10 @@ from findings.numbers import (
     told_population,
     value_at,
 )
-from findings.rates import difference, scored, start_wer
+from findings.rates import dev_wer, difference, scored, start_wer
 from findings.tables import suite_grid, suite_table
 from sottovoce.errors import InputError
+from sottovoce.evaluation.measures import MeasureName
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.records import RunRecord
 
@@ -40,7 +41,7 @@ class Vocabulary:
 
     def functions(self) -> dict[str, Callable[..., str]]:
         """By the names that a template has for them."""
-        sentences = (self.wer, self.startwer, self.mean, self.difference, self.epsilon, self.population)
+        sentences = (self.wer, self.startwer, self.mean, self.dev, self.difference, self.epsilon, self.population)
         others = (self.value, self.ratio, self.imbalance, self.table, self.grid)
         of_clients = (
             self.client_mean,
@@ -63,6 +64,10 @@ class Vocabulary:
     def mean(self, setting: str, *, test: str | None = None) -> str:
         """Mean test WER over seeds, the least and the largest."""
         return self._over_seeds(setting, lambda run: scored(run, test)["wer"])
+
+    def dev(self, setting: str, measure: MeasureName = "wer") -> str:
+        """Mean dev WER over seeds of the models that were tested; `ctc_wer` where that is what they were chosen by."""
+        return self._over_seeds(setting, lambda run: dev_wer(run, measure))
 
     def difference(self, first: str, second: str, *, test: str | None = None) -> str:
         """The first's WER less the second's, over common seeds, paired over speakers."""

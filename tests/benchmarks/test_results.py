@@ -290,6 +290,22 @@ def test_numbers_come_from_the_files(results: Path) -> None:
     assert text[5].startswith(f"{larger:.1f}× (")
 
 
+def test_a_dev_rate_is_by_what_the_model_was_chosen_by(results: Path, copy: Copy) -> None:
+    other = copy("by-ctc") / "results.json"
+    other.write_text(other.read_text().replace('"dev_wer": ', '"dev_ctc_wer": '))
+    rate = f"{100 * json.loads(other.read_text())['model']['dev_ctc_wer']:.1f}"
+    text = rendered(
+        results,
+        '{{ dev("suite/dim") }}\n{{ dev("suite/by-ctc", "ctc_wer") }}\n{{ table("suite", "dev", "dev-ctc") }}',
+    ).splitlines()
+    assert text[0] == f"[{rate} %](../results/suite.md#dim) (one seed)"
+    assert text[1] == f"[{rate} %](../results/suite.md#by-ctc) (one seed)"
+    assert text[2].startswith("| setting | dev WER % | dev WER by CTC % |")
+    assert [line.split(" | ")[1:3] for line in text[4:6]] == [["–", rate], [rate, "–"]]
+    with pytest.raises(InputError, match="suite/by-ctc: expected a rate in each of its runs"):
+        rendered(results, '{{ dev("suite/by-ctc") }}')
+
+
 def test_tables_and_grids_show_their_settings_in_order(results: Path, copy: Copy) -> None:
     for share in ("dim", "uniform"):
         for lr in ("0.01", "0.1"):
