@@ -14,6 +14,7 @@ from pathlib import Path
 
 from findings.document import render_all, unsupported, write
 from findings.keeping import keep
+from findings.kept import Kept
 
 from sottovoce.errors import InputError
 from sottovoce.reporting.archives import SUFFIX, pack, unpack
@@ -49,7 +50,7 @@ def keep_runs(paths: list[Path], *, results: Path, suite: str | None, rounds: in
 
 def write_documents(*, results: Path, docs: Path, allow_missing: bool) -> int:
     """Write the documents, their figures and the pages of suites; 1 where runs are missing or a claim shows none."""
-    documents = render_all(docs, results=results)
+    documents = render_all(Kept(results, docs))
     missing = list(dict.fromkeys(name for document in documents.values() for name in document.missing))
     if missing and not allow_missing:
         print(f"{len(missing)} runs are named and not kept: {', '.join(missing)}", file=sys.stderr)

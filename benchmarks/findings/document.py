@@ -40,23 +40,24 @@ def templates(docs: Path) -> dict[Path, Path]:
     return {docs / path.name.replace("results", "RESULTS").replace(".template", ""): path for path in found}
 
 
-def render_all(docs: Path, *, results: Path) -> dict[Path, Document]:
-    """Every document of `docs`; what they share of the runs is read once."""
-    kept = Kept(results, docs)
-    return {path: _render(template, kept) for path, template in templates(docs).items()}
+def render_all(kept: Kept) -> dict[Path, Document]:
+    """Every document of the folder that `kept` writes links for."""
+    pages = suite_pages(kept)
+    return {path: _render(template, kept, pages) for path, template in templates(kept.document).items()}
 
 
 def render(template: Path, *, results: Path) -> Document:
     """Fill in `template` from the runs kept in `results`; the document lies beside its template."""
-    return _render(template, Kept(results, template.parent))
+    kept = Kept(results, template.parent)
+    return _render(template, kept, suite_pages(kept))
 
 
-def _render(template: Path, kept: Kept) -> Document:
+def _render(template: Path, kept: Kept, pages: dict[str, str]) -> Document:
     vocabulary = Vocabulary(kept, IMAGES)
     missing: dict[str, None] = {}
     asked = {name: _patient(function, missing) for name, function in vocabulary.functions().items()}
     text = HEADER.format(template=f"docs/{template.name}") + fill(template, asked)
-    return Document(text, vocabulary.drawn, suite_pages(kept), tuple(missing))
+    return Document(text, vocabulary.drawn, pages, tuple(missing))
 
 
 def _patient(function: Callable[..., str], missing: dict[str, None]) -> Callable[..., str]:

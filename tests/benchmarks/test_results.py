@@ -61,8 +61,14 @@ def copy(results: Path) -> Copy:
 # What is in the repository.
 
 
-def test_the_documents_are_what_the_kept_runs_give() -> None:
-    made = render_all(ROOT / "docs", results=ROOT / "results")
+@pytest.fixture(scope="module")
+def here() -> Kept:
+    """All of it, each run read once: its ledger is verified, which takes some hundredths of a second."""
+    return Kept(ROOT / "results", ROOT / "docs")
+
+
+def test_the_documents_are_what_the_kept_runs_give(here: Kept) -> None:
+    made = render_all(here)
     assert sorted(path.name for path in made) == sorted(DOCUMENTS)
     assert sorted(path.name for path in (ROOT / "docs").glob("RESULTS*.md")) == sorted(DOCUMENTS)
     figures: dict[str, bytes] = {}
@@ -90,20 +96,19 @@ def test_every_link_leads_to_its_run(document: str, fewest: int) -> None:
         assert f'<a id="{label}"></a>\n\n## {label}\n' in (ROOT / "results" / page).read_text(), link
 
 
-def test_what_is_kept_is_small_and_sound() -> None:
-    kept = Kept(ROOT / "results", ROOT / "docs")
+def test_what_is_kept_is_small_and_sound(here: Kept) -> None:
     assert {path.suffix for path in (ROOT / "results").rglob("*") if path.is_file()} == {".zip", ".md"}
     assert sum(path.stat().st_size for path in (ROOT / "results").iterdir()) <= 8e6
-    names = {f"{suite}/{label}" for suite in kept.suites() for label in kept.labels(suite)}
+    names = {f"{suite}/{label}" for suite in here.suites() for label in here.labels(suite)}
     assert len(names) > 300
-    for suite in kept.suites():
+    for suite in here.suites():
         inside = open_path(ROOT / f"results/{suite}.zip")
         files = {path.relative_to(inside) for path in inside.rglob("*") if path.is_file()}
         assert {f"{suite}/{path.parent}" for path in files} <= names
         assert {path.name for path in files} <= set(FILES)
-    sizes = [path.stat().st_size for name in names for path in kept.run(name).folder.iterdir()]
+    sizes = [path.stat().st_size for name in names for path in here.run(name).folder.iterdir()]
     assert sum(sizes) <= 44e3 * len(names)
-    for found in map(kept.run, names):
+    for found in map(here.run, names):
         assert not found.problems
         assert found.ledger is None or not found.ledger.problem
 
