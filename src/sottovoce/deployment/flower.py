@@ -1,0 +1,322 @@
+"""The link over Flower (flwr 1.41): nodes with keys ask for their orders over TLS, and bring answers.
+
+    our server loop ─ FlowerLink ─ Flower's state, in memory ◄─ Flower's Fleet API ◄─ gate ◄─ TLS ◄─ nodes (`worker`)
+
+Flower carries and authenticates. Its API for nodes is served from this process, out of the state that `ask` writes to
+and reads from; there is no Control API, no Runtime API and no code to ship, so nobody can ask for any. Nodes are
+registered here, by the public keys of a roster, and cannot register themselves.
+
+A message is a few records of at most `CHUNK` bytes, which Flower knows by their hashes: what is lost on the way is sent
+again chunk by chunk, and the model of a round, the same for all, is held once.
+"""
+
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, final
+
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from fastapi import Depends, FastAPI, HTTPException, Request
+from flwr.app import Metadata
+from flwr.app.message import ConfigRecord, Message, RecordDict, make_message, remove_content_from_message
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
+from flwr.supercore.date import now
+from flwr.supercore.error import http_error_translator
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.object_store.object_store import NoObjectInStoreError
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from flwr.superlink.routers.fleet.router import router as fleet_router
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from sottovoce.deployment.gate import Gate, Receive, Scope, Send
+from sottovoce.errors import InputError
+
+CHUNK = 1 << 22  # bytes of a message that travel together
+HEARTBEAT_SECONDS = 10.0  # the least that Flower takes; who misses two is away
+
+_FRAME = 1 << 12  # bytes of a request besides what it carries
+_RECORD = "bytes"
+_OBJECTS = 2  # of a message besides its chunks: itself, and the record of its records
+_TREE = 1 << 7  # bytes that a request needs to name one object
+
+# What a node may ask for, and with how many bytes. Registering, and fetching code, are not among it.
+PATHS = {
+    "/v1/fleet/activate-node": _FRAME,
+    "/v1/fleet/deactivate-node": _FRAME,
+    "/v1/fleet/send-node-heartbeat": _FRAME,
+    "/v1/fleet/pull-messages": _FRAME,
+    "/v1/fleet/pull-object": _FRAME,
+    "/v1/fleet/confirm-message-received": _FRAME,
+    "/v1/fleet/push-messages": _FRAME + _TREE * 1024,
+    "/v1/fleet/push-object": _FRAME + CHUNK,
+}
+
+
+def quieten() -> None:
+    """Flower and its server say little enough to be read beside what we say ourselves."""
+    for name in ("flwr", "uvicorn", "uvicorn.error", "httpx"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+# What Flower carries is bytes.
+
+
+def packed(content: bytes) -> RecordDict:
+    """`content` as records of at most `CHUNK` bytes each."""
+    chunks = [content[first : first + CHUNK] for first in range(0, len(content), CHUNK)]
+    return RecordDict({f"{number:08}": ConfigRecord({_RECORD: chunk}) for number, chunk in enumerate(chunks)})
+
+
+def unpacked(message: Message) -> bytes | None:
+    """What was packed into `message`; None where it holds anything else."""
+    if not message.has_content():
+        return None
+    records = message.content.config_records
+    chunks = [dict(records[name]).get(_RECORD) for name in sorted(records)]
+    return b"".join(chunks) if all(isinstance(chunk, bytes) for chunk in chunks) else None
+
+
+def most_objects(limit: int) -> int:
+    """How many objects a message of up to `limit` bytes is made of at most."""
+    return _OBJECTS + math.ceil(limit / CHUNK)
+
+
+def take_apart(message: Message) -> tuple[Message, Any, dict[str, bytes]]:
+    """A message without its content, the tree of its objects, and those by their hashes."""
+    with no_object_id_recompute():
+        message.metadata.__dict__["_message_id"] = message.object_id
+        objects = {name: found.deflate() for name, found in get_all_nested_objects(message).items()}
+        return remove_content_from_message(message), get_object_tree(message), objects
+
+
+def put_together(message_id: str, objects: dict[str, bytes]) -> bytes | None:
+    """What a message of these objects holds; None where it is none of ours. Whoever sent it may have sent anything."""
+    try:
+        message = inflate_object_from_contents(message_id, objects)
+        return unpacked(message) if isinstance(message, Message) else None
+    except Exception:  # whatever Flower's reader of untrusted bytes stumbles over
+        return None
+
+
+# The server's end.
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An order that waits for its answer."""
+
+    name: str
+    most_objects: int
+
+
+@final
+class FlowerLink:
+    """A `Link` that listens at `host:port` with this certificate. `nodes` are public keys by name; nobody else is known.
+
+    Port 0 is any that is free; `port` is the one it got.
+    """
+
+    def __init__(
+        self, host: str, port: int, *, certificate: str, key: str, nodes: Mapping[str, EllipticCurvePublicKey]
+    ) -> None:
+        quieten()
+        self._state: Any = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
+        self._ids = {name: self._register(public_key) for name, public_key in nodes.items()}
+        self._names = {node_id: name for name, node_id in self._ids.items()}
+        self._run = self._start_run()
+        self._asked: dict[str, _Asked] = {}
+        self._arrived = threading.Event()
+        listening = _listen(host, port)
+        self.port: int = listening.getsockname()[1]
+        config = uvicorn.Config(
+            self._application(), ssl_certfile=certificate, ssl_keyfile=key, lifespan="off", log_config=None
+        )
+        config.load()  # so that a certificate that cannot be used is refused here
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="nodes' API", daemon=True)
+        self._thread.start()
+
+    def _register(self, public_key: EllipticCurvePublicKey) -> int:
+        node_id: int = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key_to_bytes(public_key), 0)
+        return node_id
+
+    def _start_run(self) -> int:
+        """Messages belong to a run, which must be running; ours has no code, and nobody's token keeps it alive."""
+        state = self._state
+        run: int = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+        (found,) = state.get_run_info(run_ids=[run])
+        token = state.claim_task(found.primary_task_id)
+        state.activate_task(found.primary_task_id)
+        state.task_token_store.pop(found.primary_task_id)
+        state.task_token_to_task_id.pop(token)
+        return run
+
+    def _application(self) -> Gate:
+        """Flower's API for nodes, and nothing else of it, behind the gate."""
+        app = FastAPI(
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+            middleware=[
+                Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
+                Middleware(ProtobufTranslationMiddleware),
+                Middleware(NodeAuthMiddleware),
+            ],
+        )
+        app.state.linkstate_factory = SimpleNamespace(state=lambda: self._state)
+        app.state.enable_supernode_auth = True
+        app.include_router(fleet_router, dependencies=[Depends(self._admit)])
+
+        async def noticed(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, send)
+            if scope["path"].startswith("/v1/fleet/push-"):
+                self._arrived.set()
+
+        return Gate(noticed, paths=PATHS)
+
+    def _admit(self, request: Request) -> None:
+        """What Flower itself lets a node do that has proved who it is, and should not."""
+        asked = request.state.protobuf_request
+        if isinstance(asked, ActivateNodeRequest):
+            # Back after a crash: its old self is no reason to make it wait until that is given up.
+            node_id = self._state.get_node_id_by_public_key(asked.public_key)
+            if node_id is not None:
+                self._state.deactivate_node(node_id)
+        if isinstance(asked, PushMessagesRequest):
+            if not len(asked.messages_list) == len(asked.message_object_trees) == 1:
+                raise HTTPException(403)
+            metadata, tree = asked.messages_list[0].metadata, asked.message_object_trees[0]
+            order = self._asked.get(metadata.reply_to_message_id)
+            own = metadata.src_node_id == asked.node.node_id
+            if order is None or not own or _more_than(order.most_objects, tree):
+                raise HTTPException(403)
+
+    def present(self) -> frozenset[str]:
+        online = self._state.get_node_info(statuses=[NodeStatus.ONLINE])
+        return frozenset(self._names[node.node_id] for node in online)
+
+    def ask(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> Mapping[str, bytes]:
+        deadline = time.monotonic() + seconds
+        present, own = self.present(), list[str]()
+        answers: dict[str, bytes] = {}
+        try:
+            for name in orders.keys() & present:
+                own.append(self._send(name, orders[name], seconds=seconds, limit=limit))
+            waiting, coming = set(own), dict[str, str]()
+            while waiting or coming:
+                self._arrived.clear()
+                self._look(waiting, coming, answers, limit=limit)
+                left = deadline - time.monotonic()
+                if left <= 0 or not (waiting or coming):
+                    break
+                self._arrived.wait(min(left, HEARTBEAT_SECONDS))
+            return answers
+        finally:
+            self._forget(own)
+
+    def _send(self, name: str, order: bytes, *, seconds: float, limit: int) -> str:
+        """Put the order down where its node finds it; the message's name."""
+        metadata = Metadata(
+            run_id=self._run,
+            message_id="",
+            src_node_id=SUPERLINK_NODE_ID,
+            dst_node_id=self._ids[name],
+            reply_to_message_id="",
+            group_id="",
+            created_at=now().timestamp(),
+            ttl=seconds + 60,  # we stop asking before Flower gives up
+            message_type="train",
+        )
+        bare, tree, objects = take_apart(make_message(metadata, content=packed(order)))
+        message_id: str = bare.metadata.message_id
+        self._asked[message_id] = _Asked(name, most_objects(limit))
+        session = self._state.start_session(self._run)
+        _, missing = self._state.store_message_and_object_tree(bare, tree, session)
+        for object_id in missing:
+            self._state.store_object(self._run, session, object_id, objects[object_id])
+        return message_id
+
+    def _look(self, waiting: set[str], coming: dict[str, str], answers: dict[str, bytes], *, limit: int) -> None:
+        """Move on who has answered: from `waiting` to `coming`, an answer of which some objects are still on the way,
+        and to `answers`. Who is away, or sent something else, is in none of them then."""
+        waiting.intersection_update(
+            self._state.message_ins_store
+        )  # a clock that jumps ahead makes Flower forget orders
+        for reply in self._state.get_message_res(set(waiting), self._run):
+            order_id = reply.metadata.reply_to_message_id
+            waiting.discard(order_id)
+            if not reply.has_error():
+                coming[order_id] = reply.metadata.message_id
+        for order_id, reply_id in list(coming.items()):
+            objects = self._objects_of(reply_id)
+            if any(found == b"" for found in objects.values()):
+                continue
+            del coming[order_id]
+            answer = put_together(reply_id, objects)
+            if answer is not None and len(answer) <= limit:
+                answers[self._asked[order_id].name] = answer
+
+    def _objects_of(self, reply_id: str) -> dict[str, bytes]:
+        """Those that a reply is made of by their hashes, empty where they have not come; none where Flower gave up."""
+        try:
+            tree = self._state.object_store.get_object_tree(reply_id)
+        except NoObjectInStoreError:
+            return {}
+        found = {each.object_id: self._state.get_object(self._run, each.object_id) for each in _objects(tree)}
+        return {object_id: content for object_id, content in found.items() if content is not None}
+
+    def _forget(self, orders: list[str]) -> None:
+        """Nothing is kept of orders and answers, and what comes later is refused."""
+        state = self._state
+        for order_id in orders:
+            del self._asked[order_id]
+            reply_id = state.message_ins_id_to_message_res_id.get(order_id)
+            state.delete_messages({order_id})
+            for object_id in (order_id, reply_id):
+                if object_id is not None:
+                    state.object_store.delete(object_id)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def _objects(tree: Any) -> list[Any]:
+    return list(iterate_object_tree(tree))
+
+
+def _more_than(most: int, tree: Any) -> bool:
+    """Whether `tree` names more objects than `most`, or is deeper than a message."""
+    return tree.ByteSize() > most * _TREE or len(_objects(tree)) > most
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise InputError(f"--listen {host}:{port}: {error.strerror}") from None
+    return listening

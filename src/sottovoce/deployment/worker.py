@@ -1,0 +1,273 @@
+"""A node's end of the link over Flower: it asks for orders, hands each to `answer` in this process, and brings back
+what that returns.
+
+Nothing that comes over the network is ever run: of Flower, only its client for the Fleet API is used here, which
+carries bytes and proves by the node's key who asks. Connections are always made from here, so that a node needs no
+open port. What breaks is tried again for as long as an order is worth it; a server that is gone is waited for.
+"""
+
+import email.utils
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from flwr.app.message import Message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClient
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from sottovoce.deployment.flower import (
+    CHUNK,
+    HEARTBEAT_SECONDS,
+    most_objects,
+    packed,
+    put_together,
+    quieten,
+    take_apart,
+)
+from sottovoce.deployment.link import Answer
+from sottovoce.errors import InputError
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+SOONEST, LATEST = 0.02, 1.0  # seconds between two questions whether there is an order: short where there just was one
+PATIENCE = 5.0  # seconds between two attempts to reach a server that is gone
+CLOCKS = 4.0  # seconds that clocks may differ: Flower refuses a node that is 5 ahead
+_MOST_BYTES = CHUNK + (1 << 20)  # of one reply of the server
+
+_AUTHENTICATION = (401, 403)
+
+
+class _Unknown(Exception):
+    """The server does not know us: it was started anew, or our key is not, or no longer, in its roster."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__()
+        self.ahead = _seconds_ahead(response)
+
+
+def work(
+    server: str,
+    *,
+    key: EllipticCurvePrivateKey,
+    authority: bytes,
+    answer: Answer,
+    limit: int,
+    stop: threading.Event,
+    say: Say = lambda _: None,
+) -> None:
+    """Answer orders of the server at `server` (host:port) until `stop` is set.
+
+    `authority` is the certificate (PEM) that the server's must be signed by, `limit` the most bytes of an order.
+    Raises InputError where the server is not the one that it should be, or does not take us.
+    """
+    quieten()
+    context = ssl.create_default_context(cadata=authority.decode("ascii"))
+    client = FleetHttpClient(
+        f"https://{server}",
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(key, key.public_key()),
+        ],
+        verify=context,
+    )
+    _bound_responses(client)
+    with client:
+        while not stop.is_set():
+            try:
+                with _activated(client, key, server=server, stop=stop, say=say) as node:
+                    if node is not None:
+                        _answer_orders(client, node, answer=answer, limit=limit, stop=stop)
+            except _Unknown:
+                continue  # once more from the start: whether it takes us is seen there
+            except httpx.TransportError:
+                stop.wait(SOONEST)
+
+
+@contextmanager
+def _activated(
+    client: Any, key: EllipticCurvePrivateKey, *, server: str, stop: threading.Event, say: Say
+) -> Iterator[Any | None]:
+    """Within, the server counts on us. None where we were stopped before it could be reached."""
+    request = ActivateNodeRequest(
+        public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_SECONDS
+    )
+    node_id = None
+    told = False
+    while node_id is None and not stop.is_set():
+        try:
+            node_id = _authentic(lambda: client.ActivateNode(request)).node_id
+        except _Unknown as unknown:
+            raise InputError(f"{server} does not take this node: {_why(unknown)}") from None
+        except httpx.TransportError as error:
+            _check_certificate(error, server)
+            if not told:
+                say(f"{server} cannot be reached: trying again until it can")
+                told = True
+            stop.wait(PATIENCE if told else SOONEST)
+    if node_id is None:
+        yield None
+        return
+    say(f"connected to {server}")
+    gone = threading.Event()
+    beating = threading.Thread(target=_beat, args=(client, node_id, gone), name="heartbeat", daemon=True)
+    beating.start()
+    try:
+        yield Node(node_id=node_id)
+    finally:
+        gone.set()
+        beating.join()
+        if stop.is_set():
+            _leave(client, node_id)
+
+
+def _beat(client: Any, node_id: int, gone: threading.Event) -> None:
+    """Let the server know, again and again, that we are there. What goes wrong is seen by whoever asks for orders."""
+    request = SendNodeHeartbeatRequest(node=Node(node_id=node_id), heartbeat_interval=HEARTBEAT_SECONDS)
+    while not gone.wait(HEARTBEAT_SECONDS / 2):
+        try:
+            client.SendNodeHeartbeat(request)
+        except httpx.HTTPError:
+            continue
+
+
+def _leave(client: Any, node_id: int) -> None:
+    """Say goodbye, so that nobody waits for us."""
+    try:
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+    except httpx.HTTPError:
+        pass
+
+
+def _answer_orders(client: Any, node: Any, *, answer: Answer, limit: int, stop: threading.Event) -> None:
+    pause = SOONEST
+    while not stop.wait(pause):
+        found = _authentic(lambda: client.PullMessages(PullMessagesRequest(node=node)))
+        if not found.messages_list:
+            pause = min(2 * pause, LATEST)
+            continue
+        pause = SOONEST
+        message = message_from_proto(found.messages_list[0])
+        until = time.monotonic() + message.metadata.ttl
+        order = _fetched(client, node, message, found.message_object_trees[0], limit=limit, until=until)
+        if order is None or (reply := answer(order)) is None:
+            continue
+        _bring(client, node, Message(packed(reply), reply_to=message), until=until)
+
+
+def _fetched(client: Any, node: Any, message: Message, tree: Any, *, limit: int, until: float) -> bytes | None:
+    """The bytes of an order; None where they are more than `limit`, or do not come."""
+    run, message_id = message.metadata.run_id, message.metadata.message_id
+    names = list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
+    if len(names) > most_objects(limit):
+        return None
+    objects: dict[str, bytes] = {}
+    pause = SOONEST
+    while len(objects) < len(names):
+        for name in names[len(objects) :]:
+            request = PullObjectRequest(node=node, run_id=run, object_id=name)
+            found = _retried(lambda request=request: client.PullObject(request), until=until)
+            if not found.object_found or time.monotonic() > until:
+                return None
+            if not found.object_available:  # the server is still putting it down
+                time.sleep(pause)
+                pause = min(2 * pause, LATEST)
+                break
+            objects[name] = found.object_content
+    received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=message_id)
+    _retried(lambda: client.ConfirmMessageReceived(received), until=until)
+    order = put_together(message_id, objects)
+    return order if order is not None and len(order) <= limit else None
+
+
+def _bring(client: Any, node: Any, reply: Message, *, until: float) -> None:
+    """Bring an answer. After a break, only what the server has not got yet is sent again."""
+    bare, tree, objects = take_apart(reply)
+    run = bare.metadata.run_id
+    request = PushMessagesRequest(node=node, messages_list=[message_to_proto(bare)], message_object_trees=[tree])
+    try:
+        pushed = _retried(lambda: client.PushMessages(request), until=until)
+        for name in pushed.objects_to_push:
+            part = PushObjectRequest(
+                node=node, run_id=run, object_id=name, object_content=objects[name], session_id=pushed.session_id
+            )
+            if not _retried(lambda part=part: client.PushObject(part), until=until).stored:
+                return  # too late: the server has stopped waiting
+    except _Unknown as unknown:
+        if unknown.ahead is None:
+            return  # it does not want this answer any more
+        raise
+
+
+def _retried(call: Callable[[], T], *, until: float) -> T:
+    """`call` again and again while the network breaks, as long as an answer is waited for."""
+    pause = SOONEST
+    while True:
+        try:
+            return _authentic(call)
+        except httpx.TransportError:
+            if time.monotonic() + pause > until:
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, LATEST)
+
+
+def _authentic(call: Callable[[], T]) -> T:
+    """`call`, with what the server says where it does not know us as `_Unknown`, and its other troubles as a break."""
+    try:
+        return call()
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code in _AUTHENTICATION:
+            raise _Unknown(error.response) from None
+        raise httpx.RemoteProtocolError(f"status {error.response.status_code}") from None
+
+
+def _seconds_ahead(response: httpx.Response) -> float | None:
+    """How far our clock is ahead of the server's, by what it says the time is."""
+    try:
+        return time.time() - email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _why(unknown: _Unknown) -> str:
+    ahead = unknown.ahead
+    if ahead is not None and abs(ahead) > CLOCKS:
+        return f"this machine's clock is {abs(ahead):,.0f} s {'ahead' if ahead > 0 else 'behind'}; set it right"
+    return "its key is not in the server's roster, or was revoked"
+
+
+def _check_certificate(error: Exception, server: str) -> None:
+    """Refuse a server that cannot prove who it is; that does not go away by trying again."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError):
+            raise InputError(
+                f"{server} is not the server that it should be: {seen.verify_message}; expected a certificate of the "
+                "authority given by --ca"
+            ) from None
+        seen = seen.__cause__ or seen.__context__
+
+
+def _bound_responses(client: ProtobufClient) -> None:
+    """A server, too, sends no more than was agreed: looked at before it is read."""
+
+    def check(response: httpx.Response) -> None:
+        if int(response.headers.get("content-length", _MOST_BYTES + 1)) > _MOST_BYTES:
+            raise httpx.RemoteProtocolError("more than was agreed")
+
+    client._client.event_hooks["response"].append(check)
