@@ -131,7 +131,9 @@ class _Asked:
 
 @final
 class FlowerLink:
-    """A `Link` that listens at `host:port` with this certificate. `nodes` are public keys by name; nobody else is known.
+    """A `Link` that listens at `host:port`, for `nodes` alone: public keys by name.
+
+    `certificate` and `key` are files; together they prove who we are.
 
     Port 0 is any that is free; `port` is the one it got.
     """

@@ -5,6 +5,7 @@ send is read; on a listed path no more than its bound is, whatever the request s
 """
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any, final
 
 Scope = MutableMapping[str, Any]
@@ -22,7 +23,7 @@ class _TooLarge(Exception):
 
 @final
 class Gate:
-    """Lets POST requests to `paths` through to `inside`, each with at most so many bytes; everything else is refused."""
+    """Lets POST requests to `paths` through to `inside`, each with at most so many bytes; refuses everything else."""
 
     def __init__(self, inside: Application, *, paths: Mapping[str, int]) -> None:
         self._inside, self._paths = inside, dict(paths)
@@ -53,10 +54,8 @@ class Gate:
                 answered = True
                 await send(event)
 
-        try:
+        with suppress(_TooLarge):
             await self._inside(scope, counted, noted)
-        except _TooLarge:
-            pass
         if read > most and not answered:
             await _refuse(TOO_LARGE, scope, send)
 

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import httpx
@@ -147,10 +147,8 @@ def _beat(client: Any, node_id: int, gone: threading.Event) -> None:
 
 def _leave(client: Any, node_id: int) -> None:
     """Say goodbye, so that nobody waits for us."""
-    try:
+    with suppress(httpx.HTTPError):
         client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
-    except httpx.HTTPError:
-        pass
 
 
 def _answer_orders(client: Any, node: Any, *, answer: Answer, limit: int, stop: threading.Event) -> None:
