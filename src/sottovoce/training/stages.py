@@ -17,7 +17,7 @@ from sottovoce.evaluation.decoder import emits, searches
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.losses import usable_speech
 from sottovoce.evaluation.measures import LOSS, MEASURES, Measure
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.cohort import Clients
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import read_json, write_json
 from sottovoce.flat.layout import Layout
@@ -90,8 +90,22 @@ class Outcome:
     stopped_at: int | None = None
 
 
-def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings) -> Outcome:
-    """Run `recipe` in the folder `out`, its seed before it."""
+@dataclass(frozen=True)
+class Elsewhere:
+    """Clients whose speech is on other machines: who they are, and what reaches them from the run in a folder.
+
+    `sum_bits` is how many bits an element of their sum has.
+    """
+
+    population: Population
+    sum_bits: int
+    clients: Callable[[RunFolder, Plan, Recogniser], Clients]
+
+
+def run_recipe(
+    recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, elsewhere: Elsewhere | None = None
+) -> Outcome:
+    """Run `recipe` in the folder `out`, its seed before it; with the clients of its store, or with those `elsewhere`."""
     device = own_device(around.device)
     resume = resume or restarted() or (out / RESULTS).exists()  # a finished run only has to be shown
     with process_group(device) as processes:
@@ -102,7 +116,9 @@ def run_recipe(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings)
             if processes.first:
                 ensure_store(recipe, around.stores, around.on_prepare)
         if recipe.federation is not None:
-            return _run_federated(recipe, out=out, resume=resume, around=around, processes=processes)
+            return _run_federated(
+                recipe, out=out, resume=resume, around=around, processes=processes, elsewhere=elsewhere
+            )
         return _run_central(recipe, out=out, resume=resume, around=around, processes=processes)
 
 
@@ -285,7 +301,15 @@ def _known(run: RunFolder, processes: Processes) -> Outcome | None:
 # Federated training.
 
 
-def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, processes: Processes) -> Outcome:
+def _run_federated(
+    recipe: Recipe,
+    *,
+    out: Path,
+    resume: bool,
+    around: Surroundings,
+    processes: Processes,
+    elsewhere: Elsewhere | None = None,
+) -> Outcome:
     settings = recipe.federated
     seed, stopped = _seed_model(settings.seed_model, recipe, around, processes)
     if stopped is not None:
@@ -293,7 +317,10 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
     with agreeing(processes) as facts:
         places = _Places.of(recipe, around.stores)
         facts |= places.facts()
-        population = population_of(recipe, places.store, settings.clients.population(recipe.data))
+        if elsewhere is None:
+            population = population_of(recipe, places.store, settings.clients.population(recipe.data))
+        else:
+            population = elsewhere.population
         check_silos(recipe, population)
         if settings.local.time_line is not None and (unknown := order_of_time(population)) is not None:
             around.say(unknown)
@@ -308,6 +335,8 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
         model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
         facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(model)}
         plan = private_plan(recipe, population, start, seed=seed, around=around)
+        if elsewhere is not None:
+            plan = replace(plan, sum_bits=elsewhere.sum_bits)
         facts["plan"] = plan.describe()
         server_pass = None
         if places.of_server is not None:
@@ -325,7 +354,9 @@ def _run_federated(recipe: Recipe, *, out: Path, resume: bool, around: Surroundi
         }
     team = places.team(processes, start, around.device)
 
-    def clients(run: RunFolder) -> ClientsHere | ClientsOverRanks:
+    def clients(run: RunFolder) -> Clients:
+        if elsewhere is not None:
+            return elsewhere.clients(run, plan, start)
         return choose_clients(
             recipe,
             population,
@@ -481,4 +512,4 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-__all__ = ["Outcome", "Surroundings", "folder_of", "run_recipe"]
+__all__ = ["Elsewhere", "Outcome", "Surroundings", "folder_of", "run_recipe"]

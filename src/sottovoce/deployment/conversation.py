@@ -1,0 +1,89 @@
+"""The server's side of all that is said: orders that it signs, and answers that count only where they fit.
+
+What does not fit, or does not come, is counted in words of ours and has no other effect: somebody who is away, whose
+answer was lost, forged, repeated or too large, or who refuses, all count as zero in a round.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sottovoce.deployment.link import Link
+from sottovoce.deployment.messages import OVERHEAD, Code, Kind, Order, Refused, fresh_nonce, open_answer
+from sottovoce.deployment.roster import Roster
+from sottovoce.deployment.signatures import PrivateKey
+
+AWAY = "away, or too late, or with too much to say"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was answered, by place in the roster, and why others have not."""
+
+    payloads: dict[int, bytes]
+    missing: dict[int, str]
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter(self.missing.values())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Conversation:
+    """With the nodes of `roster` over `link`, in one `run`, about one `recipe` (both by name: 16 and 32 bytes).
+
+    `key` signs orders.
+    """
+
+    link: Link
+    roster: Roster
+    key: PrivateKey
+    run: bytes
+    recipe: bytes
+
+    def present(self) -> frozenset[int]:
+        """The places of those who can be asked now."""
+        names = self.link.present()
+        return frozenset(
+            place
+            for place, user in enumerate(self.roster.users)
+            if not user.revoked and user.node.hex() in names
+        )
+
+    def ask(
+        self, kind: Kind, payloads: Mapping[int, bytes], *, step: int, attempt: int, seconds: float, limit: int
+    ) -> Answers:
+        """Order `kind` of everybody in `payloads`, by place; answers have at most `limit` bytes of payload."""
+        users = self.roster.users
+        orders = {
+            place: Order(
+                kind=kind,
+                run=self.run,
+                step=step,
+                attempt=attempt,
+                nonce=fresh_nonce(),
+                node=users[place].node,
+                recipe=self.recipe,
+                payload=payload,
+            )
+            for place, payload in payloads.items()
+            if not users[place].revoked
+        }
+        signed = {order.node.hex(): order.signed(self.key) for order in orders.values()}
+        replies = self.link.ask(signed, seconds=seconds, limit=OVERHEAD + limit)
+        found = Answers({}, {place: "revoked" for place in payloads if users[place].revoked})
+        for place, order in orders.items():
+            reply = replies.get(order.node.hex())
+            if reply is None:
+                found.missing[place] = AWAY
+                continue
+            try:
+                answer = open_answer(reply, order=order, key=users[place].key, limit=limit)
+            except Refused as refused:
+                found.missing[place] = f"no answer to what was asked ({refused})"
+                continue
+            if answer.code is Code.DONE:
+                found.payloads[place] = answer.payload
+            else:
+                found.missing[place] = f"refused ({answer.code.name.lower()})"
+        return found

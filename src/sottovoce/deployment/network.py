@@ -1,0 +1,219 @@
+"""Clients on other machines: `federated.Clients` over a link.
+
+    before a round   who is new is told the terms, and given the start model; enough must be here
+    a round          model out ─► everybody trains and clips ─► updates on the grid, or a secure sum of them ─► one sum
+
+Whoever was drawn and does not answer counts as zero, and the sum is divided by S all the same. A step has been charged
+before anybody is asked (`run_round`). Attempts have numbers of their own, which only grow, whatever becomes of this
+process: a node answers an attempt once.
+"""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+from torch import Tensor
+
+from sottovoce.deployment.conversation import Answers, Conversation
+from sottovoce.deployment.messages import Kind, Refused
+from sottovoce.deployment.payloads import read_words, total_of, update_bytes, write_model
+from sottovoce.deployment.secure_sum import Server as SecureSum
+from sottovoce.deployment.sum_terms import Attempt, NoSum, Terms
+from sottovoce.federated.cohort import CohortSum
+from sottovoce.federated.private import Private
+from sottovoce.files import read_json, sealed, unsealed, write_json
+from sottovoce.privacy.clipping import Clipper, Normalise
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.sampling import Indices
+from sottovoce.privacy.settings import Mode
+
+CLIPPED_AGAIN = "above its bound: clipped again here"
+NOT_OPENED = "their sum could not be opened"
+
+_ASK_AGAIN = 30.0  # seconds until somebody who has refused the terms is asked again
+_LOOK_AGAIN = 0.2  # seconds between two looks at who is here
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What everybody must have before a round: the terms, and the start model, by its digest and as it travels."""
+
+    terms: bytes
+    start_digest: bytes
+    start: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Seconds that are waited for answers: to be trained, and for everything else."""
+
+    training: float = 600.0
+    talking: float = 120.0
+
+
+@final
+class ClientsOverNetwork:
+    """Everybody in a roster. With `secure` terms the server gets their sum and nothing else.
+
+    `least` is how many must be here before a round begins. `attempts` is a file of this run's.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        invitation: Invitation,
+        *,
+        attempts: "Attempts",
+        least: int,
+        secure: Terms | None = None,
+        patience: Patience | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._conversation, self._invitation, self._attempts = conversation, invitation, attempts
+        self._least, self._secure, self._patience, self._say = least, secure, patience or Patience(), say
+        self._prepared: set[int] = set()
+        self._refused: dict[int, float] = {}
+
+    # Before a round.
+
+    def ready(self, interrupted: Callable[[], bool]) -> bool:
+        """Wait until enough people are here who know what it is about; False where we were told to stop meanwhile."""
+        waiting, told = threading.Event(), False
+        while True:
+            self._prepare()
+            if len(self._prepared & self._conversation.present()) >= self._least:
+                return True
+            if interrupted():
+                return False
+            if not told:
+                self._say(f"waiting until at least {self._least:,} of {len(self._conversation.roster):,} nodes are here")
+                told = True
+            waiting.wait(_LOOK_AGAIN)
+
+    def _prepare(self) -> None:
+        """Tell whoever is new the terms, and give them the start model unless they have it."""
+        present, now = self._conversation.present(), time.monotonic()
+        self._prepared &= present  # who went may come back as somebody who has forgotten everything
+        new = [p for p in present - self._prepared if now - self._refused.get(p, -_ASK_AGAIN) >= _ASK_AGAIN]
+        if not new:
+            return
+        invited = self._talk(Kind.TERMS, dict.fromkeys(new, self._invitation.terms), limit=32)
+        lacking = [place for place, held in invited.payloads.items() if held != self._invitation.start_digest]
+        given = self._talk(Kind.START, dict.fromkeys(lacking, self._invitation.start), limit=0)
+        self._prepared |= (invited.payloads.keys() - set(lacking)) | given.payloads.keys()
+        self._refused |= dict.fromkeys([*invited.missing, *given.missing], now)
+
+    def _talk(self, kind: Kind, payloads: dict[int, bytes], *, limit: int) -> Answers:
+        if not payloads:
+            return Answers({}, {})
+        return self._conversation.ask(kind, payloads, step=0, attempt=0, seconds=self._patience.talking, limit=limit)
+
+    # A round.
+
+    def sum(
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+    ) -> CohortSum:
+        assert turns is None, "time lines are refused over a network"
+        attempt = self._attempts.begin()
+        drawn = cohort.tolist()
+        asked = [place for place in drawn if place in self._prepared]
+        limit = 0 if self._secure is not None else update_bytes(plan)
+        trained = self._conversation.ask(
+            Kind.TRAIN,
+            dict.fromkeys(asked, write_model(server_P, plan.layout)),
+            step=step,
+            attempt=attempt,
+            seconds=self._patience.training,
+            limit=limit,
+        )
+        self._prepared -= trained.missing.keys()  # whatever it was, they are asked anew before the next round
+        reasons = trained.reasons
+        reasons["not here when the round began"] += len(drawn) - len(asked)
+        if self._secure is None:
+            total = _add_up(trained.payloads, plan, reasons)
+        else:
+            total = self._sum_securely(sorted(trained.payloads), self._secure, plan, reasons, step=step, attempt=attempt)
+        diagnostics = None
+        if plan.settings.mode is not Mode.SECURE:
+            diagnostics = Private(cohort=len(drawn), dropped=+reasons)
+        return CohortSum(total.to(server_P.device), plan.denominator, diagnostics=diagnostics)
+
+    def _sum_securely(
+        self, places: list[int], terms: Terms, plan: Plan, reasons: Counter[str], *, step: int, attempt: int
+    ) -> Tensor:
+        """The sum of those who stay to the end, phase by phase; zero where it cannot be opened."""
+        run = self._conversation.run
+        secure = SecureSum(Attempt(terms=terms, run=run, step=step, attempt=attempt))
+        try:
+            orders = secure.begin(places)
+            while orders:
+                phase = secure.phase
+                answers = self._conversation.ask(
+                    Kind[phase.name],
+                    orders,
+                    step=step,
+                    attempt=attempt,
+                    seconds=self._patience.talking,
+                    limit=secure.largest_answer,
+                )
+                reasons.update(f"{reason}, in {phase.name.lower()}" for reason in answers.missing.values())
+                for place, payload in answers.payloads.items():
+                    secure.take(place, payload)
+                orders = secure.advance()
+        except NoSum as none:
+            reasons[f"{NOT_OPENED} ({none})"] += len(places)
+            return plan.new_total()
+        return total_of(secure.opened.total, plan)
+
+    def close(self) -> None:
+        self._conversation.link.close()
+
+
+def _add_up(payloads: dict[int, bytes], plan: Plan, reasons: Counter[str]) -> Tensor:
+    """The sum of updates that nobody has vouched for but their senders: each is clipped once more.
+
+    For what an honest client sends, which is clipped and on the grid, that changes nothing.
+    """
+    total, guard = plan.new_total(), _guard(plan)
+    for _, payload in sorted(payloads.items()):
+        try:
+            update_P = total_of(read_words(payload, plan), plan)
+        except Refused:
+            reasons["an update of another length"] += 1
+            continue
+        stats = guard.accumulate(total, update_P)
+        reasons[CLIPPED_AGAIN] += int(stats.clipped)
+    return total
+
+
+def _guard(plan: Plan) -> Clipper:
+    """The plan's clipping, but never enlarging: what a client has rescaled may be a cell off after rounding."""
+    return replace(plan.clipper, normalise=Normalise.NEVER)
+
+
+@final
+class Attempts:
+    """Which run this is to its nodes, by 16 random bytes, and how many attempts they were asked for; in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if path.exists():
+            known = unsealed(read_json(path), where=path)
+            self.run, self._last = bytes.fromhex(known["run"]), int(known["attempts"])
+        else:
+            self.run, self._last = os.urandom(16), 0
+            self._write()
+
+    def begin(self) -> int:
+        """The number of a new attempt: on the disk before anybody hears of it."""
+        self._last += 1
+        self._write()
+        return self._last
+
+    def _write(self) -> None:
+        write_json(self._path, sealed({"run": self.run.hex(), "attempts": self._last}))
