@@ -13,6 +13,7 @@ from sottovoce.cli import (
     evaluate,
     export,
     import_,
+    join,
     keys,
     ledger,
     plan,
@@ -20,6 +21,7 @@ from sottovoce.cli import (
     probe,
     report,
     run,
+    serve,
     stats,
     tokens,
     transcribe,
@@ -41,6 +43,9 @@ app.command(name="stats")(stats.stats)
 app.command(name="tokens")(tokens.tokens)
 app.command(name="run")(run.run)
 app.command(name="recipes")(run.recipes)
+app.command(name="serve")(serve.serve)
+app.command(name="join")(join.join)
+app.add_typer(join.node, name="node")
 app.command(name="plan")(plan.plan)
 app.command(name="ledger")(ledger.ledger)
 app.command(name="report")(report.report)

@@ -1,6 +1,6 @@
 """`sottovoce run` and `sottovoce recipes`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +49,6 @@ def run(
     Stages whose result is there and current are not run again. A finished run prints its results.
     """
     from sottovoce.config import Suite, load_experiment, public_name
-    from sottovoce.reporting.summary import write_report
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.smoke_runs import run_smoke
     from sottovoce.training.stages import run_recipe
@@ -61,13 +60,13 @@ def run(
     elif only is not None or at_once != 1:
         raise InputError(f"{recipe} is one run: --only and --at-once are for suites")
     if smoke:
-        with _surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+        with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
             run_smoke(recipe, experiment, out=out, around=around)
         stdout.print(f"{recipe}: one step of it runs", highlight=False)
         return
     folder = out or folder_of(recipe, runs)
     label = public_name(recipe)
-    with _surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+    with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
             outcomes = run_suite(experiment, out=folder, around=around, at_once=at_once)
         else:
@@ -84,12 +83,18 @@ def run(
     finished = {label: outcome for label, outcome in outcomes.items() if outcome.results is not None}
     if not finished:  # another process than the first
         return
-    report = write_report(
-        {label: outcome.folder for label, outcome in finished.items()}, folder, title=experiment.about
-    )
+    show_finished(finished, folder, title=experiment.about, quietly=json)
     if json:
         found = {label: outcome.results for label, outcome in finished.items()}
         print_json(found if isinstance(experiment, Suite) else found[label])
+
+
+def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:
+    """Write the report of runs that are done, and print its tables unless `quietly`."""
+    from sottovoce.reporting.summary import write_report
+
+    report = write_report({label: outcome.folder for label, outcome in finished.items()}, folder, title=title)
+    if quietly:
         return
     stdout.print(report.table)
     for line in report.together:
@@ -111,7 +116,7 @@ def _use(finished: "Outcome") -> str:
 
 
 @contextmanager
-def _surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["Surroundings"]:
+def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["Surroundings"]:
     """Where the run works, with a progress bar that shows what it reports."""
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.store import Progress

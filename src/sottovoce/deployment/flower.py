@@ -13,6 +13,7 @@ again chunk by chunk, and the model of a round, the same for all, is held once.
 import logging
 import math
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -148,12 +149,15 @@ class FlowerLink:
         self._run = self._start_run()
         self._asked: dict[str, _Asked] = {}
         self._arrived = threading.Event()
+        config = uvicorn.Config(
+            self._application(), ssl_certfile=certificate, ssl_keyfile=key, lifespan="off", ws="none", log_config=None
+        )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise InputError(f"{certificate} with {key} cannot be used ({error.strerror})") from None
         listening = _listen(host, port)
         self.port: int = listening.getsockname()[1]
-        config = uvicorn.Config(
-            self._application(), ssl_certfile=certificate, ssl_keyfile=key, lifespan="off", log_config=None
-        )
-        config.load()  # so that a certificate that cannot be used is refused here
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listening],), name="nodes' API", daemon=True)
         self._thread.start()
@@ -200,10 +204,11 @@ class FlowerLink:
         """What Flower itself lets a node do that has proved who it is, and should not."""
         asked = request.state.protobuf_request
         if isinstance(asked, ActivateNodeRequest):
-            # Back after a crash: its old self is no reason to make it wait until that is given up.
             node_id = self._state.get_node_id_by_public_key(asked.public_key)
-            if node_id is not None:
-                self._state.deactivate_node(node_id)
+            if node_id is None:
+                raise HTTPException(401)
+            # Back after a crash: its old self is no reason to make it wait until that is given up.
+            self._state.deactivate_node(node_id)
         if isinstance(asked, PushMessagesRequest):
             if not len(asked.messages_list) == len(asked.message_object_trees) == 1:
                 raise HTTPException(403)
@@ -318,6 +323,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(1024)  # from here on nobody is turned away, though nobody is heard yet
     except OSError as error:
         listening.close()
         raise InputError(f"--listen {host}:{port}: {error.strerror}") from None

@@ -8,6 +8,7 @@ before anybody is asked (`run_round`). Attempts have numbers of their own, which
 process: a node answers an attempt once.
 """
 
+import math
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 from torch import Tensor
 
@@ -35,12 +36,12 @@ from sottovoce.privacy.settings import Mode
 CLIPPED_AGAIN = "above its bound: clipped again here"
 NOT_OPENED = "their sum could not be opened"
 
-_ASK_AGAIN = 30.0  # seconds until somebody who has refused the terms is asked again
+_ASK_AGAIN = 5.0  # seconds until somebody who has refused the terms is asked again
 _LOOK_AGAIN = 0.2  # seconds between two looks at who is here
 
 
 @dataclass(frozen=True)
-class Invitation:
+class Offer:
     """What everybody must have before a round: the terms, and the start model, by its digest and as it travels."""
 
     terms: bytes
@@ -66,7 +67,7 @@ class ClientsOverNetwork:
     def __init__(
         self,
         conversation: Conversation,
-        invitation: Invitation,
+        offer: Offer,
         *,
         attempts: "Attempts",
         least: int,
@@ -74,7 +75,7 @@ class ClientsOverNetwork:
         patience: Patience | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._conversation, self._invitation, self._attempts = conversation, invitation, attempts
+        self._conversation, self._offer, self._attempts = conversation, offer, attempts
         self._least, self._secure, self._patience, self._say = least, secure, patience or Patience(), say
         self._prepared: set[int] = set()
         self._refused: dict[int, float] = {}
@@ -102,9 +103,9 @@ class ClientsOverNetwork:
         new = [p for p in present - self._prepared if now - self._refused.get(p, -_ASK_AGAIN) >= _ASK_AGAIN]
         if not new:
             return
-        invited = self._talk(Kind.TERMS, dict.fromkeys(new, self._invitation.terms), limit=32)
-        lacking = [place for place, held in invited.payloads.items() if held != self._invitation.start_digest]
-        given = self._talk(Kind.START, dict.fromkeys(lacking, self._invitation.start), limit=0)
+        invited = self._talk(Kind.TERMS, dict.fromkeys(new, self._offer.terms), limit=32)
+        lacking = [place for place, held in invited.payloads.items() if held != self._offer.start_digest]
+        given = self._talk(Kind.START, dict.fromkeys(lacking, self._offer.start), limit=0)
         self._prepared |= (invited.payloads.keys() - set(lacking)) | given.payloads.keys()
         self._refused |= dict.fromkeys([*invited.missing, *given.missing], now)
 
@@ -194,6 +195,17 @@ def _add_up(payloads: dict[int, bytes], plan: Plan, reasons: Counter[str]) -> Te
 def _guard(plan: Plan) -> Clipper:
     """The plan's clipping, but never enlarging: what a client has rescaled may be a cell off after rounding."""
     return replace(plan.clipper, normalise=Normalise.NEVER)
+
+
+def sum_bits(plan: Plan) -> Literal[32, 64]:
+    """32 bits for each number of a sum where that is fine enough, as it is for all but huge rosters; else 64.
+
+    Fine enough: rounding moves no update by a thousandth of its bound, or no number by a thousandth of its noise.
+    """
+    on_32 = replace(plan, sum_bits=32)
+    assert on_32.grid is not None
+    moved = on_32.grid * math.sqrt(plan.layout.dimension)
+    return 32 if moved <= 1e-3 * plan.clip_bound or on_32.grid <= 1e-3 * plan.noise_std_sum else 64
 
 
 @final

@@ -49,8 +49,6 @@ PATIENCE = 5.0  # seconds between two attempts to reach a server that is gone
 CLOCKS = 4.0  # seconds that clocks may differ: Flower refuses a node that is 5 ahead
 _MOST_BYTES = CHUNK + (1 << 20)  # of one reply of the server
 
-_AUTHENTICATION = (401, 403)
-
 
 class _Unknown(Exception):
     """The server does not know us: it was started anew, or our key is not, or no longer, in its roster."""
@@ -58,6 +56,10 @@ class _Unknown(Exception):
     def __init__(self, response: httpx.Response) -> None:
         super().__init__()
         self.ahead = _seconds_ahead(response)
+
+
+class _Unwanted(Exception):
+    """The server knows us, and does not want this: it has stopped waiting, or it is more than was asked for."""
 
 
 def work(
@@ -94,7 +96,7 @@ def work(
                         _answer_orders(client, node, answer=answer, limit=limit, stop=stop)
             except _Unknown:
                 continue  # once more from the start: whether it takes us is seen there
-            except httpx.TransportError:
+            except (httpx.TransportError, _Unwanted):
                 stop.wait(SOONEST)
 
 
@@ -162,9 +164,8 @@ def _answer_orders(client: Any, node: Any, *, answer: Answer, limit: int, stop: 
         message = message_from_proto(found.messages_list[0])
         until = time.monotonic() + message.metadata.ttl
         order = _fetched(client, node, message, found.message_object_trees[0], limit=limit, until=until)
-        if order is None or (reply := answer(order)) is None:
-            continue
-        _bring(client, node, Message(packed(reply), reply_to=message), until=until)
+        if order is not None and (reply := answer(order)) is not None:
+            _bring(client, node, Message(packed(reply), reply_to=message), until=until)
 
 
 def _fetched(client: Any, node: Any, message: Message, tree: Any, *, limit: int, until: float) -> bytes | None:
@@ -205,10 +206,8 @@ def _bring(client: Any, node: Any, reply: Message, *, until: float) -> None:
             )
             if not _retried(lambda part=part: client.PushObject(part), until=until).stored:
                 return  # too late: the server has stopped waiting
-    except _Unknown as unknown:
-        if unknown.ahead is None:
-            return  # it does not want this answer any more
-        raise
+    except _Unwanted:
+        return
 
 
 def _retried(call: Callable[[], T], *, until: float) -> T:
@@ -225,12 +224,14 @@ def _retried(call: Callable[[], T], *, until: float) -> T:
 
 
 def _authentic(call: Callable[[], T]) -> T:
-    """`call`, with what the server says where it does not know us as `_Unknown`, and its other troubles as a break."""
+    """`call`, with the server's refusals as what they are, and its own troubles as a break in the network."""
     try:
         return call()
     except httpx.HTTPStatusError as error:
-        if error.response.status_code in _AUTHENTICATION:
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
             raise _Unknown(error.response) from None
+        if error.response.is_client_error:
+            raise _Unwanted from None
         raise httpx.RemoteProtocolError(f"status {error.response.status_code}") from None
 
 

@@ -37,11 +37,27 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import PARAMETERS, TURNS, Checkpoint
-from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, Stop, keep, note_collapsed
+from sottovoce.training.keeper import (
+    INTERRUPTED,
+    Due,
+    Ended,
+    Loop,
+    Pace,
+    Record,
+    Report,
+    Say,
+    Snapshot,
+    Stop,
+    keep,
+    note_collapsed,
+)
 from sottovoce.training.run_folder import LEDGER, RunFolder
 from sottovoce.training.step_log import by_kind
 from sottovoce.training.team import Team
 from sottovoce.training.trained_part import trained_part
+
+# Wait until clients can be asked, before a round is paid for; False where the function given says to stop meanwhile.
+Ready = Callable[[Callable[[], bool]], bool]
 
 
 @final
@@ -63,12 +79,15 @@ class Federating(Loop):
         device: torch.device,
         server_pass: ServerPass | None = None,
         turns: Turns | None = None,
+        ready: Ready | None = None,
         on_report: Callable[[Report], None] = lambda _: None,
         say: Say = lambda _: None,
     ) -> None:
         self._recipe, self._folder, self._start, self._dev, self._measure = recipe, folder, start, dev, measure
         self._plan, self._clients, self._team, self._inputs = plan, clients, team, inputs
         self._server_pass, self._turns, self._on_report, self._say = server_pass, turns, on_report, say
+        self._ready = ready
+        self._interrupted: Callable[[], bool] = lambda: False
         self._layout: Layout = plan.layout
         part = trained_part(recipe, start)
         self._frozen = part.frozen
@@ -156,12 +175,15 @@ class Federating(Loop):
     # One round.
 
     def watch(self, interrupted: Callable[[], bool]) -> Callable[[], bool]:
+        self._interrupted = interrupted
         return lambda: interrupted() or self._stopped_elsewhere
 
     def step(self, step: int) -> None:
         begun = time.perf_counter()
         if self._turns is not None and self._turns.all_dry:
             raise Stop("dry", "every client's time line is used up: all of their speech was used, once")
+        if self._ready is not None and not self._ready(self._interrupted):
+            raise Stop(INTERRUPTED, "")
         try:
             done = run_round(
                 self._server,

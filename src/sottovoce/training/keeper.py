@@ -27,6 +27,8 @@ from sottovoce.training.checkpoint import Checkpoint
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.step_log import Recorder, recorder
 
+INTERRUPTED = "interrupted"  # the reason of an end after which the same loop can go on
+
 Record = dict[str, Any]
 Say = Callable[[str], None]
 
@@ -226,16 +228,16 @@ class _Keeper:
             try:
                 self.loop.step(step)
             except Stop as stop:
-                # What was made since may be the best model, and must at least be looked at.
+                # What was made since may be the best model, and must at least be looked at, unless there is a later.
                 if self.standing.evaluated < step:
-                    self._carry_out(Due(record=True, evaluate=True, save=True))
+                    self._carry_out(Due(record=True, evaluate=stop.reason != INTERRUPTED, save=True))
                 return Ended(step, stop.reason, stop.words)
             self.standing = replace(self.standing, step=step + 1)
             stops = interrupted()
             due = pace.due(step + 1, stops=stops)
             self._report(due, self._carry_out(due))
             if stops and step + 1 < pace.steps:
-                return Ended(step + 1, "interrupted")
+                return Ended(step + 1, INTERRUPTED)
         return Ended(step, "finished")
 
     def _carry_out(self, due: Due) -> Score | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from sottovoce.evaluation.decoder import emits, searches
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.losses import usable_speech
 from sottovoce.evaluation.measures import LOSS, MEASURES, Measure
-from sottovoce.federated.cohort import Clients
+from sottovoce.federated.cohort import Clients, ClientsHere
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import read_json, write_json
 from sottovoce.flat.layout import Layout
@@ -35,7 +35,7 @@ from sottovoce.training.agreement import Facts, Sealed, agreeing, code_version, 
 from sottovoce.training.client_results import client_results
 from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
-from sottovoce.training.keeper import Ended, Report, Say
+from sottovoce.training.keeper import INTERRUPTED, Ended, Report, Say
 from sottovoce.training.marks import check_resumable
 from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import POPULATION, RESULTS, RunFolder, open_run
@@ -90,16 +90,24 @@ class Outcome:
     stopped_at: int | None = None
 
 
+class DistantClients(Clients, Protocol):
+    """Clients that may not be there."""
+
+    def ready(self, interrupted: Callable[[], bool], /) -> bool:
+        """Wait until they can be asked; False where `interrupted` is true meanwhile."""
+        ...
+
+
 @dataclass(frozen=True)
 class Elsewhere:
     """Clients whose speech is on other machines: who they are, and what reaches them from the run in a folder.
 
-    `sum_bits` is how many bits an element of their sum has.
+    `sum_bits` is how many bits an element of their sum has under a plan.
     """
 
     population: Population
-    sum_bits: int
-    clients: Callable[[RunFolder, Plan, Recogniser], Clients]
+    sum_bits: Callable[[Plan], int]
+    clients: Callable[[RunFolder, Plan, Recogniser], DistantClients]
 
 
 def run_recipe(
@@ -254,7 +262,7 @@ def _run_central(recipe: Recipe, *, out: Path, resume: bool, around: Surrounding
         )
         if not processes.first:
             return Outcome(out)
-        if ended.reason == "interrupted":
+        if ended.reason == INTERRUPTED:
             return Outcome(out, stopped_at=ended.step)
         best = load_recogniser(run.best)
         team = places.team(ALONE, best, around.device)
@@ -311,6 +319,8 @@ def _run_federated(
     elsewhere: Elsewhere | None = None,
 ) -> Outcome:
     settings = recipe.federated
+    if elsewhere is not None and processes.several:
+        raise InputError("clients on other machines are asked by one process: expected no torchrun")
     seed, stopped = _seed_model(settings.seed_model, recipe, around, processes)
     if stopped is not None:
         return stopped
@@ -336,7 +346,7 @@ def _run_federated(
         facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(model)}
         plan = private_plan(recipe, population, start, seed=seed, around=around)
         if elsewhere is not None:
-            plan = replace(plan, sum_bits=elsewhere.sum_bits)
+            plan = replace(plan, sum_bits=elsewhere.sum_bits(plan))
         facts["plan"] = plan.describe()
         server_pass = None
         if places.of_server is not None:
@@ -354,9 +364,7 @@ def _run_federated(
         }
     team = places.team(processes, start, around.device)
 
-    def clients(run: RunFolder) -> Clients:
-        if elsewhere is not None:
-            return elsewhere.clients(run, plan, start)
+    def clients(run: RunFolder) -> ClientsHere | ClientsOverRanks:
         return choose_clients(
             recipe,
             population,
@@ -383,12 +391,14 @@ def _run_federated(
             for line in (*plan.warnings, plan.guarantee, *([NO_EVENTS] if is_release else [])):
                 around.say(line)
             write_json(run.path / POPULATION, _public(population, plan))
+            distant = None if elsewhere is None else elsewhere.clients(run, plan, start)
             federating = Federating(
                 recipe,
                 run,
                 start=start,
                 plan=plan,
-                clients=clients(run),
+                clients=clients(run) if distant is None else distant,
+                ready=None if distant is None else distant.ready,
                 team=team,
                 dev=places.dev,
                 measure=measure,
@@ -404,7 +414,7 @@ def _run_federated(
                 around.say(ended.words)
             if ended.step < settings.steps and (promised := promise_in(run, settings)) is not None:
                 around.say(promised)
-            if ended.reason == "interrupted":
+            if ended.reason == INTERRUPTED:
                 return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
             return _finish(run, _results(recipe, run, start, plan, ended, places, population, team))

@@ -1,0 +1,215 @@
+"""`sottovoce join`, and `sottovoce node` for whoever has joined."""
+
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sottovoce.cli.console import say, stderr
+from sottovoce.cli.serve import NEEDS
+from sottovoce.errors import InputError
+from sottovoce.interrupts import ended_in_order
+
+if TYPE_CHECKING:
+    from sottovoce.deployment.invitation import Invitation
+    from sottovoce.deployment.participant import Participant
+
+node = typer.Typer(no_args_is_help=True, help="Pause, resume or end what a node that has joined does.")
+
+LARGEST_ORDER = 1 << 32  # bytes: the largest model
+LOOK_AGAIN = 0.2  # seconds between two looks at whether somebody has to be asked something
+
+
+def join(
+    server: Annotated[str, typer.Argument(metavar="URL", help="Where the server is: https://HOST:PORT.")],
+    data: Annotated[Path, typer.Option(help="The store that holds your speech.")],
+    key: Annotated[Path, typer.Option(help="Your node's key (`sottovoce keys node`): its folder, or node.key.")],
+    ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.pem, from whoever invited you.")],
+    user: Annotated[str | None, typer.Option(help="Whose speech it is, where the store holds several people's.")] = None,
+    accept: Annotated[
+        str | None, typer.Option(metavar="DIGEST", help="Say yes beforehand to the invitation with this digest.")
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Where the node remembers what it has sent; beside its key by default.")
+    ] = None,
+    rounds_a_day: Annotated[int | None, typer.Option(help="Train in at most so many rounds a day.")] = None,
+    seconds_a_day: Annotated[float | None, typer.Option(help="Train for at most so many seconds a day.")] = None,
+    megabytes_a_day: Annotated[float | None, typer.Option(help="Send at most so much a day.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
+) -> None:
+    """Take part in a federation: train on your own speech, here, and send what everybody may know.
+
+    Example: sottovoce join https://voices.example.org:9443 --data stores/mine --key keys/mine --ca ca.pem
+
+    Only code that is installed here is run. The first time you are shown what you are asked, and nothing is computed
+    before you say yes. Ctrl-C ends it after the present order; the same command goes on.
+    """
+    from sottovoce.deployment.keys import NODE_KEY, load_certificate, load_private_key
+    from sottovoce.deployment.own_ledger import Quota
+    from sottovoce.deployment.participant import Participant
+    from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.store import Store
+
+    try:
+        from sottovoce.deployment.worker import work
+    except ModuleNotFoundError:
+        raise InputError(NEEDS) from None
+
+    own = load_private_key(key / NODE_KEY if key.is_dir() else key)
+    authority = load_certificate(ca)
+    quota = Quota(
+        rounds=rounds_a_day,
+        seconds=seconds_a_day,
+        bytes=None if megabytes_a_day is None else int(megabytes_a_day * 1e6),
+    )
+    participant = Participant(
+        home or (key if key.is_dir() else key.parent) / "home",
+        key=own,
+        authority=authority,
+        store=Store(data),
+        now=lambda: datetime.now(UTC),
+        user=user,
+        device=choose_device(device),
+        quota=quota,
+        largest_order=LARGEST_ORDER,
+        say=say,
+    )
+    if accept is not None and not participant.has_accepted(digest := _digest(accept)):
+        participant.accept(digest)
+    stop = threading.Event()
+
+    def answer_orders() -> None:
+        work(
+            _address(server),
+            key=own,
+            authority=ca.read_bytes(),
+            answer=_told(participant.answer),
+            limit=LARGEST_ORDER,
+            stop=stop,
+            say=say,
+        )
+
+    try:
+        _attend(participant, answer_orders, stop)
+    finally:
+        participant.close()
+
+
+def _attend(participant: "Participant", answer_orders: Callable[[], None], stop: threading.Event) -> None:
+    """Answer orders in another thread; in this one, ask the user whenever that waits for them."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answer_orders()
+        except BaseException as error:
+            failed.append(error)
+
+    working = threading.Thread(target=run, name="orders", daemon=True)
+    with ended_in_order():
+        working.start()
+        try:
+            while working.is_alive():
+                if (invited := participant.invited) is not None:
+                    _ask(participant, invited)
+                working.join(LOOK_AGAIN)
+        except KeyboardInterrupt:
+            say("ending after the present order; the same command goes on")
+        finally:
+            stop.set()
+            working.join()
+    if failed:
+        raise failed[0]
+
+
+def _ask(participant: "Participant", invitation: "Invitation") -> None:
+    """Show what somebody is invited to, and take down what they say."""
+    from sottovoce.deployment.consent import words
+
+    say("You are invited to take part in this:")
+    for line in words(invitation):
+        say(f"  {line}")
+    say(f"  digest {invitation.digest.hex()}")
+    if not sys.stdin.isatty():
+        raise InputError(f"nobody here can be asked: --accept {invitation.digest.hex()} says yes to this")
+    if not typer.confirm("Do you want to take part?", default=False, err=True):
+        raise InputError("not accepted: nothing was computed, and nothing sent")
+    participant.accept(invitation.digest)
+
+
+def _told(answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """The same, with a line for the user after each round that they took part in."""
+    from sottovoce.deployment.messages import Kind, Refused, peek_order
+
+    def told(data: bytes) -> bytes:
+        answered = answer(data)
+        try:
+            order = peek_order(data, limit=LARGEST_ORDER)
+        except Refused:
+            return answered
+        if order.kind is Kind.TRAIN:
+            say(f"round {order.step + 1:,}: asked to train, answered with {len(answered):,} bytes")
+        return answered
+
+    return told
+
+
+def _digest(text: str) -> bytes:
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) != 32:
+        raise InputError(f"--accept {text}: expected 64 hexadecimal digits, as the server's people tell them")
+    return found
+
+
+def _address(url: str) -> str:
+    address = url.removeprefix("https://").rstrip("/")
+    host, _, port = address.rpartition(":")
+    if url.startswith("http://") or not host or not port.isdigit() or "/" in address:
+        raise InputError(f"{url}: expected https://HOST:PORT")
+    return address
+
+
+Home = Annotated[Path, typer.Argument(help="Where the node remembers what it has sent: KEY/home unless it was moved.")]
+
+
+@node.command()
+def pause(home: Home) -> None:
+    """Answer nothing until `resume`.
+
+    Example: sottovoce node pause keys/mine/home
+    """
+    from sottovoce.deployment import own_ledger
+
+    own_ledger.pause(home)
+    stderr.print("paused: `sottovoce node resume` goes on", highlight=False)
+
+
+@node.command()
+def resume(home: Home) -> None:
+    """Answer again.
+
+    Example: sottovoce node resume keys/mine/home
+    """
+    from sottovoce.deployment import own_ledger
+
+    own_ledger.resume(home)
+    stderr.print("taking part again", highlight=False)
+
+
+@node.command()
+def leave(home: Home) -> None:
+    """Answer nothing any more, for good: there is no way back with this key.
+
+    Example: sottovoce node leave keys/mine/home
+    """
+    from sottovoce.deployment import own_ledger
+
+    own_ledger.leave(home)
+    stderr.print("left for good; what was sent before cannot be taken back", highlight=False)

@@ -1,0 +1,172 @@
+"""`sottovoce serve`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, stderr
+from sottovoce.cli.run import show_finished, surroundings
+from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    from sottovoce.config import Recipe
+    from sottovoce.deployment.network import ClientsOverNetwork, Patience
+    from sottovoce.deployment.roster import Roster
+    from sottovoce.models.saved import Recogniser
+    from sottovoce.privacy.plan import Plan
+    from sottovoce.training.run_folder import RunFolder
+
+NEEDS = "clients over a network need the extra `federation`: pip install 'sottovoce[federation]'"
+ATTEMPTS = "attempts.json"
+
+
+def serve(
+    recipe: Annotated[str, typer.Argument(help="A federated recipe, as `sottovoce run` takes it.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as federation.steps=100.")] = None,
+    roster: Annotated[Path, typer.Option(help="Who may take part: names and public keys.")] = Path("roster.yaml"),
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes reach us.")] = "127.0.0.1:9443",
+    keys: Annotated[Path, typer.Option(help="The server's keys (`sottovoce keys server`).")] = Path("keys/server"),
+    sums: Annotated[
+        str, typer.Option(metavar="secure|open", help="secure: we see sums alone. open: every single update.")
+    ] = "secure",
+    least: Annotated[
+        int | None, typer.Option(metavar="N", help="The fewest people whose sum may be opened; half a cohort by default.")
+    ] = None,
+    wait_for: Annotated[
+        int | None, typer.Option(metavar="N", help="Rounds begin while so many nodes are here; a cohort by default.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long nodes have to train in a round.")] = 600.0,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; RUNS/RECIPE-served by default.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs lie: seed models are looked for and made here.")] = Path(
+        "runs"
+    ),
+    stores: Annotated[Path, typer.Option(help="Where the stores lie that the model is judged on.")] = Path("stores"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in the run's folder.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N, to evaluate on.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a federated recipe with the speech on other people's machines (`sottovoce join`).
+
+    Example: sottovoce serve demo/global --roster roster.yaml --listen 0.0.0.0:9443 --keys keys/server
+
+    Plan, ledger and promise are those of `sottovoce run`; the clients are those of the roster, and K is their number.
+    """
+    from sottovoce.config import Suite, load_experiment, public_name
+    from sottovoce.deployment.keys import revoked_in
+    from sottovoce.deployment.network import Patience, sum_bits
+    from sottovoce.deployment.people import roster_population
+    from sottovoce.deployment.roster import load_roster
+    from sottovoce.training.seeding import folder_of
+    from sottovoce.training.stages import Elsewhere, run_recipe
+
+    experiment = load_experiment(recipe, overrides or [])
+    if isinstance(experiment, Suite) or experiment.federation is None:
+        raise InputError(f"{recipe}: expected one federated run, such as demo/global")
+    if sums not in ("secure", "open"):
+        raise InputError(f"--sums {sums}: expected secure or open")
+    host, port = _address(listen)
+    people = load_roster(roster, revoked=revoked_in(keys / "revoked.json"))
+    cohort = experiment.federation.cohort_size
+    served = folder_of(recipe, runs)
+    folder = out or served.with_name(f"{served.name}-served")
+    with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+
+        def clients(run: "RunFolder", plan: "Plan", start: "Recogniser") -> "ClientsOverNetwork":
+            reached = _reach(
+                experiment,
+                people,
+                run,
+                plan,
+                start,
+                keys=keys,
+                host=host,
+                port=port,
+                least_in_sum=None if sums == "open" else least or max(3, cohort // 2),
+                wait_for=wait_for if wait_for is not None else min(cohort, len(people)),
+                patience=Patience(training=seconds),
+                say=around.say,
+            )
+            return reached
+
+        elsewhere = Elsewhere(roster_population(people, experiment), sum_bits, clients)
+        outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
+    if outcome.stopped_at is not None:
+        stderr.print(
+            f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on",
+            highlight=False,
+        )
+        return
+    show_finished({public_name(recipe): outcome}, folder, title=experiment.about, quietly=json)
+    if json:
+        print_json(outcome.results)
+
+
+def _reach(
+    recipe: "Recipe",
+    roster: "Roster",
+    run: "RunFolder",
+    plan: "Plan",
+    start: "Recogniser",
+    *,
+    keys: Path,
+    host: str,
+    port: int,
+    least_in_sum: int | None,
+    wait_for: int,
+    patience: "Patience",
+    say: Callable[[str], None],
+) -> "ClientsOverNetwork":
+    """Listen, and invite whoever comes."""
+    import tempfile
+
+    from sottovoce.deployment.conversation import Conversation
+    from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
+    from sottovoce.deployment.keys import ORDERS, ORDERS_KEY, SERVER, SERVER_KEY, load_private_key
+    from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, sum_bits
+    from sottovoce.deployment.payloads import write_start
+    from sottovoce.deployment.sum_terms import Terms
+
+    try:
+        from sottovoce.deployment.flower import FlowerLink
+    except ModuleNotFoundError:
+        raise InputError(NEEDS) from None
+
+    nodes = tuple(user.key for user in roster.users)
+    with tempfile.TemporaryDirectory() as folder:
+        travelling = write_start(start, Path(folder))
+    secure = None if least_in_sum is None else SecureSums(least=least_in_sum)
+    bits, length = sum_bits(plan), plan.layout.dimension
+    invitation = Invitation.of(recipe, nodes, start=travelling, layout=plan.layout, sum_bits=bits, secure=secure)
+    terms = None if secure is None else Terms(roster=nodes, least=secure.least, length=length, bits=bits)
+    orders = (keys / ORDERS).read_bytes()
+    attempts = Attempts(run.path / ATTEMPTS)
+    link = FlowerLink(
+        host,
+        port,
+        certificate=str(keys / SERVER),
+        key=str(keys / SERVER_KEY),
+        nodes={user.node.hex(): user.key for user in roster.users if not user.revoked},
+    )
+    say(f"listening at {host}:{link.port} for {len(roster):,} people; what they are asked: {invitation.digest.hex()}")
+    conversation = Conversation(
+        link=link,
+        roster=roster,
+        key=load_private_key(keys / ORDERS_KEY),
+        run=attempts.run,
+        recipe=invitation.digest,
+    )
+    offer = Offer(terms=sealed_letter(invitation, orders), start_digest=invitation.start, start=travelling)
+    return ClientsOverNetwork(
+        conversation, offer, attempts=attempts, least=wait_for, secure=terms, patience=patience, say=say
+    )
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InputError(f"--listen {listen}: expected HOST:PORT, such as 127.0.0.1:9443")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,154 @@
+"""A fleet in this process: a roster, a server's conversation over a `LocalLink`, and nodes that do as they are told.
+
+Nodes here are as small as can be (a participant with consent, quotas and a ledger has tests of its own): what is tested
+with them is the server's side, and what it makes of nodes that misbehave.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from torch import Tensor
+
+from sottovoce.deployment.conversation import Conversation
+from sottovoce.deployment.keys import fingerprint
+from sottovoce.deployment.link import Answer, LocalLink
+from sottovoce.deployment.messages import Code, Kind, Order, open_order
+from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer
+from sottovoce.deployment.payloads import read_model, words_of
+from sottovoce.deployment.roster import Roster, User
+from sottovoce.deployment.secure_sum import Client
+from sottovoce.deployment.signatures import PrivateKey, sign
+from sottovoce.deployment.sum_terms import Attempt, Phase, Terms, Unsafe
+from sottovoce.flat.layout import Layout
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import PrivacySettings
+from sottovoce.seeds import torch_stream
+
+RECIPE, RUN = bytes(range(32)), bytes(range(16))
+LAYOUT = Layout.of({"w": torch.zeros(5, 7), "b": torch.zeros(3)})
+OFFER = Offer(terms=b"terms", start_digest=bytes(32), start=b"a start model")
+LIMIT = 1 << 20
+KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(9)]
+SERVER_KEY = KEYS.pop()
+
+
+def plan_for(people: int, **settings: object) -> Plan:
+    chosen = {"clip_bound": 0.5, "noise_multiplier": 0.0, "cohort_size": people, "root_seed": 3} | settings
+    private = PrivacySettings(population_size=people, privacy_unit="speaker", delta=1e-5, **chosen)  # type: ignore[arg-type]
+    return Plan(private, LAYOUT, sum_bits=32)
+
+
+def update_of(place: int, step: int) -> Tensor:
+    """What the client at `place` has learned in `step`; far too long for most of them."""
+    update_P = torch.randn(LAYOUT.flat_size, generator=torch_stream(5, "update", place, step))
+    LAYOUT.clear_padding(update_P)
+    return update_P
+
+
+@dataclass
+class Node:
+    """A client's end: `answer` is what a link hands orders to. `orders` are those it has heard."""
+
+    place: int
+    key: PrivateKey
+    plan: Plan
+    terms: Terms | None = None
+    holds: bytes = b""
+    orders: list[Order] = field(default_factory=list)
+    client: Client | None = None
+
+    def answer(self, data: bytes) -> bytes | None:
+        order = open_order(data, key=SERVER_KEY.public_key(), node=self.name, limit=LIMIT)
+        self.orders.append(order)
+        try:
+            payload = self.payload(order)
+        except Unsafe:
+            return order.refused(Code.UNEXPECTED).signed(self.key)
+        return order.answered(payload).signed(self.key)
+
+    @property
+    def name(self) -> bytes:
+        return fingerprint(self.key.public_key())
+
+    @property
+    def heard(self) -> list[Kind]:
+        return [order.kind for order in self.orders]
+
+    def words(self, step: int) -> bytes:
+        return words_of(self.plan.clip(update_of(self.place, step)), self.plan).tobytes()
+
+    def payload(self, order: Order) -> bytes:
+        match order.kind:
+            case Kind.TERMS:
+                return self.holds
+            case Kind.START:
+                self.holds = OFFER.start_digest
+                return b""
+            case Kind.TRAIN:
+                read_model(order.payload, LAYOUT)
+                if self.terms is None:
+                    return self.words(order.step)
+                attempt = Attempt(terms=self.terms, run=order.run, step=order.step, attempt=order.attempt)
+                self.client = Client(
+                    attempt, place=self.place, sign=lambda data: sign(self.key, data), remember=lambda _: None
+                )
+                return b""
+        assert self.client is not None
+        match Phase[order.kind.name]:
+            case Phase.KEYS:
+                return self.client.keys()
+            case Phase.SHARES:
+                return self.client.shares(order.payload)
+            case Phase.MASKED:
+                update = self.plan.clip(update_of(self.place, order.step))
+                return self.client.masked(order.payload, words_of(update, self.plan))
+            case Phase.SURVIVORS:
+                return self.client.survivors(order.payload)
+            case Phase.UNMASK:
+                return self.client.unmask(order.payload)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    nodes: list[Node]
+    clients: ClientsOverNetwork
+    plan: Plan
+
+    def expected(self, places: list[int], *, step: int) -> Tensor:
+        """The sum of these clients, as a simulation has it."""
+        total = self.plan.new_total()
+        for place in places:
+            self.plan.accumulate(total, update_of(place, step))
+        return total
+
+
+Meddle = Callable[[Node], Answer]
+
+
+def fleet(
+    folder: Path,
+    people: int,
+    *,
+    secure: bool = False,
+    meddle: Mapping[int, Meddle] | None = None,
+    revoked: frozenset[int] = frozenset(),
+    least: int = 0,
+    plan: Plan | None = None,
+) -> Fleet:
+    """`people` nodes; `meddle` puts something else in the place of some answers. Those listed as `None` are away."""
+    plan = plan or plan_for(people)
+    keys = KEYS[:people]
+    roster = Roster(tuple(User(f"p{n}", key.public_key(), n in revoked) for n, key in enumerate(keys)))
+    terms = None
+    if secure:
+        terms = Terms(roster=tuple(key.public_key() for key in keys), least=3, length=LAYOUT.dimension, bits=32)
+    nodes = [Node(place, key, plan, terms) for place, key in enumerate(keys)]
+    answers = {node.name.hex(): (meddle or {}).get(node.place, lambda node: node.answer)(node) for node in nodes}
+    conversation = Conversation(link=LocalLink(answers), roster=roster, key=SERVER_KEY, run=RUN, recipe=RECIPE)
+    clients = ClientsOverNetwork(
+        conversation, OFFER, attempts=Attempts(folder / "attempts.json"), least=least, secure=terms
+    )
+    return Fleet(nodes, clients, plan)
