@@ -23,7 +23,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation
 
 from sottovoce.config import Recipe, load_recipe  # noqa: E402
 from sottovoce.deployment import keys  # noqa: E402
-from sottovoce.deployment.network import sum_bits  # noqa: E402
+from sottovoce.deployment.network import in_words  # noqa: E402
 from sottovoce.deployment.roster import entry  # noqa: E402
 from sottovoce.federated.cohort import ClientsHere  # noqa: E402
 from sottovoce.models.saved import PARAMETERS, Recogniser  # noqa: E402
@@ -171,7 +171,7 @@ def simulate(place: Place, out: str) -> Path:
 
     around = Surroundings(place.folder / "runs", place.stores, CPU)
     folder = place.folder / out
-    run_recipe(recipe, out=folder, resume=False, around=around, elsewhere=Elsewhere(population, sum_bits, clients))
+    run_recipe(recipe, out=folder, resume=False, around=around, elsewhere=Elsewhere(population, in_words, clients))
     return folder
 
 

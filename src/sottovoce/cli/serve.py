@@ -34,6 +34,13 @@ def serve(
     least: Annotated[
         int | None, typer.Option(metavar="N", help="The fewest people whose sum may be opened; half a cohort by default.")
     ] = None,
+    noise: Annotated[
+        str, typer.Option(metavar="server|clients", help="Who adds it. clients: we see no sum without noise.")
+    ] = "server",
+    colluding: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With noise by clients: so many may tell theirs; a third of --least by default."),
+    ] = None,
     wait_for: Annotated[
         int | None, typer.Option(metavar="N", help="Rounds begin while so many nodes are here; a cohort by default.")
     ] = None,
@@ -57,9 +64,10 @@ def serve(
     """
     from sottovoce.config import Suite, load_experiment, public_name
     from sottovoce.deployment.keys import revoked_in
-    from sottovoce.deployment.network import Patience, sum_bits
+    from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
     from sottovoce.deployment.people import roster_population
     from sottovoce.deployment.roster import load_roster
+    from sottovoce.deployment.sum_terms import FEWEST
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.stages import Elsewhere, run_recipe
 
@@ -68,9 +76,19 @@ def serve(
         raise InputError(f"{recipe}: expected one federated run, such as demo/global")
     if sums not in ("secure", "open"):
         raise InputError(f"--sums {sums}: expected secure or open")
+    if noise not in ("server", "clients") or (noise == "clients" and sums == "open"):
+        raise InputError(f"--noise {noise} with --sums {sums}: expected server, or clients with secure sums")
     host, port = _address(listen)
     people = load_roster(roster, revoked=revoked_in(keys / "revoked.json"))
     cohort = experiment.federation.cohort_size
+    least_in_sum = least or max(FEWEST, cohort // 2)
+
+    def planned(plan: "Plan") -> "Plan":
+        if noise == "server":
+            return in_words(plan)
+        some = colluding if colluding is not None else least_in_sum // 3
+        return with_noise_by_clients(plan, least=least_in_sum, colluding=some)
+
     served = folder_of(recipe, runs)
     folder = out or served.with_name(f"{served.name}-served")
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
@@ -85,14 +103,14 @@ def serve(
                 keys=keys,
                 host=host,
                 port=port,
-                least_in_sum=None if sums == "open" else least or max(3, cohort // 2),
+                least_in_sum=None if sums == "open" else least_in_sum,
                 wait_for=wait_for if wait_for is not None else min(cohort, len(people)),
                 patience=Patience(training=seconds),
                 say=around.say,
             )
             return reached
 
-        elsewhere = Elsewhere(roster_population(people, experiment), sum_bits, clients)
+        elsewhere = Elsewhere(roster_population(people, experiment), planned, clients)
         outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
     if outcome.stopped_at is not None:
         stderr.print(
@@ -126,9 +144,8 @@ def _reach(
     from sottovoce.deployment.conversation import Conversation
     from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
     from sottovoce.deployment.keys import ORDERS, ORDERS_KEY, SERVER, SERVER_KEY, load_private_key
-    from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, sum_bits
+    from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer
     from sottovoce.deployment.payloads import write_start
-    from sottovoce.deployment.sum_terms import Terms
 
     try:
         from sottovoce.deployment.flower import FlowerLink
@@ -139,9 +156,15 @@ def _reach(
     with tempfile.TemporaryDirectory() as folder:
         travelling = write_start(start, Path(folder))
     secure = None if least_in_sum is None else SecureSums(least=least_in_sum)
-    bits, length = sum_bits(plan), plan.layout.dimension
-    invitation = Invitation.of(recipe, nodes, start=travelling, layout=plan.layout, sum_bits=bits, secure=secure)
-    terms = None if secure is None else Terms(roster=nodes, least=secure.least, length=length, bits=bits)
+    invitation = Invitation.of(
+        recipe,
+        nodes,
+        start=travelling,
+        layout=plan.layout,
+        sum_bits=plan.sum_bits,
+        secure=secure,
+        noise_shares=plan.noise_shares,
+    )
     orders = (keys / ORDERS).read_bytes()
     attempts = Attempts(run.path / ATTEMPTS)
     link = FlowerLink(
@@ -161,7 +184,7 @@ def _reach(
     )
     offer = Offer(terms=sealed_letter(invitation, orders), start_digest=invitation.start, start=travelling)
     return ClientsOverNetwork(
-        conversation, offer, attempts=attempts, least=wait_for, secure=terms, patience=patience, say=say
+        conversation, offer, attempts=attempts, least=wait_for, secure=None if secure is None else invitation.sum_terms, patience=patience, say=say
     )
 
 

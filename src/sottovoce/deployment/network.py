@@ -16,19 +16,22 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, final
+from typing import final
 
 from torch import Tensor
 
 from sottovoce.deployment.conversation import Answers, Conversation
 from sottovoce.deployment.messages import Kind, Refused
 from sottovoce.deployment.payloads import read_words, total_of, update_bytes, write_model
+from sottovoce.deployment.secure_sum import Opened
 from sottovoce.deployment.secure_sum import Server as SecureSum
 from sottovoce.deployment.sum_terms import Attempt, NoSum, Terms
+from sottovoce.errors import InputError
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.federated.private import Private
 from sottovoce.files import read_json, sealed, unsealed, write_json
 from sottovoce.privacy.clipping import Clipper, Normalise
+from sottovoce.privacy.noise_shares import NoiseShares, largest_cohort
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import Mode
@@ -135,19 +138,25 @@ class ClientsOverNetwork:
         self._prepared -= trained.missing.keys()  # whatever it was, they are asked anew before the next round
         reasons = trained.reasons
         reasons["not here when the round began"] += len(drawn) - len(asked)
+        shares = 0
         if self._secure is None:
             total = _add_up(trained.payloads, plan, reasons)
         else:
-            total = self._sum_securely(sorted(trained.payloads), self._secure, plan, reasons, step=step, attempt=attempt)
+            opened = self._sum_securely(sorted(trained.payloads), self._secure, reasons, step=step, attempt=attempt)
+            total = plan.new_total() if opened is None else total_of(opened.total, plan)
+            if opened is not None and plan.noise_shares is not None:
+                shares = len(opened.survivors)
         diagnostics = None
         if plan.settings.mode is not Mode.SECURE:
             diagnostics = Private(cohort=len(drawn), dropped=+reasons)
-        return CohortSum(total.to(server_P.device), plan.denominator, diagnostics=diagnostics)
+        return CohortSum(
+            total.to(server_P.device), plan.denominator, noise_shares=shares, diagnostics=diagnostics
+        )
 
     def _sum_securely(
-        self, places: list[int], terms: Terms, plan: Plan, reasons: Counter[str], *, step: int, attempt: int
-    ) -> Tensor:
-        """The sum of those who stay to the end, phase by phase; zero where it cannot be opened."""
+        self, places: list[int], terms: Terms, reasons: Counter[str], *, step: int, attempt: int
+    ) -> Opened | None:
+        """The sum of those who stay to the end, phase by phase; None where it cannot be opened."""
         run = self._conversation.run
         secure = SecureSum(Attempt(terms=terms, run=run, step=step, attempt=attempt))
         try:
@@ -168,8 +177,8 @@ class ClientsOverNetwork:
                 orders = secure.advance()
         except NoSum as none:
             reasons[f"{NOT_OPENED} ({none})"] += len(places)
-            return plan.new_total()
-        return total_of(secure.opened.total, plan)
+            return None
+        return secure.opened
 
     def close(self) -> None:
         self._conversation.link.close()
@@ -197,15 +206,29 @@ def _guard(plan: Plan) -> Clipper:
     return replace(plan.clipper, normalise=Normalise.NEVER)
 
 
-def sum_bits(plan: Plan) -> Literal[32, 64]:
-    """32 bits for each number of a sum where that is fine enough, as it is for all but huge rosters; else 64.
+def in_words(plan: Plan) -> Plan:
+    """`plan` with sums in words of 32 bits where that is fine enough, as it is for all but huge rosters; else of 64.
 
     Fine enough: rounding moves no update by a thousandth of its bound, or no number by a thousandth of its noise.
     """
-    on_32 = replace(plan, sum_bits=32)
-    assert on_32.grid is not None
-    moved = on_32.grid * math.sqrt(plan.layout.dimension)
-    return 32 if moved <= 1e-3 * plan.clip_bound or on_32.grid <= 1e-3 * plan.noise_std_sum else 64
+    narrow = replace(plan, sum_bits=32)
+    assert narrow.grid is not None
+    moved = narrow.grid * math.sqrt(plan.layout.dimension)
+    is_fine = moved <= 1e-3 * plan.clip_bound or narrow.grid <= 1e-3 * plan.noise_std_sum
+    return narrow if is_fine else replace(plan, sum_bits=64)
+
+
+def with_noise_by_clients(plan: Plan, *, least: int, colluding: int) -> Plan:
+    """`in_words`, with the noise added by clients, in sums of `least` of them of whom `colluding` may tell theirs."""
+    most = largest_cohort(plan.settings.population_size, sampling_rate=plan.sampling_rate)
+    shares = NoiseShares(most=most, least=least, colluding=colluding)
+    worded = in_words(plan)
+    try:
+        return replace(worded, noise_shares=shares)
+    except InputError:
+        if worded.sum_bits == 64:
+            raise
+        return replace(plan, sum_bits=64, noise_shares=shares)  # where a share would be too few cells wide
 
 
 @final

@@ -102,11 +102,11 @@ class DistantClients(Clients, Protocol):
 class Elsewhere:
     """Clients whose speech is on other machines: who they are, and what reaches them from the run in a folder.
 
-    `sum_bits` is how many bits an element of their sum has under a plan.
+    `planned` is a plan with what their sums need besides.
     """
 
     population: Population
-    sum_bits: Callable[[Plan], int]
+    planned: Callable[[Plan], Plan]
     clients: Callable[[RunFolder, Plan, Recogniser], DistantClients]
 
 
@@ -346,7 +346,7 @@ def _run_federated(
         facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(model)}
         plan = private_plan(recipe, population, start, seed=seed, around=around)
         if elsewhere is not None:
-            plan = replace(plan, sum_bits=elsewhere.sum_bits(plan))
+            plan = elsewhere.planned(plan)
         facts["plan"] = plan.describe()
         server_pass = None
         if places.of_server is not None:
