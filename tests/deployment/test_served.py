@@ -1,6 +1,6 @@
 """`serve` and `join` as people run them: a process for the server, and one for each node, over TLS.
 
-One run is made once for most tests: nine people, three rounds. It is compared with a simulation of the same people.
+Nothing here waits for a time to pass: each step follows from what a process has said.
 """
 
 import os
@@ -9,52 +9,33 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
-import torch
-import yaml
-from safetensors.torch import load_file
-from tests.deployment.village import NAMES, content
+from tests.deployment.places import ROUNDS, Place, check_same
+from tests.deployment.village import NAMES
+
+from sottovoce.deployment import keys
+from sottovoce.privacy.ledger import verify
+from sottovoce.training.run_folder import LEDGER
 
 pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation`)")
 
-from sottovoce.config import Recipe, load_recipe  # noqa: E402
-from sottovoce.deployment import keys  # noqa: E402
-from sottovoce.deployment.network import in_words  # noqa: E402
-from sottovoce.deployment.roster import entry  # noqa: E402
-from sottovoce.federated.cohort import ClientsHere  # noqa: E402
-from sottovoce.models.saved import PARAMETERS, Recogniser  # noqa: E402
-from sottovoce.privacy.plan import Plan  # noqa: E402
-from sottovoce.store import Store  # noqa: E402
-from sottovoce.training.checkpoint import LATEST  # noqa: E402
-from sottovoce.training.engines import build_engine  # noqa: E402
-from sottovoce.training.run_folder import DIAGNOSTICS, LEDGER, RunFolder  # noqa: E402
-from sottovoce.training.speakers import population_of  # noqa: E402
-from sottovoce.training.stages import Elsewhere, Surroundings, run_recipe  # noqa: E402
-
-ROUNDS = 3
-CPU = torch.device("cpu")
+THREE = NAMES[:3]
 
 
 @dataclass
-class Place:
-    """Keys, a roster, a recipe, and the processes that were started here. `stores` holds everybody's own by name."""
+class Processes:
+    """Those of one place; all are ended with the test."""
 
-    folder: Path
-    stores: Path
+    place: Place
     started: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    @property
-    def recipe(self) -> Path:
-        return self.folder / "recipe.yaml"
 
     def sottovoce(self, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "sottovoce", *arguments],
-            cwd=self.folder,
+            cwd=self.place.folder,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -64,22 +45,21 @@ class Place:
         self.started.append(process)
         return process
 
-    def serve(self, out: str, *more: str, port: int = 0) -> "Serving":
-        options = {"--roster": "roster.yaml", "--keys": "keys/server", "--stores": str(self.stores), "--device": "cpu"}
-        listen = ["--listen", f"127.0.0.1:{port}"]
-        server = self.sottovoce(
-            "serve", str(self.recipe), *(word for pair in options.items() for word in pair), *listen, "--out", out, *more
-        )
-        for line in lines_of(server):
-            if line.startswith("listening at "):
-                return Serving(server, int(line.split()[2].split(":")[1]), line.split()[-1])
-        raise AssertionError(f"the server ended with {server.wait()}")
-
-    def join(self, name: str, serving: "Serving", *more: str, accept: str | None = None) -> subprocess.Popen[str]:
+    def begin_serving(self, *more: str, port: int = 0) -> subprocess.Popen[str]:
+        where = ("--keys", "keys/server", "--stores", str(self.place.stores), "--out", "served", "--device", "cpu")
         return self.sottovoce(
-            *("join", f"https://127.0.0.1:{serving.port}", "--data", str(self.stores / name), "--device", "cpu"),
-            *("--key", f"keys/{name}", "--ca", "keys/server/ca.pem", "--accept", accept or serving.digest, *more),
+            "serve", str(self.place.recipe_file), "--listen", f"127.0.0.1:{port}", *where, *more
         )
+
+    def serve(self, *more: str, port: int = 0) -> "Server":
+        process = self.begin_serving(*more, port=port)
+        words = until(process, "listening at ").split()
+        return Server(process, int(words[2].split(":")[1]), words[-1])
+
+    def join(self, name: str, server: "Server", *, accept: str | None = None) -> subprocess.Popen[str]:
+        own = ("--data", str(self.place.stores / name), "--key", f"keys/{name}", "--ca", "keys/server/ca.pem")
+        url = f"https://127.0.0.1:{server.port}"
+        return self.sottovoce("join", url, *own, "--accept", accept or server.digest, "--device", "cpu")
 
     def close(self) -> None:
         for process in self.started:
@@ -90,22 +70,15 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Serving:
+class Server:
     process: subprocess.Popen[str]
     port: int
     digest: str
 
-    def finish(self) -> str:
-        """Everything that it says until it ends well."""
-        said = "\n".join(lines_of(self.process))
-        assert self.process.wait() == 0, said
-        return said
-
 
 def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
-    out: IO[str] | None = process.stdout
-    assert out is not None
-    return (line.rstrip() for line in out)
+    assert process.stdout is not None
+    return (line.rstrip() for line in process.stdout)
 
 
 def until(process: subprocess.Popen[str], start: str) -> str:
@@ -118,78 +91,107 @@ def until(process: subprocess.Popen[str], start: str) -> str:
     raise AssertionError(f"it ended with {process.wait()} and never said {start!r}: {said}")
 
 
-Build = Callable[..., Place]
+def finished(process: subprocess.Popen[str]) -> str:
+    """Everything that a process says until it ends well."""
+    said = "\n".join(lines_of(process))
+    assert process.wait() == 0, said
+    return said
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory, village_stores: Path) -> Iterator[Build]:
-    built: list[Place] = []
-
-    def made(**federation: Any) -> Place:
-        place = Place(tmp_path_factory.mktemp("place"), village_stores)
-        built.append(place)
-        recipe = content(steps=ROUNDS, evaluate_every=2, checkpoint_every=1, **federation)
-        place.recipe.write_text(yaml.safe_dump(recipe))
-        now, folder = datetime.now(UTC), place.folder / "keys"
-        keys.make_authority(folder / "authority", now=now)
-        keys.make_server(folder / "server", authority=folder / "authority", hosts=["127.0.0.1"], now=now)
-        for name in NAMES:
-            keys.make_node(folder / name)
-        roster = [entry(name, keys.load_public_key(folder / name / "node.pub")) for name in NAMES]
-        (place.folder / "roster.yaml").write_text("users:\n" + "\n".join(roster) + "\n")
-        return place
-
-    yield made
-    for place in built:
-        place.close()
+def refused(process: subprocess.Popen[str]) -> str:
+    """The one line of a process that ends as after a user's mistake."""
+    said = [line for line in lines_of(process) if line]
+    assert process.wait() == 2, said
+    assert "Traceback" not in "\n".join(said)
+    return said[-1]
 
 
-@dataclass(frozen=True)
-class _Here:
-    """All clients in this process, always ready."""
-
-    here: ClientsHere
-
-    def ready(self, interrupted: Callable[[], bool]) -> bool:
-        return True
-
-    def sum(self, *arguments: Any, **named: Any) -> Any:
-        return self.here.sum(*arguments, **named)
-
-    def close(self) -> None:
-        self.here.close()
+Settled = Callable[..., Processes]
 
 
-def simulate(place: Place, out: str) -> Path:
-    """The same recipe and people in this process, on the grid that a network needs."""
-    recipe: Recipe = load_recipe(str(place.recipe))
-    store = Store(place.stores / "tones")
-    population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
+@pytest.fixture
+def settled(tmp_path: Path, village_stores: Path) -> Iterator[Settled]:
+    made: list[Processes] = []
 
-    def clients(run: RunFolder, plan: Plan, start: Recogniser) -> _Here:
-        return _Here(ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)))
+    def settle(people: list[str], **federation: Any) -> Processes:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        place = Place(folder, village_stores, people)
+        place.settle(**federation)
+        made.append(Processes(place))
+        return made[-1]
 
-    around = Surroundings(place.folder / "runs", place.stores, CPU)
-    folder = place.folder / out
-    run_recipe(recipe, out=folder, resume=False, around=around, elsewhere=Elsewhere(population, in_words, clients))
-    return folder
-
-
-def check_same(served: Path, simulated: Path) -> None:
-    """The same model to the bit, and the same ledger to the byte."""
-    one, other = (load_file(folder / "checkpoints" / LATEST / PARAMETERS) for folder in (served, simulated))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert (served / LEDGER).read_bytes() == (simulated / LEDGER).read_bytes()
+    yield settle
+    for processes in made:
+        processes.close()
 
 
-@pytest.mark.parametrize("sums", ["open", "secure"])
-def test_nine_processes_make_the_model_of_a_simulation(build: Build, sums: str) -> None:
-    place = build()
-    serving = place.serve("served", "--sums", sums, "--wait-for", "9")
+def test_nine_processes_with_secure_sums_make_the_model_of_a_simulation(settled: Settled) -> None:
+    nine = settled(NAMES)
+    server = nine.serve("--sums", "secure", "--wait-for", "9")
     for name in NAMES:
-        place.join(name, serving)
-    said = serving.finish()
+        nine.join(name, server)
+    said = finished(server.process)
     assert "waiting until at least 9 of 9 nodes are here" in said
     assert "ε spent" in said
-    check_same(place.folder / "served", simulate(place, "simulated"))
+    check_same(nine.place.folder / "served", nine.place.simulate("simulated"))
+
+
+def test_a_server_that_is_killed_in_a_round_goes_on_with_the_same_nodes(settled: Settled) -> None:
+    """Killed while a node that was asked is held up; nothing is lost, nothing charged twice.
+
+    Nobody else gets at its ledger meanwhile.
+    """
+    three = settled(THREE, cohort_size=3)
+    server = three.serve("--sums", "open")
+    nodes = [three.join(name, server) for name in THREE]
+    until(nodes[2], "round 1: ")
+    nodes[2].send_signal(signal.SIGSTOP)
+    until(nodes[0], "round 2: ")
+    assert "is in use by another process" in refused(three.begin_serving("--sums", "open", "--resume"))
+    server.process.kill()
+    server.process.wait()
+    nodes[2].send_signal(signal.SIGCONT)
+    again = three.serve("--sums", "open", "--resume", port=server.port)
+    assert again.digest == server.digest
+    finished(again.process)
+    ledger = verify(three.place.folder / "served" / LEDGER)
+    assert (ledger.steps, ledger.attempts) == (ROUNDS, ROUNDS)
+    twin = settled(THREE, cohort_size=3).place
+    check_same(three.place.folder / "served", twin.run_here("here", secure=False).folder)
+
+
+def test_a_node_that_is_killed_comes_back_and_a_server_stops_and_goes_on_when_told(settled: Settled) -> None:
+    three = settled(THREE, cohort_size=3, steps=4)
+    server = three.serve("--sums", "secure", "--seconds", "600")
+    nodes = [three.join(name, server) for name in THREE]
+    until(nodes[0], "round 1: ")
+    nodes[0].kill()
+    nodes[0].wait()
+    until(three.join(THREE[0], server), "connected to ")
+    server.process.send_signal(signal.SIGINT)
+    assert "and saved: the same command with --resume goes on" in finished(server.process)
+    finished(three.serve("--sums", "secure", "--resume", port=server.port).process)
+    ledger = verify(three.place.folder / "served" / LEDGER)
+    assert (ledger.steps, ledger.attempts) == (4, 4)
+
+
+def test_who_accepted_something_else_or_is_revoked_is_refused_in_one_line(settled: Settled) -> None:
+    three = settled(THREE, cohort_size=3)
+    server = three.serve("--sums", "open")
+    wrong = three.join(THREE[0], server, accept="ab" * 32)
+    assert refused(wrong) == f"error: nobody here can be asked: --accept {server.digest} says yes to this"
+    server.process.kill()
+    server.process.wait()
+    node = three.place.folder / "keys" / THREE[1] / keys.NODE
+    keys.revoke(str(node), authority=three.place.folder / "keys" / "authority")
+    listed = three.place.folder / "keys" / "authority" / keys.REVOKED
+    (three.place.folder / "keys" / "server" / keys.REVOKED).write_bytes(listed.read_bytes())
+    assert f"{THREE[1]}'s key was revoked" in refused(three.begin_serving("--sums", "open", "--resume"))
+    roster = three.place.folder / "roster.yaml"
+    lines = roster.read_text().splitlines()
+    changed = [line.replace("}", ", revoked: true}") if THREE[1] in line else line for line in lines]
+    roster.write_text("\n".join(changed))
+    again = three.serve("--sums", "open", "--resume")
+    revoked = refused(three.join(THREE[1], again))
+    assert revoked.endswith("does not take this node: its key is not in the server's roster, or was revoked")

@@ -1,6 +1,5 @@
 """`sottovoce serve`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,15 +10,13 @@ from sottovoce.cli.run import show_finished, surroundings
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
-    from sottovoce.config import Recipe
-    from sottovoce.deployment.network import ClientsOverNetwork, Patience
-    from sottovoce.deployment.roster import Roster
+    from sottovoce.deployment.link import Link
+    from sottovoce.deployment.network import ClientsOverNetwork
     from sottovoce.models.saved import Recogniser
     from sottovoce.privacy.plan import Plan
     from sottovoce.training.run_folder import RunFolder
 
 NEEDS = "clients over a network need the extra `federation`: pip install 'sottovoce[federation]'"
-ATTEMPTS = "attempts.json"
 
 
 def serve(
@@ -63,13 +60,19 @@ def serve(
     Plan, ledger and promise are those of `sottovoce run`; the clients are those of the roster, and K is their number.
     """
     from sottovoce.config import Suite, load_experiment, public_name
-    from sottovoce.deployment.keys import revoked_in
+    from sottovoce.deployment.keys import REVOKED, SERVER, SERVER_KEY, revoked_in
     from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
     from sottovoce.deployment.people import roster_population
     from sottovoce.deployment.roster import load_roster
+    from sottovoce.deployment.serving import reach
     from sottovoce.deployment.sum_terms import FEWEST
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.stages import Elsewhere, run_recipe
+
+    try:
+        from sottovoce.deployment.flower import FlowerLink
+    except ModuleNotFoundError:
+        raise InputError(NEEDS) from None
 
     experiment = load_experiment(recipe, overrides or [])
     if isinstance(experiment, Suite) or experiment.federation is None:
@@ -79,7 +82,7 @@ def serve(
     if noise not in ("server", "clients") or (noise == "clients" and sums == "open"):
         raise InputError(f"--noise {noise} with --sums {sums}: expected server, or clients with secure sums")
     host, port = _address(listen)
-    people = load_roster(roster, revoked=revoked_in(keys / "revoked.json"))
+    people = load_roster(roster, revoked=revoked_in(keys / REVOKED))
     cohort = experiment.federation.cohort_size
     least_in_sum = least or max(FEWEST, cohort // 2)
 
@@ -93,22 +96,31 @@ def serve(
     folder = out or served.with_name(f"{served.name}-served")
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
 
+        def listening(digest: bytes) -> "Link":
+            link = FlowerLink(
+                host,
+                port,
+                certificate=str(keys / SERVER),
+                key=str(keys / SERVER_KEY),
+                nodes={user.node.hex(): user.key for user in people.users if not user.revoked},
+            )
+            around.say(f"listening at {host}:{link.port} for {len(people):,} people; they are asked {digest.hex()}")
+            return link
+
         def clients(run: "RunFolder", plan: "Plan", start: "Recogniser") -> "ClientsOverNetwork":
-            reached = _reach(
+            return reach(
                 experiment,
                 people,
                 run,
                 plan,
                 start,
                 keys=keys,
-                host=host,
-                port=port,
+                listen=listening,
                 least_in_sum=None if sums == "open" else least_in_sum,
                 wait_for=wait_for if wait_for is not None else min(cohort, len(people)),
                 patience=Patience(training=seconds),
                 say=around.say,
             )
-            return reached
 
         elsewhere = Elsewhere(roster_population(people, experiment), planned, clients)
         outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
@@ -121,71 +133,6 @@ def serve(
     show_finished({public_name(recipe): outcome}, folder, title=experiment.about, quietly=json)
     if json:
         print_json(outcome.results)
-
-
-def _reach(
-    recipe: "Recipe",
-    roster: "Roster",
-    run: "RunFolder",
-    plan: "Plan",
-    start: "Recogniser",
-    *,
-    keys: Path,
-    host: str,
-    port: int,
-    least_in_sum: int | None,
-    wait_for: int,
-    patience: "Patience",
-    say: Callable[[str], None],
-) -> "ClientsOverNetwork":
-    """Listen, and invite whoever comes."""
-    import tempfile
-
-    from sottovoce.deployment.conversation import Conversation
-    from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
-    from sottovoce.deployment.keys import ORDERS, ORDERS_KEY, SERVER, SERVER_KEY, load_private_key
-    from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer
-    from sottovoce.deployment.payloads import write_start
-
-    try:
-        from sottovoce.deployment.flower import FlowerLink
-    except ModuleNotFoundError:
-        raise InputError(NEEDS) from None
-
-    nodes = tuple(user.key for user in roster.users)
-    with tempfile.TemporaryDirectory() as folder:
-        travelling = write_start(start, Path(folder))
-    secure = None if least_in_sum is None else SecureSums(least=least_in_sum)
-    invitation = Invitation.of(
-        recipe,
-        nodes,
-        start=travelling,
-        layout=plan.layout,
-        sum_bits=plan.sum_bits,
-        secure=secure,
-        noise_shares=plan.noise_shares,
-    )
-    orders = (keys / ORDERS).read_bytes()
-    attempts = Attempts(run.path / ATTEMPTS)
-    link = FlowerLink(
-        host,
-        port,
-        certificate=str(keys / SERVER),
-        key=str(keys / SERVER_KEY),
-        nodes={user.node.hex(): user.key for user in roster.users if not user.revoked},
-    )
-    say(f"listening at {host}:{link.port} for {len(roster):,} people; what they are asked: {invitation.digest.hex()}")
-    conversation = Conversation(
-        link=link,
-        roster=roster,
-        key=load_private_key(keys / ORDERS_KEY),
-        run=attempts.run,
-        recipe=invitation.digest,
-    )
-    offer = Offer(terms=sealed_letter(invitation, orders), start_digest=invitation.start, start=travelling)
-    return ClientsOverNetwork(
-        conversation, offer, attempts=attempts, least=wait_for, secure=None if secure is None else invitation.sum_terms, patience=patience, say=say
-    )
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -1,0 +1,72 @@
+"""From a plan and a start model to clients over a network: the invitation, and a conversation about it."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from sottovoce.config import Recipe
+from sottovoce.deployment.conversation import Conversation
+from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
+from sottovoce.deployment.keys import ORDERS, ORDERS_KEY, load_certificate, load_private_key
+from sottovoce.deployment.link import Link
+from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, Patience
+from sottovoce.deployment.payloads import write_start
+from sottovoce.deployment.roster import Roster
+from sottovoce.errors import InputError
+from sottovoce.models.saved import Recogniser
+from sottovoce.privacy.plan import Plan
+from sottovoce.training.run_folder import RunFolder
+
+ATTEMPTS = "attempts.json"
+
+# Starts to listen, once all else is in order; given the digest of what people will be asked.
+Listen = Callable[[bytes], Link]
+
+
+def reach(
+    recipe: Recipe,
+    roster: Roster,
+    run: RunFolder,
+    plan: Plan,
+    start: Recogniser,
+    *,
+    keys: Path,
+    listen: Listen,
+    least_in_sum: int | None,
+    wait_for: int,
+    patience: Patience,
+    say: Callable[[str], None] = lambda _: None,
+) -> ClientsOverNetwork:
+    """The people of `roster`, by the terms of `recipe` under `plan`. `keys` is the server's folder of them.
+
+    Sums are secure, of `least_in_sum` people or more, unless that is None. Rounds wait for `wait_for` nodes.
+    """
+    if plan.sum_bits not in (32, 64):
+        raise InputError(f"sum_bits={plan.sum_bits}: sums over a network are of words, of 32 or 64 bits")
+    with tempfile.TemporaryDirectory() as folder:
+        travelling = write_start(start, Path(folder))
+    invitation = Invitation.of(
+        recipe,
+        [user.key for user in roster.users],
+        start=travelling,
+        layout=plan.layout,
+        sum_bits=plan.sum_bits,
+        secure=None if least_in_sum is None else SecureSums(least=least_in_sum),
+        noise_shares=plan.noise_shares,
+    )
+    load_certificate(keys / ORDERS)
+    letter = sealed_letter(invitation, (keys / ORDERS).read_bytes())
+    signer = load_private_key(keys / ORDERS_KEY)
+    attempts = Attempts(run.path / ATTEMPTS)
+    conversation = Conversation(
+        link=listen(invitation.digest), roster=roster, key=signer, run=attempts.run, recipe=invitation.digest
+    )
+    return ClientsOverNetwork(
+        conversation,
+        Offer(terms=letter, start_digest=invitation.start, start=travelling),
+        attempts=attempts,
+        least=wait_for,
+        secure=None if least_in_sum is None else invitation.sum_terms,
+        patience=patience,
+        say=say,
+    )

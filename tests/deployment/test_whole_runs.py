@@ -1,0 +1,83 @@
+"""Whole runs with participants in this process: the same model and ledger as a simulation of the same people."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.deployment.places import ROUNDS, Place, check_same
+
+from sottovoce.deployment.link import Answer
+from sottovoce.deployment.messages import Kind, peek_order
+from sottovoce.deployment.network import with_noise_by_clients
+from sottovoce.privacy.ledger import verify
+from sottovoce.training.run_folder import DIAGNOSTICS, LEDGER
+
+Settled = Callable[..., Place]
+
+
+@pytest.fixture
+def settled(tmp_path: Path, village_stores: Path) -> Settled:
+    def made(**federation: Any) -> Place:
+        place = Place(tmp_path, village_stores)
+        place.settle(**federation)
+        return place
+
+    return made
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["open", "secure"])
+def test_a_run_is_the_simulation_s(settled: Settled, secure: bool) -> None:
+    place = settled()
+    outcome = place.run_here("served", secure=secure)
+    assert outcome.results is not None
+    check_same(outcome.folder, place.simulate("simulated"))
+
+
+def test_a_run_that_was_stopped_goes_on_and_charges_every_step_once(settled: Settled) -> None:
+    """Told to stop in its second round, by a signal as Ctrl-C sends it; nodes answer no attempt twice."""
+    place = settled()
+
+    def stops(answer: Answer) -> Answer:
+        asked = 0
+
+        def stopping(data: bytes) -> bytes | None:
+            nonlocal asked
+            asked += peek_order(data, limit=1 << 30).kind is Kind.TRAIN
+            if asked == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return answer(data)
+
+        return stopping
+
+    stopped = place.run_here("served", secure=False, meddle=dict.fromkeys(place.people, stops))
+    assert stopped.stopped_at is not None
+    assert 0 < stopped.stopped_at < ROUNDS
+    place.run_here("served", secure=False, resume=True)
+    check_same(stopped.folder, place.simulate("simulated"))
+
+
+def test_who_is_away_is_told_of_in_a_simulation(settled: Settled) -> None:
+    place = settled(cohort_size=9)
+
+    def away(answer: Answer) -> Answer:
+        return lambda data: None if peek_order(data, limit=1 << 30).kind is Kind.TRAIN else answer(data)
+
+    outcome = place.run_here("served", secure=True, meddle={place.people[0]: away})
+    records = [json.loads(line) for line in (outcome.folder / DIAGNOSTICS).read_text().splitlines()]
+    # In the first round it is asked and silent. Then it must be told the terms again, which it answers.
+    assert [record["dropped"] for record in records] == [{"away, or too late, or with too much to say": 1}] * ROUNDS
+    assert verify(outcome.folder / LEDGER).attempts == ROUNDS
+
+
+def test_noise_by_clients_is_charged_as_noise_by_the_server(settled: Settled) -> None:
+    place = settled(cohort_size=9)
+    outcome = place.run_here("served", secure=True, planned=partial(with_noise_by_clients, least=3, colluding=1))
+    assert outcome.results is not None
+    by_clients = verify(outcome.folder / LEDGER)
+    by_server = verify(place.simulate("simulated") / LEDGER)
+    assert by_clients.spent == by_server.spent
