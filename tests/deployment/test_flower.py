@@ -4,6 +4,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,19 @@ def test_a_node_that_breaks_is_missing_and_may_come_back_at_once(
     assert says(start("echo", link)) == f"connected to 127.0.0.1:{link.port}"  # though nobody has missed it yet
     assert link.ask({anna: b"another"}, seconds=LONG, limit=100) == {anna: b"rehtona"}
     assert len(link._state.object_store) == 0
+
+
+def test_a_node_that_comes_back_is_not_waited_for_with_what_it_was_to_do_before(
+    keys: Path, link: Any, start: Start
+) -> None:
+    anna = name(keys, "anna")
+    broken = start("killed-in-training", link)
+    says(broken)
+    with ThreadPoolExecutor() as others:
+        asking = others.submit(link.ask, {anna: b"an order"}, seconds=LONG, limit=100)
+        assert broken.wait() == -9
+        says(start("echo", link))
+        assert asking.result() == {}
 
 
 def test_nodes_come_back_by_themselves_after_the_server_was_gone(keys: Path, start: Start) -> None:

@@ -207,8 +207,9 @@ class FlowerLink:
             node_id = self._state.get_node_id_by_public_key(asked.public_key)
             if node_id is None:
                 raise HTTPException(401)
-            # Back after a crash: its old self is no reason to make it wait until that is given up.
+            # Back after a crash: neither does it wait until its old self is given up, nor we for what that was to do.
             self._state.deactivate_node(node_id)
+            self._give_up(self._names[node_id])
         if isinstance(asked, PushMessagesRequest):
             if not len(asked.messages_list) == len(asked.message_object_trees) == 1:
                 raise HTTPException(403)
@@ -217,6 +218,14 @@ class FlowerLink:
             own = metadata.src_node_id == asked.node.node_id
             if order is None or not own or _more_than(order.most_objects, tree):
                 raise HTTPException(403)
+
+    def _give_up(self, name: str) -> None:
+        """Wait no longer for what `name` was handed by now."""
+        for order_id, order in list(self._asked.items()):
+            message = self._state.message_ins_store.get(order_id)
+            if order.name == name and message is not None and message.metadata.delivered_at:
+                self._state.delete_messages({order_id})
+        self._arrived.set()
 
     def present(self) -> frozenset[str]:
         online = self._state.get_node_info(statuses=[NodeStatus.ONLINE])
