@@ -143,17 +143,19 @@ def test_a_node_that_breaks_is_missing_and_may_come_back_at_once(
     assert len(link._state.object_store) == 0
 
 
+@pytest.mark.parametrize("manner", ["killed-in-training", "killed-in-upload"])
 def test_a_node_that_comes_back_is_not_waited_for_with_what_it_was_to_do_before(
-    keys: Path, link: Any, start: Start
+    keys: Path, link: Any, start: Start, manner: str
 ) -> None:
     anna = name(keys, "anna")
-    broken = start("killed-in-training", link)
+    broken = start(manner, link)
     says(broken)
     with ThreadPoolExecutor() as others:
-        asking = others.submit(link.ask, {anna: b"an order"}, seconds=LONG, limit=100)
+        asking = others.submit(link.ask, {anna: b"an order"}, seconds=LONG, limit=1 << 24)
         assert broken.wait() == -9
         says(start("echo", link))
         assert asking.result() == {}
+    assert len(link._state.object_store) == 0
 
 
 def test_nodes_come_back_by_themselves_after_the_server_was_gone(keys: Path, start: Start) -> None:

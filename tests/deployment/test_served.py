@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,12 +55,19 @@ class Processes:
     def serve(self, *more: str, port: int = 0) -> "Server":
         process = self.begin_serving(*more, port=port)
         words = until(process, "listening at ").split()
+        threading.Thread(target=self._end_with, args=(process,), daemon=True).start()
         return Server(process, int(words[2].split(":")[1]), words[-1])
 
     def join(self, name: str, server: "Server", *, accept: str | None = None) -> subprocess.Popen[str]:
         own = ("--data", str(self.place.stores / name), "--key", f"keys/{name}", "--ca", "keys/server/ca.pem")
         url = f"https://127.0.0.1:{server.port}"
         return self.sottovoce("join", url, *own, "--accept", accept or server.digest, "--device", "cpu")
+
+    def _end_with(self, server: subprocess.Popen[str]) -> None:
+        """Nodes wait for a server as long as it takes; tests do not wait for nodes of one that has failed."""
+        if server.wait() not in (0, -signal.SIGKILL):
+            for process in self.started:
+                process.kill()
 
     def close(self) -> None:
         for process in self.started:

@@ -224,8 +224,16 @@ class FlowerLink:
         for order_id, order in list(self._asked.items()):
             message = self._state.message_ins_store.get(order_id)
             if order.name == name and message is not None and message.metadata.delivered_at:
-                self._state.delete_messages({order_id})
+                self._delete(order_id)
         self._arrived.set()
+
+    def _delete(self, order_id: str) -> None:
+        """An order, and what there is of its answer."""
+        reply_id = self._state.message_ins_id_to_message_res_id.get(order_id)
+        self._state.delete_messages({order_id})
+        for object_id in (order_id, reply_id):
+            if object_id is not None:
+                self._state.object_store.delete(object_id)
 
     def present(self) -> frozenset[str]:
         online = self._state.get_node_info(statuses=[NodeStatus.ONLINE])
@@ -283,9 +291,10 @@ class FlowerLink:
             waiting.discard(order_id)
             if not reply.has_error():
                 coming[order_id] = reply.metadata.message_id
+        present = self.present()
         for order_id, reply_id in list(coming.items()):
             objects = self._objects_of(reply_id)
-            if any(found == b"" for found in objects.values()):
+            if any(found == b"" for found in objects.values()) and self._asked[order_id].name in present:
                 continue
             del coming[order_id]
             answer = put_together(reply_id, objects)
@@ -303,14 +312,9 @@ class FlowerLink:
 
     def _forget(self, orders: list[str]) -> None:
         """Nothing is kept of orders and answers, and what comes later is refused."""
-        state = self._state
         for order_id in orders:
             del self._asked[order_id]
-            reply_id = state.message_ins_id_to_message_res_id.get(order_id)
-            state.delete_messages({order_id})
-            for object_id in (order_id, reply_id):
-                if object_id is not None:
-                    state.object_store.delete(object_id)
+            self._delete(order_id)
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -239,9 +239,10 @@ class Federating(Loop):
         """A round in which everybody failed is no one client's accident: stop before noise wears the model down.
 
         Not in a release: whether it stops would tell something of who was in the cohort. There the dev score shows it.
+        Nor where clients may be away, which says nothing of what they were to do.
         """
         private = done.private
-        if self._secure or private is None:
+        if self._secure or private is None or self._ready is not None:
             return
         diverged = private.diverged
         failed = Counter({reason: count for reason, count in private.dropped.items() if reason != NOTHING_LEFT})
