@@ -5,9 +5,10 @@ TORCH  ?=
 VENV   := .venv$(TORCH:%=-%)
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+NETWORK := .venv-network
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock bench results clean
+.PHONY: help setup demo test network check format lock bench results clean
 
 help:  ## print this help
 	@echo "Sottovoce: speech recognition trained on speech that never leaves its speaker"
@@ -30,6 +31,16 @@ demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+network: $(NETWORK)/.installed  ## run the tests of clients over a network with real processes (minutes, its own venv)
+	$(NETWORK)/bin/python -m pytest -n0 tests/deployment/test_flower.py tests/deployment/test_served.py
+
+# flwr asks for older packages than those in constraints.txt, so that it has an environment of its own.
+$(NETWORK)/.installed: pyproject.toml
+	test -x $(NETWORK)/bin/python || $(PYTHON) -m venv $(NETWORK)
+	$(NETWORK)/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(NETWORK)/bin/python -m pip install --quiet --editable '.[federation]' pytest pytest-xdist hypothesis
+	@touch $@
 
 check: $(STAMP)  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -1,6 +1,6 @@
 """A node in a process of its own, that answers as its first argument says. Used by `test_flower`.
 
-    python echoing_node.py MANNER SERVER KEY CA
+python echoing_node.py MANNER SERVER KEY CA
 """
 
 import os

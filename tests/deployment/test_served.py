@@ -48,9 +48,7 @@ class Processes:
 
     def begin_serving(self, *more: str, port: int = 0) -> subprocess.Popen[str]:
         where = ("--keys", "keys/server", "--stores", str(self.place.stores), "--out", "served", "--device", "cpu")
-        return self.sottovoce(
-            "serve", str(self.place.recipe_file), "--listen", f"127.0.0.1:{port}", *where, *more
-        )
+        return self.sottovoce("serve", str(self.place.recipe_file), "--listen", f"127.0.0.1:{port}", *where, *more)
 
     def serve(self, *more: str, port: int = 0) -> "Server":
         process = self.begin_serving(*more, port=port)

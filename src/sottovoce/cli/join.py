@@ -29,7 +29,9 @@ def join(
     data: Annotated[Path, typer.Option(help="The store that holds your speech.")],
     key: Annotated[Path, typer.Option(help="Your node's key (`sottovoce keys node`): its folder, or node.key.")],
     ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.pem, from whoever invited you.")],
-    user: Annotated[str | None, typer.Option(help="Whose speech it is, where the store holds several people's.")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Whose speech it is, where the store holds several people's.")
+    ] = None,
     accept: Annotated[
         str | None, typer.Option(metavar="DIGEST", help="Say yes beforehand to the invitation with this digest.")
     ] = None,

@@ -29,14 +29,17 @@ def serve(
         str, typer.Option(metavar="secure|open", help="secure: we see sums alone. open: every single update.")
     ] = "secure",
     least: Annotated[
-        int | None, typer.Option(metavar="N", help="The fewest people whose sum may be opened; half a cohort by default.")
+        int | None,
+        typer.Option(metavar="N", help="The fewest people whose sum may be opened; half a cohort by default."),
     ] = None,
     noise: Annotated[
         str, typer.Option(metavar="server|clients", help="Who adds it. clients: we see no sum without noise.")
     ] = "server",
     colluding: Annotated[
         int | None,
-        typer.Option(metavar="N", help="With noise by clients: so many may tell theirs; a third of --least by default."),
+        typer.Option(
+            metavar="N", help="With noise by clients: so many may tell theirs; a third of --least by default."
+        ),
     ] = None,
     wait_for: Annotated[
         int | None, typer.Option(metavar="N", help="Rounds begin while so many nodes are here; a cohort by default.")

@@ -45,9 +45,7 @@ class Conversation:
         """The places of those who can be asked now."""
         names = self.link.present()
         return frozenset(
-            place
-            for place, user in enumerate(self.roster.users)
-            if not user.revoked and user.node.hex() in names
+            place for place, user in enumerate(self.roster.users) if not user.revoked and user.node.hex() in names
         )
 
     def ask(

@@ -93,8 +93,13 @@ def unpacked(message: Message) -> bytes | None:
     if not message.has_content():
         return None
     records = message.content.config_records
-    chunks = [dict(records[name]).get(_RECORD) for name in sorted(records)]
-    return b"".join(chunks) if all(isinstance(chunk, bytes) for chunk in chunks) else None
+    chunks: list[bytes] = []
+    for name in sorted(records):
+        chunk = dict(records[name]).get(_RECORD)
+        if not isinstance(chunk, bytes):
+            return None
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def most_objects(limit: int) -> int:

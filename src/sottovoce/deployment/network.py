@@ -95,7 +95,9 @@ class ClientsOverNetwork:
             if interrupted():
                 return False
             if not told:
-                self._say(f"waiting until at least {self._least:,} of {len(self._conversation.roster):,} nodes are here")
+                self._say(
+                    f"waiting until at least {self._least:,} of {len(self._conversation.roster):,} nodes are here"
+                )
                 told = True
             waiting.wait(_LOOK_AGAIN)
 
@@ -149,9 +151,7 @@ class ClientsOverNetwork:
         diagnostics = None
         if plan.settings.mode is not Mode.SECURE:
             diagnostics = Private(cohort=len(drawn), dropped=+reasons)
-        return CohortSum(
-            total.to(server_P.device), plan.denominator, noise_shares=shares, diagnostics=diagnostics
-        )
+        return CohortSum(total.to(server_P.device), plan.denominator, noise_shares=shares, diagnostics=diagnostics)
 
     def _sum_securely(
         self, places: list[int], terms: Terms, reasons: Counter[str], *, step: int, attempt: int

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
@@ -108,11 +109,11 @@ def _activated(
     request = ActivateNodeRequest(
         public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_SECONDS
     )
-    node_id = None
+    node_id: int | None = None
     told = False
     while node_id is None and not stop.is_set():
         try:
-            node_id = _authentic(lambda: client.ActivateNode(request)).node_id
+            node_id = _authentic(partial(client.ActivateNode, request)).node_id
         except _Unknown as unknown:
             raise InputError(f"{server} does not take this node: {_why(unknown)}") from None
         except httpx.TransportError as error:
@@ -156,7 +157,7 @@ def _leave(client: Any, node_id: int) -> None:
 def _answer_orders(client: Any, node: Any, *, answer: Answer, limit: int, stop: threading.Event) -> None:
     pause = SOONEST
     while not stop.wait(pause):
-        found = _authentic(lambda: client.PullMessages(PullMessagesRequest(node=node)))
+        found = _authentic(partial(client.PullMessages, PullMessagesRequest(node=node)))
         if not found.messages_list:
             pause = min(2 * pause, LATEST)
             continue
@@ -179,7 +180,7 @@ def _fetched(client: Any, node: Any, message: Message, tree: Any, *, limit: int,
     while len(objects) < len(names):
         for name in names[len(objects) :]:
             request = PullObjectRequest(node=node, run_id=run, object_id=name)
-            found = _retried(lambda request=request: client.PullObject(request), until=until)
+            found = _retried(partial(client.PullObject, request), until=until)
             if not found.object_found or time.monotonic() > until:
                 return None
             if not found.object_available:  # the server is still putting it down
@@ -188,7 +189,7 @@ def _fetched(client: Any, node: Any, message: Message, tree: Any, *, limit: int,
                 break
             objects[name] = found.object_content
     received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=message_id)
-    _retried(lambda: client.ConfirmMessageReceived(received), until=until)
+    _retried(partial(client.ConfirmMessageReceived, received), until=until)
     order = put_together(message_id, objects)
     return order if order is not None and len(order) <= limit else None
 
@@ -199,12 +200,12 @@ def _bring(client: Any, node: Any, reply: Message, *, until: float) -> None:
     run = bare.metadata.run_id
     request = PushMessagesRequest(node=node, messages_list=[message_to_proto(bare)], message_object_trees=[tree])
     try:
-        pushed = _retried(lambda: client.PushMessages(request), until=until)
+        pushed = _retried(partial(client.PushMessages, request), until=until)
         for name in pushed.objects_to_push:
             part = PushObjectRequest(
                 node=node, run_id=run, object_id=name, object_content=objects[name], session_id=pushed.session_id
             )
-            if not _retried(lambda part=part: client.PushObject(part), until=until).stored:
+            if not _retried(partial(client.PushObject, part), until=until).stored:
                 return  # too late: the server has stopped waiting
     except _Unwanted:
         return

@@ -113,7 +113,7 @@ class Elsewhere:
 def run_recipe(
     recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, elsewhere: Elsewhere | None = None
 ) -> Outcome:
-    """Run `recipe` in the folder `out`, its seed before it; with the clients of its store, or with those `elsewhere`."""
+    """Run `recipe` in the folder `out`, its seed before it; with its store's clients, or those `elsewhere`."""
     device = own_device(around.device)
     resume = resume or restarted() or (out / RESULTS).exists()  # a finished run only has to be shown
     with process_group(device) as processes:
