@@ -12,7 +12,7 @@ from sottovoce.deployment.link import Link
 from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, Patience
 from sottovoce.deployment.payloads import write_start
 from sottovoce.deployment.roster import Roster
-from sottovoce.errors import InputError
+from sottovoce.errors import promise
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.training.run_folder import RunFolder
@@ -41,8 +41,7 @@ def reach(
 
     Sums are secure, of `least_in_sum` people or more, unless that is None. Rounds wait for `wait_for` nodes.
     """
-    if plan.sum_bits not in (32, 64):
-        raise InputError(f"sum_bits={plan.sum_bits}: sums over a network are of words, of 32 or 64 bits")
+    promise(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
     with tempfile.TemporaryDirectory() as folder:
         travelling = write_start(start, Path(folder))
     invitation = Invitation.of(
@@ -50,7 +49,7 @@ def reach(
         [user.key for user in roster.users],
         start=travelling,
         layout=plan.layout,
-        sum_bits=plan.sum_bits,
+        sum_bits=32 if plan.sum_bits == 32 else 64,
         secure=None if least_in_sum is None else SecureSums(least=least_in_sum),
         noise_shares=plan.noise_shares,
     )
