@@ -10,12 +10,14 @@ A message is a few records of at most `CHUNK` bytes, which Flower knows by their
 again chunk by chunk, and the model of a round, the same for all, is held once.
 """
 
+import asyncio
 import logging
 import math
 import socket
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -29,7 +31,7 @@ from flwr.app.message import ConfigRecord, Message, RecordDict, make_message, re
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.date import now
 from flwr.supercore.error import http_error_translator
 from flwr.supercore.inflatable.inflatable_object import (
@@ -54,18 +56,22 @@ from sottovoce.errors import InputError
 
 CHUNK = 1 << 22  # bytes of a message that travel together
 HEARTBEAT_SECONDS = 10.0  # the least that Flower takes; who misses two is away
+HELD_SECONDS = 3.0  # a node's question whether there is an order is answered when there is one, or after so long
 
 _FRAME = 1 << 12  # bytes of a request besides what it carries
 _RECORD = "bytes"
 _OBJECTS = 2  # of a message besides its chunks: itself, and the record of its records
 _TREE = 1 << 7  # bytes that a request needs to name one object
 
+_PULL = "/v1/fleet/pull-messages"
+_LOOK_AGAIN = 0.02  # seconds
+
 # What a node may ask for, and with how many bytes. Registering, and fetching code, are not among it.
 PATHS = {
     "/v1/fleet/activate-node": _FRAME,
     "/v1/fleet/deactivate-node": _FRAME,
     "/v1/fleet/send-node-heartbeat": _FRAME,
-    "/v1/fleet/pull-messages": _FRAME,
+    _PULL: _FRAME,
     "/v1/fleet/pull-object": _FRAME,
     "/v1/fleet/confirm-message-received": _FRAME,
     "/v1/fleet/push-messages": _FRAME + _TREE * 1024,
@@ -152,6 +158,8 @@ class FlowerLink:
         self._ids = {name: self._register(public_key) for name, public_key in nodes.items()}
         self._names = {node_id: name for name, node_id in self._ids.items()}
         self._run = self._start_run()
+        self._callers = {_caller(public_key): name for name, public_key in nodes.items()}
+        self._waiting: set[str] = set()  # for whom there is an order that they have not fetched
         self._asked: dict[str, _Asked] = {}
         self._arrived = threading.Event()
         config = uvicorn.Config(
@@ -199,11 +207,26 @@ class FlowerLink:
         app.include_router(fleet_router, dependencies=[Depends(self._admit)])
 
         async def noticed(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] == _PULL:
+                await self._hold(scope)
             await app(scope, receive, send)
             if scope["path"].startswith("/v1/fleet/push-"):
                 self._arrived.set()
 
         return Gate(noticed, paths=PATHS)
+
+    async def _hold(self, scope: Scope) -> None:
+        """Let whoever asks for orders wait until there is one: they hear of it at once, and ask less often.
+
+        Who it is has not been proved here, nor does it matter: a stranger may wait, and is refused then.
+        """
+        given = dict(scope["headers"]).get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode())
+        name = self._callers.get(given or b"")
+        until = time.monotonic() + HELD_SECONDS
+        while name not in self._waiting and time.monotonic() < until and not self._server.should_exit:
+            await asyncio.sleep(_LOOK_AGAIN)
+        if name is not None:
+            self._waiting.discard(name)
 
     def _admit(self, request: Request) -> None:
         """What Flower itself lets a node do that has proved who it is, and should not."""
@@ -283,6 +306,7 @@ class FlowerLink:
         _, missing = self._state.store_message_and_object_tree(bare, tree, session)
         for object_id in missing:
             self._state.store_object(self._run, session, object_id, objects[object_id])
+        self._waiting.add(name)
         return message_id
 
     def _look(self, waiting: set[str], coming: dict[str, str], answers: dict[str, bytes], *, limit: int) -> None:
@@ -324,6 +348,11 @@ class FlowerLink:
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join()
+
+
+def _caller(public_key: EllipticCurvePublicKey) -> bytes:
+    """How a node with this key names itself in a request."""
+    return b64encode(public_key_to_bytes(public_key))
 
 
 def _objects(tree: Any) -> list[Any]:

@@ -1,6 +1,5 @@
 """From a plan and a start model to clients over a network: the invitation, and a conversation about it."""
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,8 +41,7 @@ def reach(
     Sums are secure, of `least_in_sum` people or more, unless that is None. Rounds wait for `wait_for` nodes.
     """
     promise(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
-    with tempfile.TemporaryDirectory() as folder:
-        travelling = write_start(start, Path(folder))
+    travelling = write_start(start)
     invitation = Invitation.of(
         recipe,
         [user.key for user in roster.users],

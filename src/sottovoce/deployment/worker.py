@@ -45,7 +45,7 @@ from sottovoce.errors import InputError
 T = TypeVar("T")
 Say = Callable[[str], None]
 
-SOONEST, LATEST = 0.02, 1.0  # seconds between two questions whether there is an order: short where there just was one
+SOONEST, LATEST = 0.02, 1.0  # seconds between two attempts: longer from one to the next
 PATIENCE = 5.0  # seconds between two attempts to reach a server that is gone
 CLOCKS = 4.0  # seconds that clocks may differ: Flower refuses a node that is 5 ahead
 _MOST_BYTES = CHUNK + (1 << 20)  # of one reply of the server
@@ -155,13 +155,15 @@ def _leave(client: Any, node_id: int) -> None:
 
 
 def _answer_orders(client: Any, node: Any, *, answer: Answer, limit: int, stop: threading.Event) -> None:
-    pause = SOONEST
+    pause = 0.0
     while not stop.wait(pause):
+        begun = time.monotonic()
         found = _authentic(partial(client.PullMessages, PullMessagesRequest(node=node)))
         if not found.messages_list:
-            pause = min(2 * pause, LATEST)
+            held = time.monotonic() - begun > LATEST  # the server has waited with us
+            pause = 0.0 if held else min(2 * pause or SOONEST, LATEST)
             continue
-        pause = SOONEST
+        pause = 0.0
         message = message_from_proto(found.messages_list[0])
         until = time.monotonic() + message.metadata.ttl
         order = _fetched(client, node, message, found.message_object_trees[0], limit=limit, until=until)

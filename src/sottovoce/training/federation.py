@@ -179,11 +179,11 @@ class Federating(Loop):
         return lambda: interrupted() or self._stopped_elsewhere
 
     def step(self, step: int) -> None:
-        begun = time.perf_counter()
         if self._turns is not None and self._turns.all_dry:
             raise Stop("dry", "every client's time line is used up: all of their speech was used, once")
         if self._ready is not None and not self._ready(self._interrupted):
             raise Stop(INTERRUPTED, "")
+        begun = time.perf_counter()
         try:
             done = run_round(
                 self._server,
