@@ -61,6 +61,28 @@ def test_a_run_that_was_stopped_goes_on_and_charges_every_step_once(settled: Set
     check_same(stopped.folder, place.simulate("simulated"))
 
 
+def test_a_run_that_waits_for_nodes_can_be_stopped_and_has_paid_for_nothing_meanwhile(settled: Settled) -> None:
+    """Somebody is silent from the second round on; whoever runs the server gives up while it waits for them."""
+    place = settled(cohort_size=9)
+
+    def goes(answer: Answer) -> Answer:
+        heard: list[Kind] = []
+
+        def going(data: bytes) -> bytes | None:
+            heard.append(peek_order(data, limit=1 << 30).kind)
+            if heard.count(Kind.TERMS) > 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return None if heard.count(Kind.TRAIN) > 1 else answer(data)
+
+        return going
+
+    stopped = place.run_here("served", secure=False, meddle={place.people[0]: goes})
+    assert stopped.stopped_at == 2
+    assert verify(stopped.folder / LEDGER).attempts == 2
+    assert place.run_here("served", secure=False, resume=True).results is not None
+    assert verify(stopped.folder / LEDGER).attempts == ROUNDS
+
+
 def test_who_is_away_is_told_of_in_a_simulation(settled: Settled) -> None:
     place = settled(cohort_size=9)
 

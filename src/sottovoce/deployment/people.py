@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sottovoce.config import Recipe
 from sottovoce.deployment.roster import Roster
 from sottovoce.errors import InputError
+from sottovoce.privacy.settings import Mode
 from sottovoce.seeds import derive, name_key
 from sottovoce.users.groups import Groups, Integers
 from sottovoce.users.population import LeftOut, Population
@@ -51,6 +52,11 @@ def roster_population(roster: Roster, recipe: Recipe) -> Population:
         raise InputError(f"federation.clients={settings.clients}: on a roster are speakers or silos, as they are")
     if settings.silos is not None and settings.silos != len(roster):
         raise InputError(f"federation.clients.silos={settings.silos}: the roster has {len(roster)}")
+    is_release = recipe.federated.privacy.mode is Mode.SECURE
+    if settings.silos is not None and recipe.federated.seed_model is not None and is_release:
+        raise InputError(
+            "federation.seed_model: nobody can say whether it has heard people of a silo: they have no names"
+        )
     for key, asked in (
         ("server_pass", recipe.federated.server_pass),  # nobody could say whether a client said the same
         ("test_clients", recipe.federated.test_clients),
