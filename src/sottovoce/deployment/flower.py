@@ -30,6 +30,7 @@ from flwr.app import Metadata
 from flwr.app.message import ConfigRecord, Message, RecordDict, make_message, remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.date import now
@@ -55,6 +56,7 @@ from sottovoce.deployment.gate import Gate, Receive, Scope, Send
 from sottovoce.errors import InputError
 
 CHUNK = 1 << 22  # bytes of a message that travel together
+INLINE = 1 << 16  # bytes that travel with the message itself: a request instead of five
 HEARTBEAT_SECONDS = 10.0  # the least that Flower takes; who misses two is away
 HELD_SECONDS = 3.0  # a node's question whether there is an order is answered when there is one, or after so long
 
@@ -74,7 +76,7 @@ PATHS = {
     _PULL: _FRAME,
     "/v1/fleet/pull-object": _FRAME,
     "/v1/fleet/confirm-message-received": _FRAME,
-    "/v1/fleet/push-messages": _FRAME + _TREE * 1024,
+    "/v1/fleet/push-messages": _FRAME + _TREE * 1024 + INLINE,
     "/v1/fleet/push-object": _FRAME + CHUNK,
 }
 
@@ -95,8 +97,8 @@ def packed(content: bytes) -> RecordDict:
 
 
 def unpacked(message: Message) -> bytes | None:
-    """What was packed into `message`; None where it holds anything else."""
-    if not message.has_content():
+    """What was packed into `message`; None where it holds anything else, or nothing."""
+    if not message.has_content() or not message.content.config_records:
         return None
     records = message.content.config_records
     chunks: list[bytes] = []
@@ -114,9 +116,11 @@ def most_objects(limit: int) -> int:
 
 
 def take_apart(message: Message) -> tuple[Message, Any, dict[str, bytes]]:
-    """A message without its content, the tree of its objects, and those by their hashes."""
+    """A message without its content, the tree of its objects, and those by their hashes; a small one is left whole."""
     with no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = message.object_id
+        if len(unpacked(message) or b"") <= INLINE:
+            return message, ObjectTree(object_id=message.object_id), {}
         objects = {name: found.deflate() for name, found in get_all_nested_objects(message).items()}
         return remove_content_from_message(message), get_object_tree(message), objects
 
@@ -305,7 +309,8 @@ class FlowerLink:
         session = self._state.start_session(self._run)
         _, missing = self._state.store_message_and_object_tree(bare, tree, session)
         for object_id in missing:
-            self._state.store_object(self._run, session, object_id, objects[object_id])
+            if object_id in objects:
+                self._state.store_object(self._run, session, object_id, objects[object_id])
         self._waiting.add(name)
         return message_id
 
@@ -318,8 +323,13 @@ class FlowerLink:
         for reply in self._state.get_message_res(set(waiting), self._run):
             order_id = reply.metadata.reply_to_message_id
             waiting.discard(order_id)
-            if not reply.has_error():
+            if reply.has_error():  # Flower's own: the node is gone
+                self._state.object_store.delete(reply.metadata.message_id)
+                continue
+            if (answer := unpacked(reply)) is None:
                 coming[order_id] = reply.metadata.message_id
+            elif len(answer) <= limit:
+                answers[self._asked[order_id].name] = answer
         present = self.present()
         for order_id, reply_id in list(coming.items()):
             objects = self._objects_of(reply_id)
@@ -344,6 +354,7 @@ class FlowerLink:
         for order_id in orders:
             del self._asked[order_id]
             self._delete(order_id)
+        self._state.delete_sessions_in_run(self._run)
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -38,6 +38,7 @@ from sottovoce.deployment.flower import (
     put_together,
     quieten,
     take_apart,
+    unpacked,
 )
 from sottovoce.deployment.link import Answer
 from sottovoce.errors import InputError
@@ -166,7 +167,9 @@ def _answer_orders(client: Any, node: Any, *, answer: Answer, limit: int, stop: 
         pause = 0.0
         message = message_from_proto(found.messages_list[0])
         until = time.monotonic() + message.metadata.ttl
-        order = _fetched(client, node, message, found.message_object_trees[0], limit=limit, until=until)
+        order = unpacked(message)
+        if order is None:
+            order = _fetched(client, node, message, found.message_object_trees[0], limit=limit, until=until)
         if order is not None and (reply := answer(order)) is not None:
             _bring(client, node, Message(packed(reply), reply_to=message), until=until)
 
@@ -203,7 +206,7 @@ def _bring(client: Any, node: Any, reply: Message, *, until: float) -> None:
     request = PushMessagesRequest(node=node, messages_list=[message_to_proto(bare)], message_object_trees=[tree])
     try:
         pushed = _retried(partial(client.PushMessages, request), until=until)
-        for name in pushed.objects_to_push:
+        for name in objects.keys() & set(pushed.objects_to_push):
             part = PushObjectRequest(
                 node=node, run_id=run, object_id=name, object_content=objects[name], session_id=pushed.session_id
             )
