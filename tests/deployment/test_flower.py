@@ -20,6 +20,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest  # noqa: E402
 from flwr.supernode.fleet_http_client import FleetHttpClient  # noqa: E402
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
+from sottovoce.deployment import parcels  # noqa: E402
 from sottovoce.deployment.keys import (  # noqa: E402
     fingerprint,
     load_private_key,
@@ -245,8 +246,7 @@ def test_nobody_answers_in_the_name_of_another(keys: Path, link: Any, start: Sta
     anna, bert = name(keys, "anna"), name(keys, "bert")
     order_id = link._send(anna, b"for anna", seconds=LONG, limit=100)
     order = link._state.message_ins_store[order_id]
-    forged = flower.Message(flower.packed(b"anna says"), reply_to=order)
-    bare, tree, _ = flower.take_apart(forged)
+    bare, tree, _ = parcels.take_apart(parcels.Message(parcels.packed(b"anna says"), reply_to=order))
     key = load_private_key(keys / "bert" / "node.key")
     context = ssl.create_default_context(cafile=str(keys / "authority/ca.pem"))
     from flwr.common.serde import message_to_proto

@@ -69,8 +69,9 @@ def serve(
     from sottovoce.deployment.roster import load_roster
     from sottovoce.deployment.serving import reach
     from sottovoce.deployment.sum_terms import FEWEST
+    from sottovoce.training.elsewhere import Elsewhere
     from sottovoce.training.seeding import folder_of
-    from sottovoce.training.stages import Elsewhere, run_recipe
+    from sottovoce.training.stages import run_recipe
 
     try:
         from sottovoce.deployment.flower import FlowerLink

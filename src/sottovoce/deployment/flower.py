@@ -5,14 +5,9 @@
 Flower carries and authenticates. Its API for nodes is served from this process, out of the state that `ask` writes to
 and reads from; there is no Control API, no Runtime API and no code to ship, so nobody can ask for any. Nodes are
 registered here, by the public keys of a roster, and cannot register themselves.
-
-A message is a few records of at most `CHUNK` bytes, which Flower knows by their hashes: what is lost on the way is sent
-again chunk by chunk, and the model of a round, the same for all, is held once.
 """
 
 import asyncio
-import logging
-import math
 import socket
 import ssl
 import threading
@@ -27,21 +22,14 @@ import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from fastapi import Depends, FastAPI, HTTPException, Request
 from flwr.app import Metadata
-from flwr.app.message import ConfigRecord, Message, RecordDict, make_message, remove_content_from_message
+from flwr.app.message import make_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.date import now
 from flwr.supercore.error import http_error_translator
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.object_store import NoObjectInStoreError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -53,16 +41,22 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from sottovoce.deployment.gate import Gate, Receive, Scope, Send
+from sottovoce.deployment.parcels import (
+    CHUNK,
+    HEARTBEAT_SECONDS,
+    INLINE,
+    most_objects,
+    packed,
+    put_together,
+    quieten,
+    take_apart,
+    unpacked,
+)
 from sottovoce.errors import InputError
 
-CHUNK = 1 << 22  # bytes of a message that travel together
-INLINE = 1 << 16  # bytes that travel with the message itself: a request instead of five
-HEARTBEAT_SECONDS = 10.0  # the least that Flower takes; who misses two is away
 HELD_SECONDS = 3.0  # a node's question whether there is an order is answered when there is one, or after so long
 
 _FRAME = 1 << 12  # bytes of a request besides what it carries
-_RECORD = "bytes"
-_OBJECTS = 2  # of a message besides its chunks: itself, and the record of its records
 _TREE = 1 << 7  # bytes that a request needs to name one object
 
 _PULL = "/v1/fleet/pull-messages"
@@ -79,59 +73,6 @@ PATHS = {
     "/v1/fleet/push-messages": _FRAME + _TREE * 1024 + INLINE,
     "/v1/fleet/push-object": _FRAME + CHUNK,
 }
-
-
-def quieten() -> None:
-    """Flower and its server say little enough to be read beside what we say ourselves."""
-    for name in ("flwr", "uvicorn", "uvicorn.error", "httpx"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-# What Flower carries is bytes.
-
-
-def packed(content: bytes) -> RecordDict:
-    """`content` as records of at most `CHUNK` bytes each."""
-    chunks = [content[first : first + CHUNK] for first in range(0, len(content), CHUNK)]
-    return RecordDict({f"{number:08}": ConfigRecord({_RECORD: chunk}) for number, chunk in enumerate(chunks)})
-
-
-def unpacked(message: Message) -> bytes | None:
-    """What was packed into `message`; None where it holds anything else, or nothing."""
-    if not message.has_content() or not message.content.config_records:
-        return None
-    records = message.content.config_records
-    chunks: list[bytes] = []
-    for name in sorted(records):
-        chunk = dict(records[name]).get(_RECORD)
-        if not isinstance(chunk, bytes):
-            return None
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-def most_objects(limit: int) -> int:
-    """How many objects a message of up to `limit` bytes is made of at most."""
-    return _OBJECTS + math.ceil(limit / CHUNK)
-
-
-def take_apart(message: Message) -> tuple[Message, Any, dict[str, bytes]]:
-    """A message without its content, the tree of its objects, and those by their hashes; a small one is left whole."""
-    with no_object_id_recompute():
-        message.metadata.__dict__["_message_id"] = message.object_id
-        if len(unpacked(message) or b"") <= INLINE:
-            return message, ObjectTree(object_id=message.object_id), {}
-        objects = {name: found.deflate() for name, found in get_all_nested_objects(message).items()}
-        return remove_content_from_message(message), get_object_tree(message), objects
-
-
-def put_together(message_id: str, objects: dict[str, bytes]) -> bytes | None:
-    """What a message of these objects holds; None where it is none of ours. Whoever sent it may have sent anything."""
-    try:
-        message = inflate_object_from_contents(message_id, objects)
-        return unpacked(message) if isinstance(message, Message) else None
-    except Exception:  # whatever Flower's reader of untrusted bytes stumbles over
-        return None
 
 
 # The server's end.

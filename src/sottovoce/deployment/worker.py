@@ -30,7 +30,8 @@ from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from sottovoce.deployment.flower import (
+from sottovoce.deployment.link import Answer
+from sottovoce.deployment.parcels import (
     CHUNK,
     HEARTBEAT_SECONDS,
     most_objects,
@@ -40,7 +41,6 @@ from sottovoce.deployment.flower import (
     take_apart,
     unpacked,
 )
-from sottovoce.deployment.link import Answer
 from sottovoce.errors import InputError
 
 T = TypeVar("T")

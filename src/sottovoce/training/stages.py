@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from sottovoce.evaluation.decoder import emits, searches
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.losses import usable_speech
 from sottovoce.evaluation.measures import LOSS, MEASURES, Measure
-from sottovoce.federated.cohort import Clients, ClientsHere
+from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import read_json, write_json
 from sottovoce.flat.layout import Layout
@@ -33,6 +33,7 @@ from sottovoce.text.tokens import Tokens
 from sottovoce.training import central
 from sottovoce.training.agreement import Facts, Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.client_results import client_results
+from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
 from sottovoce.training.keeper import INTERRUPTED, Ended, Report, Say
@@ -88,26 +89,6 @@ class Outcome:
     folder: Path
     results: dict[str, Any] | None = None
     stopped_at: int | None = None
-
-
-class DistantClients(Clients, Protocol):
-    """Clients that may not be there."""
-
-    def ready(self, interrupted: Callable[[], bool], /) -> bool:
-        """Wait until they can be asked; False where `interrupted` is true meanwhile."""
-        ...
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """Clients whose speech is on other machines: who they are, and what reaches them from the run in a folder.
-
-    `planned` is a plan with what their sums need besides.
-    """
-
-    population: Population
-    planned: Callable[[Plan], Plan]
-    clients: Callable[[RunFolder, Plan, Recogniser], DistantClients]
 
 
 def run_recipe(
@@ -522,4 +503,4 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-__all__ = ["Elsewhere", "Outcome", "Surroundings", "folder_of", "run_recipe"]
+__all__ = ["Outcome", "Surroundings", "folder_of", "run_recipe"]

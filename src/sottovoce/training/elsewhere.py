@@ -1,0 +1,31 @@
+"""A run whose clients are on other machines: what it must be told of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sottovoce.federated.cohort import Clients
+from sottovoce.models.saved import Recogniser
+from sottovoce.privacy.plan import Plan
+from sottovoce.training.run_folder import RunFolder
+from sottovoce.users.population import Population
+
+
+class DistantClients(Clients, Protocol):
+    """Clients that may not be there."""
+
+    def ready(self, interrupted: Callable[[], bool], /) -> bool:
+        """Wait until they can be asked; False where `interrupted` is true meanwhile."""
+        ...
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Clients whose speech is on other machines: who they are, and what reaches them from the run in a folder.
+
+    `planned` is a plan with what their sums need besides.
+    """
+
+    population: Population
+    planned: Callable[[Plan], Plan]
+    clients: Callable[[RunFolder, Plan, Recogniser], DistantClients]
