@@ -30,14 +30,16 @@ from sottovoce.training.run_folder import (
 )
 
 PLANNED = "planned.json"
-WHOLE = (CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION, LEDGER)
-IN_BRIEF = (CONFIG, INPUTS, ENVIRONMENT)
+PROBE = "probe.json"  # what `sottovoce probe --json` said of the run's model, where somebody has put it there
+WHOLE = (CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION, LEDGER, PROBE)
+IN_BRIEF = (CONFIG, INPUTS, ENVIRONMENT, PROBE)
 FILES = (*WHOLE, METRICS, DIAGNOSTICS, RESULTS, PLANNED)
 
 # Rounds with numbers per layer: fewer of a model with many tensors, so that a run takes about 100 kB.
 FEWEST_ROUNDS, MOST_ROUNDS, TENSORS = 3, 5, 210
 BY_LAYER = ("layers", "signal_to_noise", "server_norms", "trust_ratios")
 DIGITS, LAYER_DIGITS = 6, 3
+SPARSE = 60  # records between evaluations, of a run that is kept in brief
 # Of the model a run started from: the same in all runs of a suite, and the report reads its totals alone.
 OF_EACH = ("groups", "per_speaker", "samples", "spread")
 
@@ -46,7 +48,8 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
     """Keep the finished run in the folder `run` as the folder `into`, in place of one that is there. Returns bytes.
 
     `rounds` says how many keep their numbers per layer; None chooses by the model's size. `brief` keeps recipe,
-    surroundings, metrics and totals: for runs that a rate was chosen by, and that nobody asks for their ε.
+    surroundings, some metrics and totals: for runs that a rate was chosen by, or that others start from, and that
+    nobody asks for their ledger.
     """
     if not (run / RESULTS).is_file():
         raise InputError(f"run={run}: expected a finished run, with {RESULTS}")
@@ -58,12 +61,20 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
     for name in (METRICS,) if brief else (METRICS, DIAGNOSTICS):
         if (run / name).is_file():
             records = [json.loads(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
-            _write(into / name, _lines(thinned(records, rounds=0 if brief else rounds)))
+            _write(into / name, _lines(thinned(sparse(records) if brief else records, rounds=0 if brief else rounds)))
     results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
     _write(into / RESULTS, readable(_slim(results, brief=brief)) + "\n")
     if not brief and (planned := _planned(results.get("privacy") or {})) is not None:
         _write(into / PLANNED, readable(planned) + "\n")
     return sum(file.stat().st_size for file in into.iterdir())
+
+
+def sparse(records: Sequence[Mapping[str, Any]], *, others: int = SPARSE) -> list[Mapping[str, Any]]:
+    """Every record of an evaluation, and of the others so many, evenly spaced, first and last too."""
+    between = [n for n, record in enumerate(records) if not any(name.startswith("dev_") for name in record)]
+    last, steps = len(between) - 1, max(min(others, len(between)) - 1, 1)
+    left_out = {*between} - {between[round(k * last / steps)] for k in range(steps + 1) if between}
+    return [record for n, record in enumerate(records) if n not in left_out]
 
 
 def thinned(records: Sequence[Mapping[str, Any]], *, rounds: int | None = None) -> list[dict[str, Any]]:

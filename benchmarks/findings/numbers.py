@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from findings.keeping import PLANNED
+from findings.keeping import PLANNED, PROBE
 from findings.kept import Kept
 from findings.rates import Difference, scored
 from sottovoce.errors import InputError
@@ -21,6 +21,7 @@ FILES: Mapping[str, Callable[[RunRecord], Any]] = {
     "engine": lambda run: run.engine,
     "population": lambda run: run.population,
     "planned": lambda run: planned(run),
+    "probe": lambda run: probed(run),
 }
 
 
@@ -100,7 +101,16 @@ def told_population(run: RunRecord) -> str:
 
 def planned(run: RunRecord) -> Mapping[str, Any]:
     """The populations found when the run was kept; empty where there are none."""
-    file = run.folder / PLANNED
+    return _beside(run, PLANNED)
+
+
+def probed(run: RunRecord) -> Mapping[str, Any]:
+    """What a linear layer reads off its encoder; empty where nobody asked."""
+    return _beside(run, PROBE)
+
+
+def _beside(run: RunRecord, name: str) -> Mapping[str, Any]:
+    file = run.folder / name
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 

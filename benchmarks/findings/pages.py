@@ -28,7 +28,16 @@ def recipe_of(suite: str) -> str:
     >>> recipe_of("clipping"), recipe_of("cpu-local"), recipe_of("gao-clients")
     ('benchmark/clipping', 'benchmark/cpu/local', 'benchmark/gao/clients')
     """
-    return "benchmark/" + re.sub("^(cpu|gao)-", r"\1/", suite)
+    return "benchmark/" + re.sub("^(cpu|gao|ramesh)-", r"\1/", suite)
+
+
+def document_of(suite: str) -> str:
+    """
+    >>> document_of("clipping"), document_of("gao-clients")
+    ('RESULTS.md', 'RESULTS-gao.md')
+    """
+    found = re.match("(gao|ramesh)-", suite)
+    return f"RESULTS-{found[1]}.md" if found else "RESULTS.md"
 
 
 def _page(kept: Kept, suite: str) -> str:
@@ -41,8 +50,7 @@ def _page(kept: Kept, suite: str) -> str:
             told.append(_told(run, suite, recipe=(run.folder / CONFIG).read_text(encoding="utf-8").rstrip()))
         else:
             told.append(_told(run, suite, near=_label(near), apart=_apart(run, near)))
-    document = "RESULTS-gao.md" if suite.startswith("gao-") else "RESULTS.md"
-    return fill(TEMPLATE, {"suite": suite, "document": document, "runs": told})
+    return fill(TEMPLATE, {"suite": suite, "document": document_of(suite), "runs": told})
 
 
 def _told(run: RunRecord, suite: str, **recipe: Any) -> dict[str, Any]:
@@ -61,15 +69,19 @@ def _label(run: RunRecord) -> str:
 
 
 def _facts(run: RunRecord, suite: str) -> dict[str, str]:
-    rates = {}
+    rates: dict[str, str] = {}
+    writes = all("wer" in test for test in run.tests.values())
     for name, test in run.tests.items():
         of = "" if len(run.tests) == 1 else f", {name}"
+        if "wer" not in test:  # it writes nothing down
+            rates |= {f"test loss{of}": f"{test['loss']:.2f}", f"found %{of}": per_cent(test["accuracy"])}
+            continue
         interval = test.get("wer_interval")
         rates[f"test WER %{of}"] = f"{per_cent(test['wer'])} ({between(interval)})"
         rates[f"start WER %{of}"] = per_cent(start_wer(run, name))
     return {
         **rates,
-        "dev WER %": per_cent(dev_wer(run)),
+        **({"dev WER %": per_cent(dev_wer(run))} if writes else {}),
         "privacy": told_epsilon(run) if run.privacy else NOTHING,
         "ledger": _ledger(run),
         **{name: FACTS[name](run) for name in ("rounds or steps", "engine", "commit", "hardware")},

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from findings.kept import Kept, find_path, settings_of, short
-from findings.numbers import per_cent, planned
+from findings.numbers import per_cent, planned, probed
 from findings.rates import dev_wer, scored, start_wer
 from sottovoce.errors import InputError
 from sottovoce.reporting.cells import NOTHING, epsilon, integer
@@ -22,6 +22,16 @@ def rates_cell(rates: Sequence[float | None]) -> str:
     if not known:
         return NOTHING
     return per_cent(fmean(known)) + (f" ({per_cent(min(known))}–{per_cent(max(known))})" if known[1:] else "")
+
+
+def number_cell(values: Sequence[float]) -> str:
+    """The same of what is no share."""
+    return f"{fmean(values):.2f}" + (f" ({min(values):.2f}–{max(values):.2f})" if values[1:] else "")
+
+
+def _read_off(run: RunRecord, what: str, figure: str) -> float | None:
+    found: float | None = (probed(run).get(what) or {}).get(figure)
+    return found
 
 
 def _once(tell: Callable[[RunRecord], str]) -> Callable[[Repeats], str]:
@@ -44,6 +54,17 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
     "dev": ("dev WER %", lambda runs: rates_cell([dev_wer(run) for run in runs.values()])),
     "dev-ctc": ("dev WER by CTC %", lambda runs: rates_cell([dev_wer(run, "ctc_wer") for run in runs.values()])),
     "test": ("test WER %", lambda runs: rates_cell([scored(run)["wer"] for run in runs.values()])),
+    # Of models that write nothing down: how well they tell what comes next, and what a linear layer reads off them.
+    "loss": ("test loss", lambda runs: number_cell([scored(run)["loss"] for run in runs.values()])),
+    "accuracy": ("found, %", lambda runs: rates_cell([scored(run)["accuracy"] for run in runs.values()])),
+    "speakers": (
+        "speakers told, %",
+        lambda runs: rates_cell([_read_off(run, "speaker", "accuracy") for run in runs.values()]),
+    ),
+    "letters": (
+        "letters wrong, %",
+        lambda runs: rates_cell([_read_off(run, "letters", "error_rate") for run in runs.values()]),
+    ),
     "epsilon": ("ε (RDP)", _once(_epsilon)),
     "population": ("people for ε ≤ 8 (RDP)", _once(_population)),
     "population-pld": (

@@ -19,7 +19,7 @@ from findings.numbers import (
     value_at,
 )
 from findings.rates import dev_wer, difference, scored, start_wer
-from findings.tables import suite_grid, suite_table
+from findings.tables import number_cell, suite_grid, suite_table
 from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.reporting.drawings import Drawing
@@ -42,6 +42,7 @@ class Vocabulary:
     def functions(self) -> dict[str, Callable[..., str]]:
         """By the names that a template has for them."""
         sentences = (self.wer, self.startwer, self.mean, self.dev, self.difference, self.epsilon, self.population)
+        of_encoders = (self.loss, self.probe)
         others = (self.value, self.ratio, self.imbalance, self.table, self.grid)
         of_clients = (
             self.client_mean,
@@ -51,7 +52,7 @@ class Vocabulary:
             self.client_amounts,
         )
         drawings = (self.wer_figure, self.norms_figure, self.gain_figure, self.client_figure)
-        return {function.__name__: function for function in (*sentences, *others, *of_clients, *drawings)}
+        return {function.__name__: function for function in (*sentences, *of_encoders, *others, *of_clients, *drawings)}
 
     def wer(self, run: str, *, test: str | None = None) -> str:
         """Test WER of one run with its 95 % interval over speakers."""
@@ -74,6 +75,16 @@ class Vocabulary:
         runs, others = each(self.kept.repeats, (first, second))
         found = difference(runs, others, names=(first, second), test=test)
         return told_difference(self.kept, found, runs, others)
+
+    def loss(self, setting: str) -> str:
+        """Mean test loss over seeds, of models that write nothing down, the least and the largest."""
+        runs = self.kept.repeats(setting)
+        links = ", ".join(self.kept.link(run, str(seed)) for seed, run in runs.items())
+        return f"{number_cell([scored(run)['loss'] for run in runs.values()])} (seeds {links})"
+
+    def probe(self, setting: str, what: str, figure: str) -> str:
+        """What a linear layer reads off an encoder, over seeds: `probe("suite/label", "speaker", "accuracy")`."""
+        return self._over_seeds(setting, lambda run: number_at(run, f"probe.{what}.{figure}"))
 
     def epsilon(self, setting: str) -> str:
         """ε of the run as it was, by RDP and PLD at δ."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import results as program
-from findings.keeping import FILES, keep, readable, thinned
+from findings.keeping import FILES, PROBE, keep, readable, sparse, thinned
 from findings.kept import Kept
 from tests.benchmarks.rendering import rendered
 
@@ -20,7 +20,7 @@ from sottovoce.reporting.records import read_run
 
 def test_a_kept_run_says_the_same(run: Path, results: Path) -> None:
     whole, small = read_run("run", run), read_run("run", results / "suite/dim")
-    assert {path.name for path in small.folder.iterdir()} == set(FILES)
+    assert {path.name for path in small.folder.iterdir()} == set(FILES) - {PROBE}, "which nobody asked for"
     assert small.config == whole.config
     assert small.ledger is not None
     assert small.ledger.report is not None
@@ -40,6 +40,13 @@ def test_a_kept_run_says_the_same(run: Path, results: Path) -> None:
         assert mine == (*theirs[:2], pytest.approx(theirs[2], rel=0.01))
 
 
+def test_what_a_probe_said_is_kept_with_its_run(run: Path, tmp_path: Path) -> None:
+    probed = Path(shutil.copytree(run, tmp_path / "run"))
+    (probed / PROBE).write_text('{"speaker": {"accuracy": 0.5}}')
+    keep(probed, tmp_path / "kept")
+    assert (tmp_path / "kept" / PROBE).read_text() == '{"speaker": {"accuracy": 0.5}}'
+
+
 def test_names_of_people_are_not_kept(run: Path, results: Path) -> None:
     def people(folder: Path) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads((folder / "results.json").read_text())["test"]["test"]["per_speaker"]
@@ -55,6 +62,17 @@ def test_the_population_by_pld_is_no_larger_and_useful(results: Path) -> None:
     found = json.loads((results / "suite/dim/planned.json").read_text())
     assert found["pld"]["population_size"] <= found["rdp"]["population_size"]
     assert found["pld"]["epsilon_pld"] <= 8 < found["pld"]["epsilon_rdp"]
+
+
+def test_in_brief_every_evaluation_is_kept_and_few_others() -> None:
+    records = [{"step": n, "loss": 1.0, **({"dev_loss": 2.0} if n % 40 == 7 else {})} for n in range(1_000)]
+    found = [record["step"] for record in sparse(records, others=10)]
+    evaluated = [record["step"] for record in records if "dev_loss" in record]
+    assert {*evaluated} <= {*found}
+    assert len(found) == len(evaluated) + 10
+    assert (found[0], found[-1]) == (0, 999)
+    assert sparse(records[:3], others=10) == records[:3]
+    assert sparse([]) == []
 
 
 def test_thinning_keeps_every_record_and_few_layers() -> None:
