@@ -171,7 +171,7 @@ def test_parts_change_the_papers_recipe_and_the_best_is_one_of_them(room: str) -
 
 @pytest.mark.parametrize("archive", sorted(path.name for path in KEPT.glob("*.zip")))
 def test_kept_runs_are_those_of_the_recipes_and_all_of_them(archive: str) -> None:
-    suite = re.sub("^(cpu|gao)-", r"\1/", archive.removesuffix(".zip"))
+    suite = re.sub("^(cpu|gao|ramesh)-", r"\1/", archive.removesuffix(".zip"))
     folder = open_path(KEPT / archive)
     assert {path.name for path in folder.iterdir()} == {*runs(suite)}
     for label, recipe in runs(suite).items():
