@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe
+from sottovoce.config.sections import SyntheticCorpus
 from sottovoce.training.seeding import seed_of
 
 ROOM = "benchmark/ramesh/"
@@ -64,7 +65,7 @@ def test_every_encoder_is_started_from_under_all_of_its_seeds_and_no_other() -> 
     assert repeats == {found for found in started if found[0] is not None}
 
 
-@pytest.mark.parametrize("suite", [*SUITES, "pretraining"])
+@pytest.mark.parametrize("suite", [*SUITES, "pretraining", "iban", "iban-pretraining", "recogniser"])
 def test_every_setting_is_repeated_and_repeats_differ_in_their_seed_alone(suite: str) -> None:
     found = runs(suite)
     once = [label for label in found if "-seed" not in label]
@@ -137,3 +138,41 @@ def test_federated_and_central_encoders_take_the_same_steps_on_as_much_speech() 
 )
 def test_encoders_differ_in_what_their_names_say(name: str, base: str, differ: set[str]) -> None:
     assert changed(stage(name), stage(base)) <= differ
+
+
+def test_iban_is_fine_tuned_alike_whatever_it_starts_from() -> None:
+    found = runs("iban")
+    for label, recipe in found.items():
+        assert changed(recipe, found["scratch"]) <= START | {"seed"}, label
+    started = {starts_of(recipe) for recipe in (*found.values(), *runs("iban-pretraining").values())}
+    assert started - {None} == {
+        f"{ROOM}iban-pretraining/{name}" for name in runs("iban-pretraining") if "-seed" not in name
+    }
+
+
+def test_iban_is_heard_after_english_as_it_is_alone() -> None:
+    encoders = runs("iban-pretraining")
+    assert changed(encoders["english-iban-federated"], encoders["iban-federated"]) == {"federation.seed_model"}
+    assert encoders["iban-federated"].data == runs("iban")["scratch"].data
+    others = [encoders[name].data for name in ("english-federated", "english-central", "english-texts")]
+    assert others[0] == others[1] == others[2]
+
+
+def test_a_private_recogniser_has_the_crowd_the_cohorts_and_the_noise_of_the_encoders() -> None:
+    for label in ("none", "low", "mid", "high", "top"):
+        encoder, recogniser = stage(f"private-{label}"), runs("recogniser")[label]
+        for key in ("store", "prepare", "dev", "test"):
+            assert getattr(recogniser.data, key) == getattr(encoder.data, key), (label, key)
+        for key in ("sampling", "noise_multiplier", "delta"):
+            assert getattr(recogniser.federated.privacy, key) == getattr(encoder.federated.privacy, key), (label, key)
+        assert recogniser.federated.cohort_size == encoder.federated.cohort_size
+        assert changed(recogniser, runs("recogniser")["none"]) <= {"federation.privacy.noise_multiplier"}
+
+
+def test_a_recogniser_starts_from_as_many_labelled_speakers_as_the_transducers() -> None:
+    own, labelled = load_recipe(f"{ROOM}recogniser/seed").data, runs("start")["scratch"].data
+    assert isinstance(own.prepare, SyntheticCorpus)
+    assert isinstance(labelled.prepare, SyntheticCorpus)
+    assert own.seed_part is not None
+    assert own.seed_part.fraction is not None
+    assert own.seed_part.fraction * own.prepare.users == labelled.prepare.users  # of both, four in five are trained on
