@@ -65,6 +65,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
         "letters wrong, %",
         lambda runs: rates_cell([_read_off(run, "letters", "error_rate") for run in runs.values()]),
     ),
+    "cer": ("test CER %", lambda runs: rates_cell([scored(run)["cer"] for run in runs.values()])),
     "epsilon": ("ε (RDP)", _once(_epsilon)),
     "population": ("people for ε ≤ 8 (RDP)", _once(_population)),
     "population-pld": (

@@ -41,7 +41,8 @@ class Vocabulary:
 
     def functions(self) -> dict[str, Callable[..., str]]:
         """By the names that a template has for them."""
-        sentences = (self.wer, self.startwer, self.mean, self.dev, self.difference, self.epsilon, self.population)
+        rates = (self.wer, self.startwer, self.mean, self.cer, self.dev, self.difference)
+        sentences = (*rates, self.epsilon, self.population)
         of_encoders = (self.loss, self.probe)
         others = (self.value, self.ratio, self.imbalance, self.table, self.grid)
         of_clients = (
@@ -69,6 +70,10 @@ class Vocabulary:
     def dev(self, setting: str, measure: MeasureName = "wer") -> str:
         """Mean dev WER over seeds of the models that were tested; `ctc_wer` where that is what they were chosen by."""
         return self._over_seeds(setting, lambda run: dev_wer(run, measure))
+
+    def cer(self, setting: str, *, test: str | None = None) -> str:
+        """Mean test CER over seeds: letters, where words are beyond a model."""
+        return self._over_seeds(setting, lambda run: scored(run, test)["cer"])
 
     def difference(self, first: str, second: str, *, test: str | None = None) -> str:
         """The first's WER less the second's, over common seeds, paired over speakers."""

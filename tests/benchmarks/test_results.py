@@ -285,6 +285,18 @@ def test_the_mean_is_over_seeds(results: Path, copy: Copy) -> None:
     assert text.startswith("25.0 % (10.0–40.0 over seeds [1](../results/suite.md#a), [2](../results/suite.md#a-seed2))")
 
 
+def test_letters_are_counted_beside_words(results: Path, copy: Copy) -> None:
+    for seed, rate in ((1, 0.2), (2, 0.3)):
+        folder = copy("a" if seed == 1 else "a-seed2", ("seed: 1\n", f"seed: {seed}\n"))
+        content = json.loads((folder / "results.json").read_text())
+        content["test"]["test"]["cer"] = rate
+        (folder / "results.json").write_text(json.dumps(content))
+    text = rendered(results, '{{ cer("suite/a") }}\n{{ table("suite", "cer", only=["a"]) }}').splitlines()
+    assert text[0].startswith("25.0 % (20.0–30.0 over seeds [1](../results/suite.md#a), [2](")
+    assert text[1] == "| setting | test CER % | runs by seed |"
+    assert text[3].startswith("| a | 25.0 (20.0–30.0) | [1](")
+
+
 def test_a_repeat_may_differ_in_its_seed_alone(results: Path, copy: Copy) -> None:
     copy("dim-seed2", ("seed: 1\n", "seed: 2\n"), ("share: dim", "share: uniform"))
     with pytest.raises(
