@@ -206,7 +206,7 @@ def test_a_page_says_what_its_runs_say(run: Path, results: Path, copy: Copy) -> 
     keep(run, results / "suite/short", brief=True)
     page = suite_pages(Kept(archived(results), results))["suite"]
     parts = dict(zip(*[iter(re.split(r'<a id="(.+)"></a>\n', page)[1:])] * 2, strict=True))
-    assert list(parts) == ["dim", "other", "other-seed2", "short"]
+    assert list(parts) == ["dim", "other", "short"]
     told = read_run("dim", results / "suite/dim")
     test, mark = told.tests["test"], told.ledger.report.mark  # type: ignore[union-attr]
     low, high = (f"{100 * bound:.1f}" for bound in test["wer_interval"])
