@@ -112,6 +112,26 @@ def test_a_model_with_attention_is_trained_evaluated_in_three_ways_and_used(fold
         assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize("folder", [DOCS / "guides" / "speech-without-text.md"], indirect=True)
+def test_an_encoder_is_trained_without_texts_probed_and_made_a_recogniser_that_streams(folder: Path) -> None:
+    """The page's two recipes as `--smoke` runs them, one stage after the other, and the page's other commands."""
+    noise = stream(1, "noise").normal(0, 0.1, SAMPLE_RATE)
+    soundfile.write(folder / "recording.flac", noise, SAMPLE_RATE)
+    places = {
+        "runs/benchmark-ramesh-pretraining-federated": "runs/my-encoder",
+        "runs/benchmark-ramesh-start-federated": "runs/my-recogniser",
+        "stores/benchmark-ramesh-crowd:test": "stores/smoke:test",
+    }
+    own = [[places.get(word, word) for word in words] for words in commands(DOCS / "guides" / "speech-without-text.md")]
+    used = [words for words in own if words[0] in ("probe", "transcribe")]
+    assert len(used) == 3
+    for words in (["run", "my-recogniser.yaml", "--smoke", "--out", "runs"], *used):
+        result = CliRunner().invoke(app, words, input=(noise * 2**15).astype("<i2").tobytes())
+        assert result.exit_code == 0, result.output
+    assert load("runs/my-encoder").family.name == "cpc"
+    assert load("runs/my-recogniser").family.name == "transducer"
+
+
 @guides_with("yaml")
 def test_recipes_load(guide: Path, folder: Path) -> None:
     for block in blocks(guide, "yaml"):
