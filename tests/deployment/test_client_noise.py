@@ -59,10 +59,10 @@ def test_a_sum_is_never_without_noise_and_what_is_released_always_has_as_much(go
     cells, shares = noise_of_clients(gone)
     assert PLAN.grid is not None
     within = 5 / math.sqrt(2 * LENGTH)  # five standard deviations of a standard deviation
-    assert cells.std() * PLAN.grid == pytest.approx(2.0 * math.sqrt(shares / N), rel=within)
+    assert cells.std() * PLAN.grid == pytest.approx(2.0 * math.sqrt(shares / 6), rel=within)
     charge = Charge(PLAN.event, step=0, clip_bound=PLAN.clip_bound)
     total = torch.from_numpy(cells.astype(np.float64) * PLAN.grid)
-    assert float(PLAN.add_noise(total, charge, shares=shares).std()) == pytest.approx(2.0, rel=within)
+    assert float(PLAN.add_noise(total, charge, shares=shares).std()) == pytest.approx(2.0 * math.sqrt(9 / 6), rel=within)
 
 
 def test_below_the_honest_minimum_nothing_is_opened() -> None:
@@ -96,9 +96,9 @@ def test_shares_are_added_to_what_is_there_and_wrap_around(monkeypatch: pytest.M
 
 
 def test_what_the_server_learns_is_accounted_without_sampling() -> None:
-    """Seven survivors, three of whom tell: four shares of nine. z = 2·√(4/9), for each round with somebody in it."""
+    """Seven survivors, three of whom tell: four shares, of which six are z. For each round with somebody in it."""
     seen = epsilon_for_server(PLAN, rounds=10, delta=1e-5)
-    assert seen == epsilon(repeated(poisson_release(2.0 * math.sqrt(4 / 9), sampling_rate=1.0), 10), 1e-5)
+    assert seen == epsilon(repeated(poisson_release(2.0 * math.sqrt(4 / 6), sampling_rate=1.0), 10), 1e-5)
     assert seen.headline > epsilon(repeated(PLAN.event, 10), 1e-5).headline
     with pytest.raises(BrokenPromise, match="sums as they are"):
         epsilon_for_server(dataclasses.replace(PLAN, noise_shares=None), rounds=10, delta=1e-5)

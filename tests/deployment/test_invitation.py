@@ -311,7 +311,7 @@ def test_words_of_noise_by_clients(village: Village) -> None:
     release = recipe_of(content(privacy={"mode": "secure"}))
     shares = NoiseShares(most=9, least=5, colluding=1)
     said = "\n".join(words(village.invite(release, secure=SecureSums(least=5), noise_shares=shares)))
-    by_server = plan_run(9, cohort_size=9, central_steps=1, delta=1e-3, noise_multiplier=8.0 * (4 / 9) ** 0.5)
+    by_server = plan_run(9, cohort_size=9, central_steps=1, delta=1e-3, noise_multiplier=8.0 * (4 / 8) ** 0.5)
     assert f"tells it ε = {by_server.epsilon.pld:,.4g} (PLD)" in said
     assert "if no more than 1 others tell it their share" in said
 

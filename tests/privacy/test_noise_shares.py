@@ -52,13 +52,13 @@ def test_the_server_adds_what_is_missing(shares: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(plan_module, "add_discrete_gaussian", spy)
     total = noised(PLAN, shares=shares)
     assert PLAN.grid is not None
-    whole = Fraction(PLAN.noise_std_sum / PLAN.grid) ** 2
+    whole = Fraction(PLAN.noise_std_sum / PLAN.grid) ** 2 * 8 / 6  # six of eight shares are the plan's noise
     present = Fraction(shares) * Fraction(PLAN.share_variance)
     in_all = present + Fraction(added[0])
     assert in_all >= whole + Fraction(SLACK)  # never less than planned
     if shares <= 8:
         assert float(in_all / whole - 1) < 1e-14
-    missing_std = math.sqrt(max(8 - shares, 0) / 8)
+    missing_std = math.sqrt(max(8 - shares, 0) / 6)
     assert float(total.std()) == pytest.approx(missing_std, rel=5 / math.sqrt(2 * 4096))
 
 
@@ -68,15 +68,15 @@ def test_the_event_is_that_of_noise_by_the_server_and_what_the_server_sees_is_an
     assert plain.server_event is None
     seen = PLAN.server_event
     assert seen is not None
-    assert seen.noise_multiplier == pytest.approx(math.sqrt(4 / 8))  # of six survivors two tell: four of eight are left
+    assert seen.noise_multiplier == pytest.approx(math.sqrt(4 / 6))  # of six survivors two tell: four are left
     assert seen.sampling_rate == 1.0  # whoever draws the cohort knows it
-    assert PLAN.guarantee.endswith("; to the server, z=0.707107 each time")
+    assert PLAN.guarantee.endswith("; to the server, z=0.816497 each time")
     assert PLAN.describe()["noise_shares"] == {"most": 8, "least": 6, "colluding": 2}
     assert "noise_shares" not in plain.describe()
 
 
 def test_nothing_opened_is_nothing_summed_and_the_server_adds_all_of_the_noise() -> None:
-    assert float(noised(PLAN, shares=0).std()) == pytest.approx(1.0, rel=5 / math.sqrt(2 * 4096))
+    assert float(noised(PLAN, shares=0).std()) == pytest.approx(math.sqrt(8 / 6), rel=5 / math.sqrt(2 * 4096))
 
 
 def test_too_few_shares_are_no_release() -> None:
@@ -178,3 +178,28 @@ def test_sampled_discrete_noise_has_the_moments_that_are_accounted(std: int, cli
     assert divergence <= accounted
     if order >= 2 and order == int(order):
         assert divergence == pytest.approx(accounted, rel=1e-6)
+
+
+# Who takes part sees the models too, and knows their own share.
+
+
+@pytest.mark.parametrize("shares", [6, 7, 8])
+def test_to_those_who_know_their_own_shares_a_release_has_the_noise_that_is_charged(shares: int) -> None:
+    """Colluders take theirs off again, or never added any: what is left must be the plan's."""
+    assert PLAN.grid is not None
+    unknown = (shares - SHARES.colluding + SHARES.missing(shares)) * Fraction(PLAN.share_variance)
+    assert unknown >= Fraction(PLAN.noise_std_sum / PLAN.grid) ** 2 + Fraction(SLACK)
+
+
+def test_a_round_whose_sum_was_not_opened_has_the_noise_of_all_others() -> None:
+    """Or its variance would tell that it was not."""
+    opened = noised(PLAN, shares=6).square().mean() / (1 - 6 / 8)
+    assert float(noised(PLAN, shares=0).square().mean() / opened) == pytest.approx(1.0, rel=10 * math.sqrt(2 / 4096))
+
+
+def test_sums_with_more_noise_than_planned_still_fit_their_words() -> None:
+    """Seven of eight may collude: then one share is all of the noise, and eight of them are in a sum."""
+    plan = dataclasses.replace(PLAN, noise_shares=NoiseShares(most=8, least=8, colluding=7))
+    assert plan.grid is not None
+    reach = 8 * plan.clip_bound / plan.grid + 13 * math.sqrt(8 * plan.share_variance)
+    assert reach < 2**31

@@ -20,7 +20,7 @@ def add_share(words: Words, *, plan: Plan, terms: Terms) -> None:
     """words += this client's share of the noise, in place, modulo 2³² or 2⁶⁴.
 
     Guarantee: in a sum of `least` survivors or more, `colluding` of whom tell theirs, the shares of the others are a
-    discrete Gaussian of at least honest/most of the plan's variance, but for e to the `log_gap`.
+    discrete Gaussian of at least honest/needed of the plan's variance, but for e to the `log_gap`.
     """
     agreed = plan.noise_shares
     promise(agreed is not None and terms.least >= agreed.least, "a share of noise for sums of too few")

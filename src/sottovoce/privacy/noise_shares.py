@@ -1,14 +1,16 @@
 """Noise in shares: every client adds some to its update before anybody sees it, so no sum without noise ever exists.
 
-    who sees    a sum of m shares, each a discrete Gaussian of variance v       the server, in rounds that it draws
-    who reads   the same topped up by the server to `most` shares, so to (z·C)²  everybody, and they do not know cohorts
+    who sees    a sum of m shares, each a discrete Gaussian of variance v        the server, in rounds that it draws
+    who reads   the same topped up by the server to `most` shares                everybody, and they do not know cohorts
 
-What is released has the noise of the plan, whoever stayed: accounts, ledger and ε are those of noise by the server.
-Were it not topped up, its variance would tell over millions of coordinates how many took part.
+Whoever takes part reads models, too, and can take their own share off again, or never have added it. So v is such that
+`most − colluding` shares are all of the plan's noise, (z·C)², whoever stayed: accounts, ledger and ε are those of noise
+by the server. Were it not topped up, its variance would tell over millions of coordinates how many took part.
 
 What the server itself learns is bounded by the shares of honest people in a sum: at least `least − colluding` of them,
 because below `least` survivors clients open nothing (`deployment.sum_terms.Terms`). Sampling hides nothing from whoever
-draws the cohort: this is the Gaussian mechanism with z·√(honest/most), once for every round somebody takes part in.
+draws the cohort: this is the Gaussian mechanism with z·√((least − colluding)/(most − colluding)), once for every round
+somebody takes part in.
 
 Sums of discrete Gaussians are not quite discrete Gaussians (`log_gap`), and those not quite rounded ones (`SLACK`);
 decisions/024 has both arguments.
@@ -27,7 +29,7 @@ _RARE = 1e-15  # more survivors than `most`: as rare as what a PLD leaves out
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseShares:
-    """`most` shares are all of the noise. A sum is of `least` people or more; `colluding` of them tell their share."""
+    """A release has `most` shares. A sum is of `least` people or more; `colluding` of them tell their share, or add none."""
 
     most: int
     least: int
@@ -45,13 +47,23 @@ class NoiseShares:
         """So many shares at least are in every sum that nobody but their owners know."""
         return self.least - self.colluding
 
+    @property
+    def needed(self) -> int:
+        """So many shares are the plan's noise: those of a release that colluders do not know."""
+        return self.most - self.colluding
+
+    @property
+    def widening(self) -> float:
+        """By how much a release's noise is wider than the plan's."""
+        return math.sqrt(self.most / self.needed)
+
     def multiplier_for_server(self, noise_multiplier: float) -> float:
         """z of what the server sees."""
-        return noise_multiplier * math.sqrt(self.honest / self.most)
+        return noise_multiplier * math.sqrt(self.honest / self.needed)
 
     def variance(self, *, noise_std_cells: float) -> float:
         """v: of one share, in cells²."""
-        variance = (noise_std_cells**2 + SLACK) / self.most * _ROUNDED_UP
+        variance = (noise_std_cells**2 + SLACK) / self.needed * _ROUNDED_UP
         if variance < SMALLEST_STD**2:
             raise InputError(
                 f"a share of the noise would be {math.sqrt(variance):.3g} cells of the grid wide: expected at least "

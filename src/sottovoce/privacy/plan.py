@@ -189,9 +189,14 @@ class Plan:
         return self.update_noise_multiplier * self.clip_bound if self.settings.z > 0 else 0.0
 
     @property
+    def released_std_sum(self) -> float:
+        """z·C, or more where clients add the noise and some of them may know, or keep, their shares of it."""
+        return self.noise_std_sum * (1.0 if self.noise_shares is None else self.noise_shares.widening)
+
+    @property
     def noise_std_mean(self) -> float:
-        """C·σ_DP: the same after division by the denominator."""
-        return self.noise_std_sum / self.denominator
+        """C·σ_DP: what is released, after division by the denominator."""
+        return self.released_std_sum / self.denominator
 
     @property
     def sigma_dp(self) -> float:
@@ -222,7 +227,7 @@ class Plan:
             return None
         most = self.settings.population_size if self.settings.sampling is Sampling.POISSON else self.cohort_size
         bits = 32 if self.sum_bits == 32 else 53  # 64 bits hold all that float64 holds exactly
-        return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.noise_std_sum, bits=bits)
+        return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.released_std_sum, bits=bits)
 
     @property
     def share_variance(self) -> float:
@@ -327,10 +332,11 @@ class Plan:
     def add_noise(self, total: Tensor, charge: Charge, *, shares: int = 0) -> Tensor:
         """total += N(0, (z·C)²), in place or in float32; returns the noised sum in float32. Once per charge.
 
-        `shares` of the noise are in it already, added by as many clients: what is missing comes on top.
+        `shares` of the noise are in it already, added by as many clients: what is missing comes on top. All of it is
+        missing where no sum was opened, and comes from the same source: nothing shows whether one was.
         """
         settings, step = self.settings, self._release(charge, "sum")
-        if shares:
+        if shares or self.noise_shares is not None:
             return self._top_up(total, shares).float()
         if settings.root_seed is None:
             assert self.grid is not None
@@ -347,7 +353,7 @@ class Plan:
     def _top_up(self, total: Tensor, shares: int) -> Tensor:
         """From the system's entropy in a simulation too: so are the clients' own shares."""
         agreed = self.noise_shares
-        if agreed is None or shares < agreed.least:
+        if agreed is None or 0 < shares < agreed.least:
             raise BrokenPromise(f"a sum with {shares} shares of noise: {agreed} was promised")
         assert self.grid is not None
         return add_discrete_gaussian(
