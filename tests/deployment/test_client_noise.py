@@ -62,7 +62,9 @@ def test_a_sum_is_never_without_noise_and_what_is_released_always_has_as_much(go
     assert cells.std() * PLAN.grid == pytest.approx(2.0 * math.sqrt(shares / 6), rel=within)
     charge = Charge(PLAN.event, step=0, clip_bound=PLAN.clip_bound)
     total = torch.from_numpy(cells.astype(np.float64) * PLAN.grid)
-    assert float(PLAN.add_noise(total, charge, shares=shares).std()) == pytest.approx(2.0 * math.sqrt(9 / 6), rel=within)
+    assert float(PLAN.add_noise(total, charge, shares=shares).std()) == pytest.approx(
+        2.0 * math.sqrt(9 / 6), rel=within
+    )
 
 
 def test_below_the_honest_minimum_nothing_is_opened() -> None:

@@ -292,23 +292,54 @@ def test_words_say_what_is_asked(village: Village) -> None:
         "8 times the clip bound",
         "nothing. This is a rehearsal",
         "12 rounds",
-        "probability 0.444 (4 of 9 people): about 5.33 times, never more than 12",
+        "probability 0.444 (4 of 9 people): about 5.33 times",
     ):
         assert found in said
 
 
 def test_words_of_a_release_have_its_epsilon(village: Village) -> None:
     release = recipe_of(content(privacy={"mode": "secure"}, trainable="lora(r=2)"))
-    said = "\n".join(words(village.invite(release, secure=SecureSums(least=4))))
+    said = "\n".join(words(village.invite(release)))
     planned = plan_run(9, cohort_size=4, central_steps=12, delta=1e-3, noise_multiplier=8.0)
     assert f"ε = {planned.epsilon.pld:,.4g} (PLD) / {planned.epsilon.rdp:,.4g} (RDP) at δ = 0.001" in said
     assert "for each speaker, for all rounds together" in said
-    assert "sums of at least 4 people" in said
     assert "lora(r=2)" in said
+    assert "never more than 12" in said
+
+
+def test_words_of_masks_say_who_sees_that_somebody_takes_part(village: Village) -> None:
+    """Sampling hides nobody from those who are in the same sum: their keys are on one list."""
+    private = {"mode": "secure", "sampling": "fixed_size"}
+    said = "\n".join(words(village.invite(recipe_of(content(privacy=private)), secure=SecureSums(least=4))))
+    assert "sums of at least 4 people" in said
+    once = plan_run(9, cohort_size=9, central_steps=1, delta=1e-3, noise_multiplier=8.0).epsilon
+    assert "people in the same sum see that you are in it" in said
+    assert f"each one tells them ε = {once.pld:,.4g} (PLD)" in said
+    everybody = village.invite(
+        recipe_of(content(privacy={"mode": "secure"}, cohort_size=9)), secure=SecureSums(least=4)
+    )
+    assert "tells them" not in "\n".join(words(everybody))  # nothing is hidden by sampling there, nor promised
+
+
+def test_words_of_few_neighbours_say_against_whom_they_hold(village: Village) -> None:
+    said = "\n".join(words(village.invite(secure=SecureSums(least=4, neighbours=6))))
+    assert "sums of at least 4 people, as long as it does not lie about who takes part" in said
+
+
+def test_words_of_a_rehearsal_do_not_bound_how_often(village: Village) -> None:
+    """Lost rounds are made again there (`Participant`), as often as the server says they were lost."""
+    said = "\n".join(words(village.invitation))
+    assert "never more than" not in said
+    assert "again for every round that was lost" in said
+
+
+def test_words_warn_of_a_delta_that_promises_nothing(village: Village) -> None:
+    said = "\n".join(words(village.invite(recipe_of(content(privacy={"mode": "secure", "delta": 0.5})))))
+    assert "delta=0.5 is not below 1/population_size" in said
 
 
 def test_words_of_noise_by_clients(village: Village) -> None:
-    release = recipe_of(content(privacy={"mode": "secure"}))
+    release = recipe_of(content(privacy={"mode": "secure"}, cohort_size=9))
     shares = NoiseShares(most=9, least=5, colluding=1)
     said = "\n".join(words(village.invite(release, secure=SecureSums(least=5), noise_shares=shares)))
     by_server = plan_run(9, cohort_size=9, central_steps=1, delta=1e-3, noise_multiplier=8.0 * (4 / 8) ** 0.5)
@@ -316,8 +347,25 @@ def test_words_of_noise_by_clients(village: Village) -> None:
     assert "if no more than 1 others tell it their share" in said
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
+def test_a_release_whose_sums_may_be_of_too_few_is_refused(village: Village, sampling: str) -> None:
+    """Whether a sum was opened would tell who was drawn, which is what its ε counts on nobody knowing."""
+    release = recipe_of(content(privacy={"mode": "secure", "sampling": sampling}))
+    if sampling == "poisson":
+        with pytest.raises(InputError, match="least=3: of 9 people, cohorts of about 4 are smaller"):
+            village.invite(release, secure=SecureSums(least=3))
+    else:
+        assert village.invite(release, secure=SecureSums(least=4))
+        with pytest.raises(InputError, match="least=5"):
+            village.invite(release, secure=SecureSums(least=5))
+    assert village.invite(release)
+    everybody = recipe_of(content(privacy={"mode": "secure"}, cohort_size=9))
+    assert village.invite(everybody, secure=SecureSums(least=9))
+
+
 def test_noise_by_clients_needs_sums_of_as_many(village: Village) -> None:
-    release, shares = recipe_of(content(privacy={"mode": "secure"})), NoiseShares(most=9, least=5, colluding=1)
+    release = recipe_of(content(privacy={"mode": "secure"}, cohort_size=9))
+    shares = NoiseShares(most=9, least=5, colluding=1)
     for secure in (None, SecureSums(least=4)):
         with pytest.raises(InputError, match="secure sums of as many people at least"):
             village.invite(release, secure=secure, noise_shares=shares)

@@ -442,7 +442,7 @@ def test_who_drops_out_is_left_out_of_the_sum(secure: Village, phase: Phase | No
 
 def test_noise_of_its_own_is_in_what_is_masked(settle: Settle) -> None:
     """A share of so many cells in every coordinate: their mean square has a relative deviation of √(2/n)."""
-    village = settle(content(privacy={"mode": "secure"}), secure=SecureSums(least=5))
+    village = settle(content(privacy={"mode": "secure"}, cohort_size=9), secure=SecureSums(least=5))
     plain = village.welcome(ANNA)
     service = plain._service
     assert service is not None

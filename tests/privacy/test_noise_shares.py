@@ -14,9 +14,10 @@ from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import plan as plan_module
 from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Charge
-from sottovoce.privacy.noise_shares import SLACK, SMALLEST_STD, NoiseShares, largest_cohort, log_gap
+from sottovoce.privacy.noise_shares import SLACK, SMALLEST_STD, NoiseShares, fewest_here, largest_cohort, log_gap
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.rdp import ORDERS, release_curve
 from sottovoce.privacy.settings import PrivacySettings
@@ -203,3 +204,41 @@ def test_sums_with_more_noise_than_planned_still_fit_their_words() -> None:
     assert plan.grid is not None
     reach = 8 * plan.clip_bound / plan.grid + 13 * math.sqrt(8 * plan.share_variance)
     assert reach < 2**31
+
+
+# Sums of too few are not opened: that must not tell who was drawn.
+
+
+def delta_of_one_round(*, others: int, rate: float, least: int, z: float, epsilon: float) -> float:
+    """δ of somebody's speech at ε, where sums of fewer than `least` are released as noise alone.
+
+    All others send the bound along one axis, and somebody theirs, or nothing, along another. No bound: an attack.
+    """
+    step = z / 20
+    first, second = np.arange(-8 * z, others + 8 * z, step), np.arange(-8 * z, 1 + 8 * z, step)
+    said, silent = np.zeros((len(first), len(second))), np.zeros((len(first), len(second)))
+    for drawn in range(others + 1):
+        for is_in, chance in ((True, rate), (False, 1 - rate)):
+            opened = drawn + is_in >= least
+            weight = stats.binom.pmf(drawn, others, rate) * chance
+            theirs = weight * stats.norm.pdf(first, drawn if opened else 0, z)[:, None]
+            said += theirs * stats.norm.pdf(second, is_in and opened, z)
+            silent += theirs * stats.norm.pdf(second, 0, z)
+    return float(np.maximum(said - math.exp(epsilon) * silent, 0).sum() * step**2)
+
+
+def test_sums_that_hang_on_who_was_drawn_are_no_sampled_release() -> None:
+    others, rate, z, delta = 30, 0.1, 0.7, 1e-4
+    charged = epsilon(poisson_release(z, sampling_rate=rate), delta).pld
+    assert charged is not None
+    round_of = {"others": others, "rate": rate, "z": z, "epsilon": charged}
+    assert delta_of_one_round(least=0, **round_of) == pytest.approx(delta, rel=0.01)  # type: ignore[arg-type]
+    assert delta_of_one_round(least=6, **round_of) > 2 * delta  # type: ignore[arg-type]
+    assert fewest_here(6, sampling_rate=rate) > others + 1  # so that it is refused
+
+
+@pytest.mark.parametrize(("least", "rate"), [(3, 0.5), (6, 0.1), (512, 1024 / 34_753), (9, 1.0)])
+def test_with_enough_people_here_hardly_any_cohort_is_too_small(least: int, rate: float) -> None:
+    here = fewest_here(least, sampling_rate=rate)
+    assert stats.binom.cdf(least - 1, here, rate) <= 1e-15
+    assert here == least or stats.binom.cdf(least - 1, here - 1, rate) > 1e-15

@@ -2,6 +2,8 @@
 
 from sottovoce.deployment.client_noise import epsilon_for_server
 from sottovoce.deployment.invitation import Invitation
+from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.promise import both
 from sottovoce.privacy.settings import Mode, Weighting
 
@@ -27,12 +29,19 @@ def words(invitation: Invitation) -> list[str]:
         _noise(invitation),
         _promised(invitation),
         f"How often: {steps:,} rounds, in each of which you are asked with probability {plan.sampling_rate:.3g} "
-        f"({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, never more than {steps:,}.",
+        f"({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, {_at_most(invitation)}.",
+        *(f"Beware: {warning}." for warning in plan.warnings),
         "You can pause, limit or end this at any time; what was sent before cannot be taken back.",
     ]
     if private.weighting is not Weighting.UNIFORM:
         lines.insert(3, f"Your update counts by your {private.weighting}, up to {private.weight_cap:g} of them.")
     return lines
+
+
+def _at_most(invitation: Invitation) -> str:
+    if invitation.private.mode is Mode.SEEDED:
+        return "and again for every round that was lost, however many the server says these are"
+    return f"never more than {invitation.recipe.federated.steps:,}"
 
 
 def _seen(invitation: Invitation) -> str:
@@ -41,9 +50,10 @@ def _seen(invitation: Invitation) -> str:
             "Who sees it: the server sees your update by itself, before any noise. It could learn from it about you; "
             "you trust it not to."
         )
+    unless = "" if invitation.secure.neighbours is None else " it does not lie about who takes part, and"
     return (
         f"Who sees it: nobody. It is masked, and the server can open sums of at least {invitation.secure.least:,} "
-        "people, as long as two thirds of them keep to the protocol."
+        f"people, as long as{unless} two thirds of them keep to the protocol."
     )
 
 
@@ -68,5 +78,17 @@ def _promised(invitation: Invitation) -> str:
     assert invitation.epsilon is not None
     return (
         f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}, "
-        "for all rounds together, against everybody who sees the models."
+        f"for all rounds together, against everybody who sees the models{_but_not(invitation)}."
+    )
+
+
+def _but_not(invitation: Invitation) -> str:
+    """Whom sampling does not hide anybody from, where ε counts on it."""
+    private = invitation.private
+    if invitation.secure is None or private.cohort_size == private.population_size:
+        return ""
+    once = epsilon(poisson_release(private.z, sampling_rate=1.0), private.delta)
+    return (
+        " and not who took part. But people in the same sum see that you are in it, as the server does: of the rounds "
+        f"that you are both in, each one tells them ε = {both(once)}"
     )

@@ -77,9 +77,17 @@ class Invitation:
             raise InputError("the invitation is of no model: expected a digest and a length")
         _ = self.outline
         if self.secure is not None:
-            _ = self.sum_terms
+            self._check_least(self.sum_terms.least)
         if self.noise_shares is not None and (self.secure is None or self.secure.least < self.noise_shares.least):
             raise InputError("noise by clients: expected secure sums of as many people at least as the noise is for")
+
+    def _check_least(self, least: int) -> None:
+        """Refuse a release in which the size of a cohort would decide whether its sum is opened."""
+        if self.private.mode is Mode.SECURE and self.outline.fewest_here(least) > len(self.nodes):
+            raise InputError(
+                f"least={least}: of {len(self.nodes):,} people, cohorts of about {self.private.cohort_size:,} are smaller "
+                "too often, and unopened sums would tell who was drawn; expected fewer, or everybody in every cohort"
+            )
 
     @classmethod
     def of(

@@ -17,6 +17,7 @@ decisions/024 has both arguments.
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from sottovoce.errors import InputError
@@ -94,6 +95,23 @@ def largest_cohort(population_size: int, *, sampling_rate: float) -> int:
     from scipy.stats import binom  # here: nobody else in a run needs it
 
     return int(binom.isf(_RARE, population_size, sampling_rate))
+
+
+def fewest_here(least: int, *, sampling_rate: float) -> int:
+    """How many must be here for a Poisson cohort of them to fall below `least` no more than once in 10¹⁵ times.
+
+    >>> fewest_here(512, sampling_rate=1024 / 34_753), fewest_here(8, sampling_rate=1.0)
+    (24094, 8)
+    """
+    from scipy.stats import binom
+
+    def are_enough(people: int) -> bool:
+        return bool(binom.cdf(least - 1, people, sampling_rate) <= _RARE)
+
+    most = least
+    while not are_enough(most):
+        most *= 2
+    return bisect_left(range(most + 1), True, lo=least, key=are_enough)
 
 
 def log_gap(*, variance: float, shares: int) -> float:

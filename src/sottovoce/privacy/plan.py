@@ -37,7 +37,7 @@ from sottovoce.privacy.noise import (
     grid_spacing,
     sigma_dp_of,
 )
-from sottovoce.privacy.noise_shares import NoiseShares
+from sottovoce.privacy.noise_shares import NoiseShares, fewest_here
 from sottovoce.privacy.sampling import FixedSizeSampler, Indices, PoissonSampler, Sampler, Words, bounded_weight
 from sottovoce.privacy.secure_random import SecureRandom
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
@@ -202,6 +202,16 @@ class Plan:
     def sigma_dp(self) -> float:
         """σ_DP = z/S, the paper's unit."""
         return sigma_dp_of(self.update_noise_multiplier, cohort_size=self.settings.cohort_size)
+
+    def fewest_here(self, least: int) -> int:
+        """How many of all users must be here before a round, where sums of fewer than `least` are not opened.
+
+        Guarantee: whether a sum is opened then hangs on nobody's being drawn, but once in 10¹⁵ rounds. Else a release
+        would tell who was: the event is of sums that differ by one update, and not by all of them.
+        """
+        if self.settings.sampling is Sampling.POISSON:
+            return fewest_here(least, sampling_rate=self.sampling_rate)
+        return self.settings.population_size - (self.cohort_size - least)
 
     @cached_property
     def sampler(self) -> Sampler:
