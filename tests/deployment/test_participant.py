@@ -1,5 +1,6 @@
 """A participant does what its user accepted, once, for the server that the authority vouches for; and says no words."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -464,6 +465,15 @@ def test_an_update_is_masked_once(secure: Village) -> None:
     for kind in (Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.SURVIVORS, Kind.UNMASK):
         assert code(secure, secure.order(ANNA, kind, b"", **when)) is Code.UNEXPECTED
     assert code(secure, replace(secure.train(ANNA), **when)) is Code.REPEATED
+
+
+def test_of_many_threads_one_has_its_attempt_answered(village: Village) -> None:
+    """Each sees a node that has not answered yet, unless orders are followed one at a time."""
+    village.welcome(ANNA)
+    order = village.train(ANNA)
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: village.ask(ANNA, order.to(order.node)).code, range(4)))
+    assert sorted(answers) == [Code.DONE, *[Code.REPEATED] * 3]
 
 
 def test_another_attempt_has_no_part_in_a_sum(secure: Village) -> None:

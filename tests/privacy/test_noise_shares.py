@@ -13,8 +13,8 @@ from scipy.special import logsumexp
 from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import plan as plan_module
-from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Charge
 from sottovoce.privacy.noise_shares import SLACK, SMALLEST_STD, NoiseShares, fewest_here, largest_cohort, log_gap

@@ -68,7 +68,8 @@ def _noise(invitation: Invitation) -> str:
             "everybody adds a share before masking, so that the server sees no sum without noise: one with you in it "
             f"tells it ε = {both(by_server)}, if no more than {shares.colluding:,} others tell it their share"
         )
-    return f"Noise: of standard deviation {plan.released_std_sum:.3g} ({plan.released_std_sum / private.clip_bound:.3g} times the clip bound); {who}."
+    std = plan.released_std_sum
+    return f"Noise: of standard deviation {std:.3g} ({std / private.clip_bound:.3g} times the clip bound); {who}."
 
 
 def _promised(invitation: Invitation) -> str:

@@ -85,8 +85,9 @@ class Invitation:
         """Refuse a release in which the size of a cohort would decide whether its sum is opened."""
         if self.private.mode is Mode.SECURE and self.outline.fewest_here(least) > len(self.nodes):
             raise InputError(
-                f"least={least}: of {len(self.nodes):,} people, cohorts of about {self.private.cohort_size:,} are smaller "
-                "too often, and unopened sums would tell who was drawn; expected fewer, or everybody in every cohort"
+                f"least={least}: of {len(self.nodes):,} people, cohorts of about {self.private.cohort_size:,} are "
+                "smaller too often, and unopened sums would tell who was drawn; expected fewer, or everybody in every "
+                "cohort"
             )
 
     @classmethod

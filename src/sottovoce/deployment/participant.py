@@ -11,6 +11,7 @@ speech. Whatever else goes wrong is a code.
 """
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ class Participant:
         self._node, self._largest = fingerprint(key.public_key()), largest_order
         self._ledger = OwnLedger(home)
         self._service: _Service | None = None
+        self._answering = threading.Lock()
         self.invited: Invitation | None = None
 
     def close(self) -> None:
@@ -81,13 +83,17 @@ class Participant:
         return self._ledger.has_accepted(digest)
 
     def answer(self, data: bytes) -> bytes:
-        """The answer to any bytes, signed. Never raises, never waits for a person, and has no words in it."""
+        """The answer to any bytes, signed. Never raises, never waits for a person, and has no words in it.
+
+        One order at a time: what was answered is looked up before it is written down.
+        """
         try:
             order = peek_order(data, limit=self._largest)
         except Refused:
             return unreadable(self._node).signed(self._key)
         try:
-            found = self._answered(order, data)
+            with self._answering:
+                found = self._answered(order, data)
         except Refused as refused:
             found = order.refused(refused.code)
         except Exception as error:

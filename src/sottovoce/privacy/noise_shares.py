@@ -30,7 +30,7 @@ _RARE = 1e-15  # more survivors than `most`: as rare as what a PLD leaves out
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseShares:
-    """A release has `most` shares. A sum is of `least` people or more; `colluding` of them tell their share, or add none."""
+    """A release has `most` shares. A sum is of `least` people or more; `colluding` tell their share, or add none."""
 
     most: int
     least: int
