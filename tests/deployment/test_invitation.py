@@ -138,6 +138,7 @@ def changed(change: dict[str, Any]) -> Recipe:
         ({"clients": {"rule": "silo", "silos": 4}}, "silos=4: the roster has 9"),
         ({"privacy": {"population_size": 8}}, "population_size=8: the roster has 9"),
         ({"cohort_size": 10}, "cohort_size=10"),
+        ({"clients": {"min_seconds": 1}, "privacy": {"mode": "secure"}}, "min_seconds"),
     ],
 )
 def test_a_recipe_that_a_network_cannot_carry_is_refused(

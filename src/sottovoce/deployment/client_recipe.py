@@ -8,7 +8,7 @@ from sottovoce.config import Recipe, validate
 from sottovoce.errors import InputError
 from sottovoce.models.family import REGISTERED
 from sottovoce.optimisers.registry import OPTIMISERS
-from sottovoce.privacy.settings import Weighting
+from sottovoce.privacy.settings import Mode, Weighting
 from sottovoce.users.population import PRIVACY_UNITS
 
 # What of a recipe is a client's business, and what is not: every setting is in one of the two.
@@ -109,6 +109,11 @@ def check_suited(recipe: Recipe, *, population_size: int) -> None:
         raise InputError(
             f"federation.privacy.weighting={private.weighting}: a share of the cohort hangs on what others send; "
             "expected uniform, or utterances or seconds with a weight_cap"
+        )
+    if private.mode is Mode.SECURE and settings.clients.min_seconds is not None:
+        raise InputError(
+            f"federation.clients.min_seconds={settings.clients.min_seconds:g}: in a release a node with less would have "
+            "to tell the server so; expected no floor"
         )
     if settings.local.time_line is not None:
         raise InputError("federation.local.time_line: a server would learn who has how much left; expected none")
