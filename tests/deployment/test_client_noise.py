@@ -11,6 +11,7 @@ from tests.deployment.fleet import Fleet, attempt_of, terms_of
 
 from sottovoce.deployment import client_noise
 from sottovoce.deployment.client_noise import add_share, epsilon_for_server
+from sottovoce.deployment.payloads import total_of
 from sottovoce.deployment.sum_terms import NoSum, Phase
 from sottovoce.errors import BrokenPromise
 from sottovoce.federated.cohort import CohortSum
@@ -113,3 +114,31 @@ def test_the_ledger_says_that_clients_add_the_noise(tmp_path: Path) -> None:
     assert PLAN.add_noise(summed.total, charge, shares=summed.noise_shares).std() > 0
     ledger.close()
     assert '"noise_shares":{"colluding":3,"least":7,"most":9}' in (tmp_path / "ledger.jsonl").read_text()
+
+
+# One client sends a vector of any size, which nobody can see: others' privacy must not hang on it.
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("shares", [None, NoiseShares(most=N, least=7, colluding=3)], ids=["server", "clients"])
+def test_a_vector_at_the_edge_of_the_words_does_not_show_somebodys_cell(bits: int, shares: NoiseShares | None) -> None:
+    """It leaves the sum one cell below where words wrap around, and somebody adds that cell, or does not.
+
+    Were the noise added after the modulus, all numbers would be as large as can be, or as small.
+    """
+    plan = dataclasses.replace(PLAN, sum_bits=bits, noise_shares=shares)
+    signs = []
+    for cell in (0, 1):
+        words = np.full(LENGTH, 2 ** (plan.word_bits - 1) - 1 + cell, dtype=f"<u{bits // 8}")
+        charge = Charge(plan.event, step=0, clip_bound=plan.clip_bound)
+        noised = plan.add_noise(total_of(words, plan), charge, shares=0 if shares is None else 7)
+        signs.append(float(torch.sign(noised).mean()))
+    assert max(map(abs, signs)) < 5 / math.sqrt(LENGTH)
+
+
+@pytest.mark.parametrize("word", [2**63 - 1, 2**63, 2**62 + 1, 2**52, 2**64 - 2**52 - 1])
+def test_whatever_is_in_a_sum_it_is_released(word: int) -> None:
+    """That a sum is too large would be a release of its own, without any noise."""
+    plan = dataclasses.replace(PLAN, sum_bits=64, noise_shares=None)
+    charge = Charge(plan.event, step=0, clip_bound=plan.clip_bound)
+    assert plan.add_noise(total_of(np.full(LENGTH, word, dtype="<u8"), plan), charge).isfinite().all()

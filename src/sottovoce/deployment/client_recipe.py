@@ -112,8 +112,8 @@ def check_suited(recipe: Recipe, *, population_size: int) -> None:
         )
     if private.mode is Mode.SECURE and settings.clients.min_seconds is not None:
         raise InputError(
-            f"federation.clients.min_seconds={settings.clients.min_seconds:g}: in a release a node with less would have "
-            "to tell the server so; expected no floor"
+            f"federation.clients.min_seconds={settings.clients.min_seconds:g}: in a release a node with less would "
+            "have to tell the server so; expected no floor"
         )
     if settings.local.time_line is not None:
         raise InputError("federation.local.time_line: a server would learn who has how much left; expected none")

@@ -84,9 +84,15 @@ def read_words(payload: bytes, plan: Plan) -> Words:
 
 
 def total_of(words: Words, plan: Plan) -> Tensor:
-    """A sum of words as one on the plan's grid, [P] in float64."""
+    """A sum of words as one on the plan's grid, [P] in float64; modulo 2⁵³ where float64 holds no more.
+
+    Sums of clipped updates are smaller. That others are not must not show: there is no sum which is refused.
+    """
     assert plan.grid is not None
-    return _spread(torch.from_numpy(words.view(_signed(plan)).astype(np.float64) * plan.grid), plan.layout)
+    signed = words.view(_signed(plan))
+    unused = 8 * signed.itemsize - plan.word_bits
+    cells = (signed << unused) >> unused  # keeps the sign of what is left
+    return _spread(torch.from_numpy(cells.astype(np.float64) * plan.grid), plan.layout)
 
 
 # The model that training starts from: tokens, language, parameters. Its family and settings are the recipe's.

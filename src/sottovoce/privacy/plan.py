@@ -236,8 +236,12 @@ class Plan:
         if self.settings.mode is Mode.SEEDED and self.sum_bits is None:
             return None
         most = self.settings.population_size if self.settings.sampling is Sampling.POISSON else self.cohort_size
-        bits = 32 if self.sum_bits == 32 else 53  # 64 bits hold all that float64 holds exactly
-        return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.released_std_sum, bits=bits)
+        return grid_spacing(clip_bound=self.clip_bound, most_users=most, std=self.released_std_sum, bits=self.word_bits)
+
+    @property
+    def word_bits(self) -> int:
+        """Sums on the grid are signed integers of so many bits: of words of 64 what float64 holds exactly."""
+        return 32 if self.sum_bits == 32 else 53
 
     @property
     def share_variance(self) -> float:
@@ -347,13 +351,13 @@ class Plan:
         """
         settings, step = self.settings, self._release(charge, "sum")
         if shares or self.noise_shares is not None:
-            return self._top_up(total, shares).float()
+            return self._wrapped(self._top_up(total, shares)).float()
         if settings.root_seed is None:
             assert self.grid is not None
             add_secure_gaussian(
                 total, std=self.noise_std_sum, grid=self.grid, random=SecureRandom(), layout=self.layout
             )
-            return total.float()
+            return self._wrapped(total).float()
         total = total.float()  # on a grid too: a simulation's noise is the same wherever its clients are
         factors = settings.noise_scope.parameter_factors(self.layout) if settings.noise_scope else None
         generator = torch.Generator(device=total.device).manual_seed(self._noise_seed(step, charge.attempt))
@@ -373,6 +377,21 @@ class Plan:
             random=SecureRandom(),
             layout=self.layout,
         )
+
+    def _wrapped(self, noised: Tensor) -> Tensor:
+        """Sums of words are modulo 2^`word_bits`, and so is the noise on them: as if it had been there before.
+
+        Over a network nobody sees what a client adds. A vector that brings the sum to where words wrap around would
+        else show, whatever the noise, on which side of it somebody's update has left it. Sums of clipped updates, and
+        16 standard deviations of noise, stay as they are.
+        """
+        if self.sum_bits is None:
+            return noised
+        assert self.grid is not None
+        half = math.ldexp(self.grid, self.word_bits - 1)
+        noised[noised >= half] -= 2 * half
+        noised[noised < -half] += 2 * half
+        return noised
 
     def _noise_seed(self, step: int, attempt: int) -> int:
         """Counted up: torch's CPU generator keeps 32 bits of a seed, where hashed ones of two steps may meet."""
