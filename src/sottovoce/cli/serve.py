@@ -30,7 +30,7 @@ def serve(
     ] = "secure",
     least: Annotated[
         int | None,
-        typer.Option(metavar="N", help="The fewest people whose sum may be opened; half a cohort by default."),
+        typer.Option(metavar="N", help="The fewest people whose sum may be opened; up to half a cohort by default."),
     ] = None,
     noise: Annotated[
         str, typer.Option(metavar="server|clients", help="Who adds it. clients: we see no sum without noise.")
@@ -42,7 +42,8 @@ def serve(
         ),
     ] = None,
     wait_for: Annotated[
-        int | None, typer.Option(metavar="N", help="Rounds begin while so many nodes are here; a cohort by default.")
+        int | None,
+        typer.Option(metavar="N", help="Rounds begin while so many nodes are here, or more where it must be."),
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long nodes have to train in a round.")] = 600.0,
     out: Annotated[Path | None, typer.Option(help="The run's folder; RUNS/RECIPE-served by default.")] = None,
@@ -67,8 +68,7 @@ def serve(
     from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
     from sottovoce.deployment.people import roster_population
     from sottovoce.deployment.roster import load_roster
-    from sottovoce.deployment.serving import reach
-    from sottovoce.deployment.sum_terms import FEWEST
+    from sottovoce.deployment.serving import reach, usual_least
     from sottovoce.training.elsewhere import Elsewhere
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.stages import run_recipe
@@ -88,11 +88,11 @@ def serve(
     host, port = _address(listen)
     people = load_roster(roster, revoked=revoked_in(keys / REVOKED))
     cohort = experiment.federation.cohort_size
-    least_in_sum = least or max(FEWEST, cohort // 2)
 
     def planned(plan: "Plan") -> "Plan":
         if noise == "server":
             return in_words(plan)
+        least_in_sum = least or usual_least(plan)
         some = colluding if colluding is not None else least_in_sum // 3
         return with_noise_by_clients(plan, least=least_in_sum, colluding=some)
 
@@ -120,7 +120,7 @@ def serve(
                 start,
                 keys=keys,
                 listen=listening,
-                least_in_sum=None if sums == "open" else least_in_sum,
+                least_in_sum=None if sums == "open" else least or usual_least(plan),
                 wait_for=wait_for if wait_for is not None else min(cohort, len(people)),
                 patience=Patience(training=seconds),
                 say=around.say,

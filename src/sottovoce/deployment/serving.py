@@ -1,5 +1,6 @@
 """From a plan and a start model to clients over a network: the invitation, and a conversation about it."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,15 +12,35 @@ from sottovoce.deployment.link import Link
 from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, Patience
 from sottovoce.deployment.payloads import write_start
 from sottovoce.deployment.roster import Roster
-from sottovoce.errors import promise
+from sottovoce.deployment.sum_terms import FEWEST
+from sottovoce.errors import InputError, promise
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Mode
 from sottovoce.training.run_folder import RunFolder
 
 ATTEMPTS = "attempts.json"
 
 # Starts to listen, once all else is in order; given the digest of what people will be asked.
 Listen = Callable[[bytes], Link]
+
+
+def usual_least(plan: Plan) -> int:
+    """The fewest people of a sum where nobody says otherwise: half a cohort, which in a release may be too many.
+
+    There no cohort may be smaller, whoever is drawn; it is as many as that holds for with a quarter of all people away.
+    """
+    half, people = max(FEWEST, plan.settings.cohort_size // 2), plan.settings.population_size
+    if plan.settings.mode is Mode.SEEDED:
+        return half
+    return max(FEWEST, bisect_right(range(half + 1), people * 3 // 4, lo=FEWEST, key=plan.fewest_here) - 1)
+
+
+def needed_here(plan: Plan, wanted: int, *, least_in_sum: int | None) -> int:
+    """How many nodes a round waits for: in a release with secure sums no fewer than its cohorts need to be opened."""
+    if least_in_sum is None or plan.settings.mode is Mode.SEEDED:
+        return wanted
+    return max(wanted, plan.fewest_here(least_in_sum))
 
 
 def reach(
@@ -38,7 +59,8 @@ def reach(
 ) -> ClientsOverNetwork:
     """The people of `roster`, by the terms of `recipe` under `plan`. `keys` is the server's folder of them.
 
-    Sums are secure, of `least_in_sum` people or more, unless that is None. Rounds wait for `wait_for` nodes.
+    Sums are secure, of `least_in_sum` people or more, unless that is None. Rounds wait for `wait_for` nodes; those of a
+    release for as many as it takes for every cohort of them to be summed.
     """
     promise(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
     travelling = write_start(start)
@@ -51,6 +73,12 @@ def reach(
         secure=None if least_in_sum is None else SecureSums(least=least_in_sum),
         noise_shares=plan.noise_shares,
     )
+    needed, able = (
+        needed_here(plan, wait_for, least_in_sum=least_in_sum),
+        sum(not user.revoked for user in roster.users),
+    )
+    if needed > able:
+        raise InputError(f"rounds would wait for {needed:,} nodes, and {able:,} of the roster's may take part")
     load_certificate(keys / ORDERS)
     letter = sealed_letter(invitation, (keys / ORDERS).read_bytes())
     signer = load_private_key(keys / ORDERS_KEY)
@@ -62,7 +90,7 @@ def reach(
         conversation,
         Offer(terms=letter, start_digest=invitation.start, start=travelling),
         attempts=attempts,
-        least=wait_for,
+        least=needed,
         secure=None if least_in_sum is None else invitation.sum_terms,
         patience=patience,
         say=say,

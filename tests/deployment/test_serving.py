@@ -1,0 +1,56 @@
+"""How many people a release over a network waits for, so that nothing hangs on who was drawn."""
+
+from dataclasses import replace
+
+import pytest
+
+from sottovoce.deployment.serving import needed_here, usual_least
+from sottovoce.deployment.sum_terms import FEWEST
+from sottovoce.flat.layout import Layout
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Mode, PrivacySettings
+
+MANY = PrivacySettings(
+    population_size=34_753,
+    privacy_unit="speaker",
+    cohort_size=1024,
+    clip_bound=1.0,
+    noise_multiplier=1.0,
+    delta=1e-9,
+    mode=Mode.SECURE,
+)
+LAYOUT = Layout(("w",), ((16,),))
+
+
+def planned(settings: PrivacySettings) -> Plan:
+    return Plan(settings, LAYOUT, sum_bits=32)
+
+
+def test_a_release_waits_until_no_cohort_is_too_small_to_be_opened() -> None:
+    plan, least = planned(MANY), 512
+    assert plan.fewest_here(least) > 1024
+    assert needed_here(plan, 1024, least_in_sum=least) == plan.fewest_here(least)
+    assert needed_here(plan, 30_000, least_in_sum=least) == 30_000
+
+
+def test_others_wait_for_whom_they_are_told_to() -> None:
+    assert needed_here(planned(MANY), 7, least_in_sum=None) == 7  # every update by itself
+    rehearsal = replace(MANY, mode=Mode.SEEDED, root_seed=1)
+    assert needed_here(planned(rehearsal), 7, least_in_sum=512) == 7
+
+
+@pytest.mark.parametrize(("people", "cohort"), [(34_753, 1024), (5_000, 200), (1_000, 100)])
+def test_by_default_a_release_opens_sums_of_as_many_as_it_can_with_a_quarter_away(people: int, cohort: int) -> None:
+    plan = planned(replace(MANY, population_size=people, cohort_size=cohort))
+    least, here = usual_least(plan), people * 3 // 4
+    assert FEWEST <= least <= cohort // 2
+    assert plan.fewest_here(least) <= here
+    assert least == cohort // 2 or plan.fewest_here(least + 1) > here
+
+
+def test_where_everybody_is_drawn_half_of_them_will_do() -> None:
+    assert usual_least(planned(replace(MANY, population_size=8, cohort_size=8, delta=1e-2))) == 4
+
+
+def test_a_rehearsal_opens_sums_of_half_a_cohort() -> None:
+    assert usual_least(planned(replace(MANY, mode=Mode.SEEDED, root_seed=1))) == 512
