@@ -87,7 +87,8 @@ def serve(
         raise InputError(f"--noise {noise} with --sums {sums}: expected server, or clients with secure sums")
     host, port = _address(listen)
     people = load_roster(roster, revoked=revoked_in(keys / REVOKED))
-    cohort = experiment.federation.cohort_size
+    able = {user.node.hex(): user.key for user in people.users if not user.revoked}
+    waited_for = wait_for if wait_for is not None else min(experiment.federation.cohort_size, len(able))
 
     def planned(plan: "Plan") -> "Plan":
         if noise == "server":
@@ -106,7 +107,7 @@ def serve(
                 port,
                 certificate=str(keys / SERVER),
                 key=str(keys / SERVER_KEY),
-                nodes={user.node.hex(): user.key for user in people.users if not user.revoked},
+                nodes=able,
             )
             around.say(f"listening at {host}:{link.port} for {len(people):,} people; they are asked {digest.hex()}")
             return link
@@ -121,7 +122,7 @@ def serve(
                 keys=keys,
                 listen=listening,
                 least_in_sum=None if sums == "open" else least or usual_least(plan),
-                wait_for=wait_for if wait_for is not None else min(cohort, len(people)),
+                wait_for=waited_for,
                 patience=Patience(training=seconds),
                 say=around.say,
             )
