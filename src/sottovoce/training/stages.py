@@ -31,18 +31,17 @@ from sottovoce.seeds import derive
 from sottovoce.store import Progress, Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.training import central
-from sottovoce.training.agreement import Facts, Sealed, agreeing, code_version, sealed, sealed_tensors
+from sottovoce.training.agreement import Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.client_results import client_results
 from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
 from sottovoce.training.keeper import INTERRUPTED, Ended, Report, Say
 from sottovoce.training.marks import check_resumable
+from sottovoce.training.places import Places
 from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.seeding import (
-    SERVER_PASS,
-    SHARED_DEV,
     Seed,
     check_evaluated,
     find_seed,
@@ -54,7 +53,7 @@ from sottovoce.training.server_pass import build_server_pass
 from sottovoce.training.shared_dev import check_understood, choose_shared_dev
 from sottovoce.training.speakers import check_silos, choose_tokens, order_of_time, population_of, training_rows
 from sottovoce.training.step_log import NO_EVENTS
-from sottovoce.training.stores import check_scored, ensure_store, find_place, open_place
+from sottovoce.training.stores import check_scored, ensure_store
 from sottovoce.training.target import met_target
 from sottovoce.training.team import Team
 from sottovoce.training.testing import score_models
@@ -111,52 +110,6 @@ def run_recipe(
         return _run_central(recipe, out=out, resume=resume, around=around, processes=processes)
 
 
-@dataclass(frozen=True)
-class _Places:
-    """The stores of a run: what it trains on, what it chooses by, what it is tested on, its server's own, and what
-    its clients are weighted by."""
-
-    store: Store
-    dev: tuple[Store, str]
-    tests: dict[str, tuple[Store, str]]
-    of_server: tuple[Store, str] | None
-    shared_dev: tuple[Store, str] | None = None
-
-    @classmethod
-    def of(cls, recipe: Recipe, stores: Path) -> "_Places":
-        tests = {name: find_place(name, recipe, stores) for name in recipe.data.test}
-        own = None if recipe.federation is None else recipe.federation.server_pass
-        shared = None if recipe.federation is None else recipe.federation.weighed_on
-        return cls(
-            open_place(recipe.data.store, stores),
-            find_place(recipe.data.dev, recipe, stores),
-            tests,
-            None if own is None else find_place(own.data, recipe, stores),
-            None if shared is None else find_place(shared.data or recipe.data.dev, recipe, stores),
-        )
-
-    @property
-    def evaluated(self) -> dict[str, tuple[Store, str]]:
-        shared = {} if self.shared_dev is None else {SHARED_DEV: self.shared_dev}
-        return {"data.dev": self.dev} | {f"data.test {name}": place for name, place in self.tests.items()} | shared
-
-    def team(self, processes: Processes, start: Recogniser, device: torch.device) -> Team:
-        # Clients are tested on their own speech, too.
-        stores = {str(store.path): store for store in (self.store, *(store for store, _ in self.evaluated.values()))}
-        return Team(processes, start, stores, device)
-
-    @property
-    def all(self) -> dict[str, Store]:
-        own = {} if self.of_server is None else {SERVER_PASS: self.of_server[0]}
-        return {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()} | own
-
-    def digests(self) -> dict[str, str]:
-        return {f"{what} digest": store.digest for what, store in self.all.items()}
-
-    def facts(self) -> Facts:
-        return {what: Sealed(store.digest) for what, store in self.all.items()}
-
-
 @contextmanager
 def _open_folder(
     out: Path,
@@ -205,7 +158,7 @@ def _run_central(recipe: Recipe, *, out: Path, resume: bool, around: Surrounding
     if stopped is not None:
         return stopped
     with agreeing(processes) as facts:
-        places = _Places.of(recipe, around.stores)
+        places = Places.of(recipe, around.stores)
         facts |= places.facts()
         found = None if seed is None else seed.load()
         tokens = choose_tokens(recipe, places.store, seed=found)
@@ -255,7 +208,7 @@ def _run_central(recipe: Recipe, *, out: Path, resume: bool, around: Surrounding
         return _known(run, processes) or go(run)
 
 
-def _measure(recipe: Recipe, start: Recogniser, places: _Places, around: Surroundings) -> Measure:
+def _measure(recipe: Recipe, start: Recogniser, places: Places, around: Surroundings) -> Measure:
     """What the best model is chosen by. Refuses sets that cannot be scored before training, not at the first time."""
     writes = start.family.recognition is not None
     if recipe.measure == "wer" and not writes:
@@ -306,7 +259,7 @@ def _run_federated(
     if stopped is not None:
         return stopped
     with agreeing(processes) as facts:
-        places = _Places.of(recipe, around.stores)
+        places = Places.of(recipe, around.stores)
         facts |= places.facts()
         if elsewhere is None:
             population = population_of(recipe, places.store, settings.clients.population(recipe.data))
@@ -471,7 +424,7 @@ def _results(
     start: Recogniser,
     plan: Plan,
     ended: Ended,
-    places: _Places,
+    places: Places,
     population: Population,
     team: Team,
 ) -> dict[str, Any]:
