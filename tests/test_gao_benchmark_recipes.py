@@ -1,13 +1,12 @@
 """The suites that put Gao et al. (2022) to the test: runs differ in what their labels say, and in nothing else."""
 
 import json
-from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
+from tests.benches import changed, runs_of, settings
 
-from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
+from sottovoce.config import Recipe, load_recipe, recipe_names
 
 ROOM = "benchmark/gao/"
 REAL = "real-speech-commands"
@@ -27,33 +26,12 @@ RATES = {
 WARM_UP, REAL_WARM_UP = {"most_utterances_share": 0.5}, {"fraction": 0.02}
 
 
-@cache
 def runs(suite: str) -> Mapping[str, Recipe]:
-    loaded = load_experiment(ROOM + suite)
-    assert isinstance(loaded, Suite)
-    return {label: load_recipe(run.recipe, run.overrides) for label, run in loaded.runs.items()}
+    return runs_of(ROOM + suite)
 
 
 def all_runs() -> list[tuple[str, Recipe]]:
     return [(f"{suite}/{label}", recipe) for suite in SUITES for label, recipe in runs(suite).items()]
-
-
-def settings(recipe: Recipe) -> dict[str, Any]:
-    """All that decides how a run goes."""
-    found: dict[str, Any] = json.loads(recipe.model_dump_json(exclude={"about", "paper"}))
-    return found
-
-
-def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted({*one, *other}):
-            yield from differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))
-    elif one != other:
-        yield path
-
-
-def changed(recipe: Recipe, base: Recipe) -> set[str]:
-    return {*differences(settings(recipe), settings(base))}
 
 
 def test_every_recipe_of_the_bench_is_a_run_of_a_suite_or_a_warm_up_that_is_started_from() -> None:

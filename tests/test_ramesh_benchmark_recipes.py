@@ -1,14 +1,14 @@
 """The suites that put Ramesh et al. (2023) to the test: runs differ in what their labels say, and in nothing else."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.benches import changed, runs_of, settings
 
-from sottovoce.config import Recipe, Suite, load_experiment, load_recipe
+from sottovoce.config import Recipe, load_recipe
 from sottovoce.config.sections import SyntheticCorpus
 from sottovoce.training.seeding import seed_of
 
@@ -19,11 +19,8 @@ START = {"central.start_from"}
 PACE = {f"federation.{key}" for key in ("steps", "evaluate_every", "checkpoint_every")}
 
 
-@cache
 def runs(suite: str) -> Mapping[str, Recipe]:
-    loaded = load_experiment(ROOM + suite)
-    assert isinstance(loaded, Suite)
-    return {label: load_recipe(run.recipe, run.overrides) for label, run in loaded.runs.items()}
+    return runs_of(ROOM + suite)
 
 
 def all_runs() -> list[tuple[str, Recipe]]:
@@ -33,24 +30,6 @@ def all_runs() -> list[tuple[str, Recipe]]:
 @cache
 def stage(name: str) -> Recipe:
     return load_recipe(STAGES + name)
-
-
-def settings(recipe: Recipe) -> dict[str, Any]:
-    """All that decides how a run goes."""
-    found: dict[str, Any] = json.loads(recipe.model_dump_json(exclude={"about", "paper"}))
-    return found
-
-
-def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted({*one, *other}):
-            yield from differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))
-    elif one != other:
-        yield path
-
-
-def changed(recipe: Recipe, base: Recipe) -> set[str]:
-    return {*differences(settings(recipe), settings(base))}
 
 
 def starts_of(recipe: Recipe) -> str | None:

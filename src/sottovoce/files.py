@@ -102,6 +102,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_bounded(path: Path, *, most: int, what: str) -> bytes:
+    """The content of a file that anybody may have made: no more of it is read than `what` can have bytes."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
+    if len(content) > most:
+        raise InputError(f"{path} is larger than {what}: expected at most {most:,} bytes")
+    return content
+
+
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     """`content` with a digest of itself, which `unsealed` checks: JSON with one letter changed is often JSON still."""
     return {**content, _SEAL: _digest_of(content)}

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from sottovoce.deployment.certificates import as_pem, host_names, hosts_of, issued, parse_certificate, self_signed
 from sottovoce.deployment.signatures import PrivateKey, PublicKey
 from sottovoce.errors import InputError
-from sottovoce.files import read_json, sealed, sync_folder, unsealed, write_json, written_atomically
+from sottovoce.files import read_bounded, read_json, sealed, sync_folder, unsealed, write_json, written_atomically
 
 AUTHORITY_KEY, AUTHORITY, REVOKED = "ca.key", "ca.pem", "revoked.json"
 SERVER_KEY, SERVER = "server.key", "server.pem"
@@ -219,14 +219,7 @@ def _load_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror})") from None
-    if len(content) > _LARGEST_FILE:
-        raise InputError(f"{path} is larger than any key: expected at most {_LARGEST_FILE:,} bytes")
-    return content
+    return read_bounded(path, most=_LARGEST_FILE, what="any key")
 
 
 # Writing them.

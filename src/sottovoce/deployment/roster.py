@@ -18,6 +18,7 @@ from typing import Any
 from sottovoce.deployment.keys import fingerprint, parse_public_key, public_line
 from sottovoce.deployment.signatures import PublicKey
 from sottovoce.errors import InputError
+from sottovoce.files import read_bounded
 from sottovoce.parsing import Unreadable, parse_yaml, shown
 from sottovoce.seeds import name_key
 
@@ -57,13 +58,7 @@ class Roster:
 
 def load_roster(path: Path, *, revoked: frozenset[str] = frozenset()) -> Roster:
     """The roster in `path`; one line for the first thing that is wrong with it. `revoked` is the authority's list."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror})") from None
-    if len(content) > _LARGEST_FILE:
-        raise InputError(f"{path}: expected a roster of at most {_LARGEST_FILE:,} bytes")
+    content = read_bounded(path, most=_LARGEST_FILE, what="any roster")
     try:
         found = parse_yaml(content.decode())
     except (Unreadable, UnicodeDecodeError) as error:
