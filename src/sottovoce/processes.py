@@ -7,7 +7,7 @@ import heapq
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,13 +41,11 @@ class Processes:
     def several(self) -> bool:
         return self.world > 1
 
-    def average(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its mean over all processes, in place."""
-        if not self.several:
-            return
-        for tensor in tensors:
-            dist.all_reduce(tensor)
-        torch._foreach_div_(list(tensors), float(self.world))
+    def total(self, *tensors: Tensor) -> None:
+        """Replace each tensor by its sum over all processes, in place."""
+        if self.several:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all processes, in the first one; elsewhere it is worth nothing then."""

@@ -1,5 +1,6 @@
 """An epoch is every utterance once, within the memory bound, the same for the same seed, and with little padding."""
 
+import math
 from itertools import islice
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sottovoce.audio.batches import Batch, client_batches, collate, plan_epoch, share
+from sottovoce.audio.batches import Batch, client_batches, collate, in_steps, pieces_of, plan_epoch
 from sottovoce.audio.features import frame_count
 from sottovoce.errors import InputError
 
@@ -136,24 +137,38 @@ def test_an_utterance_without_samples_is_refused() -> None:
 
 @given(
     utterances=st.integers(1, 60),
-    world=st.integers(1, 9),
+    size=st.integers(1, 9),
+    world=st.integers(1, 12),
     max_seconds=st.sampled_from([8, 20, 60]),
     seed=st.integers(0, 9),
 )
 @settings(max_examples=100, deadline=None)
-def test_processes_share_an_epoch_evenly_and_completely(
-    utterances: int, world: int, max_seconds: int, seed: int
+def test_steps_are_complete_and_processes_share_them_completely(
+    utterances: int, size: int, world: int, max_seconds: int, seed: int
 ) -> None:
     lengths = crowd(utterances)
     batches = plan_epoch(lengths, max_seconds=max_seconds, seed=seed, epoch=0).batches
-    if -(-len(batches) // world) * world > utterances:
-        with pytest.raises(InputError, match=f"batches of one utterance each cannot be shared evenly by world={world}"):
-            share(batches, rank=0, world=world)
+    if -(-len(batches) // size) * size > utterances:
+        with pytest.raises(
+            InputError, match=f"batches of one utterance each do not make whole steps of batches={size}"
+        ):
+            in_steps(batches, size=size)
         return
-    shares = [share(batches, rank=rank, world=world) for rank in range(world)]
-    assert len({len(own) for own in shares}) == 1
-    assert sorted(row for own in shares for row in rows_of(own)) == list(range(utterances))
-    assert all(batch.padded_seconds <= max_seconds for own in shares for batch in own)
+    steps = in_steps(batches, size=size)
+    assert {len(step) for step in steps} == {size}
+    assert sorted(row for step in steps for row in rows_of(step)) == list(range(utterances))
+    for step in steps:
+        assert all(batch.padded_seconds <= max_seconds for batch in step)
+        dealt = [pieces_of(step, rank=rank, world=world) for rank in range(world)]
+        pieces = [piece for own in dealt for piece in own]
+        for number, batch in enumerate(step):
+            parts = sorted((piece for piece in pieces if piece.number == number), key=lambda piece: piece.part or 0)
+            assert np.concatenate([piece.batch.rows for piece in parts]).tolist() == batch.rows.tolist()
+            assert math.isclose(sum(piece.weight for piece in parts), 1)
+            assert (parts[0].part is None) == (len(parts) == 1)
+        amounts = [len(own) for own in dealt]
+        assert max(amounts) - min(amounts) <= 1
+        assert len(pieces) == max(size, min(world, sum(len(batch.rows) for batch in step)))
 
 
 def test_a_client_takes_so_many_steps_reshuffling_each_pass() -> None:

@@ -11,7 +11,7 @@ import torch
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.errors import InputError
-from sottovoce.models.speech import Place, endless_batches, load_speech
+from sottovoce.models.speech import Place, endless_steps, load_speech
 from sottovoce.models.transformer import FAMILY
 from sottovoce.store import Store, pack
 from sottovoce.text.tokens import CharacterTokens
@@ -65,23 +65,23 @@ def test_nothing_to_train_on_says_why(store: Store) -> None:
         load_speech(store, np.arange(2), TOKENS, **MODEL, longest_seconds=0.5)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_going_on_from_any_place_gives_the_same_batches(store: Store, world: int) -> None:
+@pytest.mark.parametrize("batches", [1, 2])
+def test_going_on_from_any_place_gives_the_same_steps(store: Store, batches: int) -> None:
     speech = load_speech(store, np.array([0, 4]), TOKENS, **MODEL, longest_seconds=2)
 
-    def batches(start: Place) -> list[tuple[Place, list[list[int]]]]:
-        endless = endless_batches(speech, start=start, max_seconds=1.5, seed=3, device=CPU, rank=world - 1, world=world)
-        return [(place, batch.tokens_UL.tolist()) for place, batch in islice(endless, 6)]
+    def steps(start: Place) -> list[tuple[Place, list[list[list[int]]]]]:
+        endless = endless_steps(speech, start=start, batches=batches, max_seconds=1.5, seed=3, device=CPU)
+        return [(step.following, [said.tokens_UL.tolist() for _, said in step.pieces]) for step in islice(endless, 6)]
 
-    whole = batches(Place())
+    whole = steps(Place())
     for done in range(1, 6):
-        assert batches(whole[done - 1][0])[: 6 - done] == whole[done:]
+        assert steps(whole[done - 1][0])[: 6 - done] == whole[done:]
 
 
-def test_more_processes_than_utterances_is_one_line(store: Store) -> None:
+def test_fewer_utterances_than_a_step_has_batches_is_one_line(store: Store) -> None:
     speech = load_speech(store, np.array([0]), TOKENS, **MODEL, longest_seconds=2)
-    with pytest.raises(InputError, match="cannot be shared evenly by world=2 processes"):
-        next(endless_batches(speech, start=Place(), max_seconds=2, seed=3, device=CPU, rank=1, world=2))
+    with pytest.raises(InputError, match="1 batches of one utterance each do not make whole steps of batches=2"):
+        next(endless_steps(speech, start=Place(), batches=2, max_seconds=2, seed=3, device=CPU))
 
 
 def test_speech_without_text_is_taken_where_it_is_asked_for(store: Store) -> None:
@@ -94,5 +94,5 @@ def test_speech_without_text_is_taken_where_it_is_asked_for(store: Store) -> Non
         "crowded",
     ]
     assert {reason: count for reason, count in speech.left_out.items() if count} == {"too long": 1}
-    _, batch = next(endless_batches(speech, start=Place(), max_seconds=10, seed=3, device=CPU))
+    ((_, batch),) = next(endless_steps(speech, start=Place(), max_seconds=10, seed=3, device=CPU)).pieces
     assert batch.tokens_UL.shape == (5, 0), "no text anywhere"

@@ -162,26 +162,66 @@ def batches_in_order(lengths: Rows, *, max_seconds: float, max_utterances: int |
     return tuple(Batch(rows=rows, padded_samples=int(padded[rows].max())) for rows in groups)
 
 
-def share(batches: Sequence[Batch], *, rank: int, world: int) -> list[Batch]:
-    """The batches of process `rank` of `world`: as many for each, disjoint, and complete together.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one process works on at a time: batch `number` of a step, or part `part` of it with so much of its weight."""
 
-    Where their number does not divide, the batches with most utterances are halved until it does: no process waits,
-    and no utterance is left out or repeated. An error says so where nothing is left to halve.
+    batch: Batch
+    number: int
+    part: int | None = None
+    weight: float = 1.0
+
+
+def in_steps(batches: Sequence[Batch], *, size: int) -> list[tuple[Batch, ...]]:
+    """An epoch's batches in steps of `size`: complete, and none twice.
+
+    Where their number does not divide, the batches with most utterances are halved until it does: no step is smaller
+    than another, and no utterance is left out or repeated. An error says so where nothing is left to halve.
+    """
+    even = list(batches)
+    while len(even) % size:
+        largest = max(range(len(even)), key=lambda i: len(even[i].rows))
+        if len(even[largest].rows) < 2:
+            raise InputError(
+                f"{len(even)} batches of one utterance each do not make whole steps of batches={size}: "
+                "raise batch_seconds, or have fewer batches a step"
+            )
+        even[largest], rest = _halves(even[largest])
+        even.append(rest)
+    return [tuple(even[start : start + size]) for start in range(0, len(even), size)]
+
+
+def pieces_of(step: Sequence[Batch], *, rank: int, world: int) -> list[Piece]:
+    """What process `rank` of `world` does of a step: whole batches in turn, or parts of them where there are too few.
+
+    A process may have nothing to do where a step has fewer utterances than there are processes.
+
+    >>> step = [Batch(np.arange(4), 16_000), Batch(np.arange(4, 6), 16_000)]
+    >>> [[piece.batch.rows.tolist() for piece in pieces_of(step, rank=rank, world=3)] for rank in range(3)]
+    [[[0, 1]], [[2, 3]], [[4, 5]]]
     """
     assert 0 <= rank < world, f"rank={rank} must be within world={world}"
-    even = list(batches)
-    while len(even) % world:
-        largest = max(range(len(even)), key=lambda i: len(even[i].rows))
-        batch = even[largest]
-        if len(batch.rows) < 2:
-            raise InputError(
-                f"{len(even)} batches of one utterance each cannot be shared evenly by world={world} processes: "
-                "raise max_seconds, or use fewer processes"
-            )
-        middle = len(batch.rows) // 2
-        even[largest] = Batch(rows=batch.rows[:middle], padded_samples=batch.padded_samples)
-        even.append(Batch(rows=batch.rows[middle:], padded_samples=batch.padded_samples))
-    return even[rank::world]
+    parts = [[batch] for batch in step]
+    while sum(map(len, parts)) < world:
+        number, i = max(
+            ((number, i) for number, own in enumerate(parts) for i in range(len(own))),
+            key=lambda at: len(parts[at[0]][at[1]].rows),
+        )
+        if len(parts[number][i].rows) < 2:
+            break
+        parts[number][i : i + 1] = _halves(parts[number][i])
+    pieces = [
+        Piece(batch, number, i if len(own) > 1 else None, len(batch.rows) / len(step[number].rows))
+        for number, own in enumerate(parts)
+        for i, batch in enumerate(own)
+    ]
+    return pieces[rank::world]
+
+
+def _halves(batch: Batch) -> tuple[Batch, Batch]:
+    middle = len(batch.rows) // 2
+    first, second = batch.rows[:middle], batch.rows[middle:]
+    return Batch(first, batch.padded_samples), Batch(second, batch.padded_samples)
 
 
 def collate(

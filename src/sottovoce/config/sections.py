@@ -182,17 +182,19 @@ class Augmentation(Section):
 
 
 class Central(Section):
-    """Training on one pile of data, `batch_seconds` a step and process, and at most `batch_utterances` if given.
+    """Training on one pile of data: a step is so many `batches` of at most `batch_seconds`, and `batch_utterances`.
 
+    Processes share a step's batches: one takes them in turn, eight take one of eight each, more of them parts of one.
     `order: ascending` takes the shortest utterances first in every epoch; None shuffles. `newbob` lowers the schedule's
     learning rate when an evaluation brings too little. `measure` is what the best checkpoint is chosen by on the dev
-    speakers; None is the WER, or the loss where models write nothing down.
+    speakers; None is the WER, or the loss where models write nothing down. `repeatable` has a GPU give the same bits again.
     """
 
-    unwritten = frozenset({"measure", "batch_utterances", "order", "newbob"})
+    unwritten = frozenset({"measure", "batches", "repeatable", "batch_utterances", "order", "newbob"})
 
     steps: int = Field(ge=1)
     batch_seconds: float = Field(gt=0, allow_inf_nan=False)
+    batches: int | None = Field(default=None, ge=1)
     batch_utterances: int | None = Field(default=None, ge=1)
     order: Literal["ascending"] | None = None
     optimiser: Mapping[str, Any]
@@ -205,6 +207,7 @@ class Central(Section):
     log_every: int = Field(default=50, ge=1)
     measure: MeasureName | None = None
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    repeatable: bool | None = None
     start_from: PathText | None = None
 
     @model_validator(mode="after")
@@ -212,6 +215,10 @@ class Central(Section):
         self.built_optimiser()
         self.built_schedule()
         return self
+
+    @property
+    def batches_a_step(self) -> int:
+        return self.batches or 1
 
     def built_optimiser(self) -> Optimiser:
         return build_optimiser(**self.optimiser)

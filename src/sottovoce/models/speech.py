@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audio.batches import Batch, plan_epoch, share
+from sottovoce.audio.batches import Batch, Piece, in_steps, pieces_of, plan_epoch
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.models.family import Family
@@ -80,25 +80,35 @@ def load_speech(
 
 @dataclass(frozen=True)
 class Place:
-    """Where training stands in its data: the next batch of an epoch."""
+    """Where training stands in its data: the next step of an epoch."""
 
     epoch: int = 0
     batch: int = 0
 
 
-def endless_batches(
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """What a process does of one step: pieces with their speech. `following` is where the next step stands."""
+
+    following: Place
+    pieces: Sequence[tuple[Piece, Recordings]]
+    audio_seconds: float  # of the whole step, whoever does it
+
+
+def endless_steps(
     speech: Speech,
     *,
     start: Place,
     max_seconds: float,
     seed: int,
     device: torch.device,
+    batches: int = 1,
     max_utterances: int | None = None,
     ascending: bool = False,
     rank: int = 0,
     world: int = 1,
-) -> Iterator[tuple[Place, Recordings]]:
-    """Batches epoch after epoch from `start` on, each with the place that follows it; the same for the same seed."""
+) -> Iterator[Loaded]:
+    """Steps of so many `batches`, epoch after epoch from `start` on; the same for the same seed, whatever `world`."""
     epoch, first = start.epoch, start.batch
     while True:
         plan = plan_epoch(
@@ -110,10 +120,14 @@ def endless_batches(
             ascending=ascending,
             fixed_shapes=True,
         )
-        own = share(plan.batches, rank=rank, world=world)
-        for number in range(first, len(own)):
-            following = Place(epoch, number + 1) if number + 1 < len(own) else Place(epoch + 1, 0)
-            yield following, load_batch(speech, own[number], device=device)
+        steps = in_steps(plan.batches, size=batches)
+        for number in range(first, len(steps)):
+            own = pieces_of(steps[number], rank=rank, world=world)
+            yield Loaded(
+                Place(epoch, number + 1) if number + 1 < len(steps) else Place(epoch + 1, 0),
+                [(piece, load_batch(speech, piece.batch, device=device)) for piece in own],
+                sum(int(speech.lengths[batch.rows].sum()) for batch in steps[number]) / SAMPLE_RATE,
+            )
         epoch, first = epoch + 1, 0
 
 

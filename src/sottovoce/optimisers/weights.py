@@ -3,7 +3,7 @@
 Shapes: P flat length, H parameter tensors. "..." is nothing (one model) or N (stacked clients, a row each).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -77,6 +77,17 @@ class Weights:
             torch._foreach_copy_([view for view, _ in present], [g for _, g in present])
         if absent:
             torch._foreach_zero_(absent)
+
+    def sum_gradients(self, parts: Iterable[tuple[float, Sequence[Tensor | None]]]) -> None:
+        """Take the weighted sum of several gradients, each as `set_gradients` has them and made as it is asked for.
+
+        It has the master's type.
+        """
+        total = torch.zeros_like(self.master)
+        for weight, gradients in parts:
+            self.set_gradients(gradients)
+            total.add_(self.gradient, alpha=weight)
+        self.gradient = total
 
     @torch.no_grad()
     def add_to_gradients(self, flat_P: Tensor) -> None:

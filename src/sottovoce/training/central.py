@@ -4,7 +4,7 @@ A run killed at any instant goes on from its last checkpoint with the same bits:
 is a function of (seed, step), and the place in the data is part of the checkpoint.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, replace
 from typing import Any, final
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.augment import add_noise, perturb_speed
+from sottovoce.audio.batches import Piece
 from sottovoce.config import Augmentation, Central, Recipe
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.losses import mean_figures
@@ -23,7 +24,7 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.decoding import greedy
 from sottovoce.models.family import Family, Progress, draw_steps, find_family, recordings_heard, sped_up, step_loss
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
-from sottovoce.models.speech import Place, Speech, endless_batches
+from sottovoce.models.speech import Loaded, Place, Speech, endless_steps
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.models.utterances import Recordings
 from sottovoce.optimisers import Annealed
@@ -35,6 +36,7 @@ from sottovoce.text.tokens import Tokens
 from sottovoce.training.checkpoint import Checkpoint
 from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, keep, note_collapsed
 from sottovoce.training.precision import precision
+from sottovoce.training.repeatable import repeatable
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.step_log import StepLog
 
@@ -62,17 +64,18 @@ def train(
         checkpoint_every=central.checkpoint_every,
         log_every=central.log_every,
     )
-    return keep(
-        loop,
-        run,
-        recipe=recipe.about,
-        tokens=start.tokens.digest,
-        pace=pace,
-        measure=measure,
-        processes=processes,
-        on_report=on_report,
-        say=say,
-    )
+    with repeatable(bool(central.repeatable), device):
+        return keep(
+            loop,
+            run,
+            recipe=recipe.about,
+            tokens=start.tokens.digest,
+            pace=pace,
+            measure=measure,
+            processes=processes,
+            on_report=on_report,
+            say=say,
+        )
 
 
 @final
@@ -106,7 +109,7 @@ class _Central(Loop):
             start.family,
             self._weights.working,
             settings=start.settings,
-            steps=self._settings.steps,
+            steps=self._settings.steps * self._settings.batches_a_step,
             batch_seconds=self._settings.batch_seconds,
             device=device,
         )
@@ -114,7 +117,7 @@ class _Central(Loop):
         self._recorded: Record = {}
         self._annealed = Annealed()
         self._place = Place()
-        self._batches: Iterator[tuple[Place, Recordings]] = iter(())
+        self._steps: Iterator[Loaded] = iter(())
 
     @property
     def _settings(self) -> Central:
@@ -134,9 +137,10 @@ class _Central(Loop):
             self._log.restore(found.state["log"])
             self._place = Place(**found.state["place"])
             self._annealed = Annealed(**found.state.get("newbob", {}))
-        batches = endless_batches(
+        steps = endless_steps(
             self._speech,
             start=self._place,
+            batches=self._settings.batches_a_step,
             max_seconds=self._settings.batch_seconds,
             max_utterances=self._settings.batch_utterances,
             ascending=self._settings.order == "ascending",
@@ -145,7 +149,7 @@ class _Central(Loop):
             rank=self._processes.rank,
             world=self._processes.world,
         )
-        with closing(ahead(batches)) as self._batches:
+        with closing(ahead(steps)) as self._steps:
             yield
 
     def _lr(self, step: int) -> float:
@@ -155,20 +159,27 @@ class _Central(Loop):
         if self._settings.newbob is not None and step % self._settings.evaluate_every == 0:
             self._annealed = self._processes.share(self._annealed)  # the first process alone has evaluated
         epoch = self._place.epoch
-        self._place, batch = next(self._batches)
+        loaded = next(self._steps)
+        self._place = loaded.following
         loss, norm, norms = train_step(
             self._weights,
-            batch,
+            loaded.pieces,
+            batches=self._settings.batches_a_step,
             augment=self._settings.augment,
             lr=self._lr(step),
             max_norm=self._settings.clip_gradients,
             family=self._family,
             settings=self._start.settings,
-            generator=torch_stream(self._recipe.seed, "step", step, self._processes.rank),
+            chance=lambda piece: self._chance(step, piece),
             processes=self._processes,
             progress=Progress(step, epoch),
         )
-        self._log.add(loss, norm, norms, audio_seconds=batch.audio_seconds * self._processes.world)
+        self._log.add(loss, norm, norms, audio_seconds=loaded.audio_seconds)
+
+    def _chance(self, step: int, piece: Piece) -> torch.Generator:
+        """What is drawn for a whole batch is the same in whichever process it is trained on."""
+        part = () if piece.part is None else ("part", piece.part)
+        return torch_stream(self._recipe.seed, "step", step, piece.number, *part)
 
     def watch(self, interrupted: Callable[[], bool]) -> Callable[[], bool]:
         # Once a step and together: a process that stopped alone would leave the others waiting for its gradients.
@@ -215,33 +226,55 @@ class _Central(Loop):
 
 def train_step(
     weights: Weights,
-    batch: Recordings,
+    pieces: Sequence[tuple[Piece, Recordings]],
     *,
     augment: Augmentation,
     lr: float,
     max_norm: float,
     family: Family[Any, Any],
     settings: Any,
-    generator: torch.Generator,
+    chance: Callable[[Piece], torch.Generator],
+    batches: int = 1,
     frozen: Frozen = NOTHING_FROZEN,
     processes: Processes = ALONE,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of `weights` on `batch`: the loss, the gradients' norm before clipping, and the norms by tensor."""
-    batch = _augment(batch, augment, generator)
-    (draws,) = draw_steps(
-        family,
-        [len(batch)],
-        samples=[batch.lines_UN.shape[1]],
-        settings=settings,
-        spec_augment=augment.spec_augment,
-        generator=generator,
-        progress=None if progress is None else [progress],
-    )
-    features = recordings_heard(family, batch, settings=settings)
-    loss = step_loss(family, frozen.with_trained(weights.working), features, settings=settings, draws=draws)
-    weights.set_gradients(gradients_of(loss, list(weights.working.values())))
-    processes.average([weights.gradient])
+    """One step of `weights` on the mean of so many `batches`, of which `pieces` are done here: the loss, the gradients'
+    norm before clipping, and the norms by tensor."""
+
+    def gradients(piece: Piece, recordings: Recordings) -> tuple[Tensor, Sequence[Tensor | None]]:
+        generator = chance(piece)
+        batch = _augment(recordings, augment, generator)
+        (draws,) = draw_steps(
+            family,
+            [len(batch)],
+            samples=[batch.lines_UN.shape[1]],
+            settings=settings,
+            spec_augment=augment.spec_augment,
+            generator=generator,
+            progress=None if progress is None else [progress],
+        )
+        features = recordings_heard(family, batch, settings=settings)
+        loss = step_loss(family, frozen.with_trained(weights.working), features, settings=settings, draws=draws)
+        return loss.detach(), gradients_of(loss, list(weights.working.values()))
+
+    if batches == 1 and not processes.several:
+        ((piece, recordings),) = pieces
+        loss, found = gradients(piece, recordings)
+        weights.set_gradients(found)
+    else:
+        loss = weights.master.new_zeros(())
+
+        def weighted() -> Iterator[tuple[float, Sequence[Tensor | None]]]:
+            for piece, recordings in pieces:
+                own, found = gradients(piece, recordings)
+                loss.add_(own, alpha=piece.weight)
+                yield piece.weight, found
+
+        weights.sum_gradients(weighted())
+        processes.total(weights.gradient, loss)
+        for tensor in (weights.gradient, loss):
+            tensor.div_(batches)
     norm, norms = weights.step(lr=lr, max_norm=max_norm)
     return loss, norm, norms
 

@@ -20,8 +20,7 @@ from sottovoce.federated.round import ServerPass
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import sped_up
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Place, Rows, Speech, endless_batches, load_speech
-from sottovoce.models.utterances import Recordings
+from sottovoce.models.speech import Loaded, Place, Rows, Speech, endless_steps, load_speech
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import derive, torch_stream
 from sottovoce.store import Store
@@ -63,17 +62,17 @@ def build_server_pass(
         weights.reset(server_P)
         figures = []
         with closing(ahead(_batches(speech, settings, seed=recipe.seed, step=step, device=device))) as batches:
-            for number, batch in enumerate(batches):
+            for number, loaded in enumerate(batches):
                 loss, norm, _ = train_step(
                     weights,
-                    batch,
+                    loaded.pieces,
                     augment=settings.augment,
                     lr=settings.lr,
                     max_norm=settings.clip_gradients,
                     family=family,
                     settings=start.settings,
                     frozen=frozen,
-                    generator=torch_stream(recipe.seed, "server pass", step, number),
+                    chance=lambda _, number=number: torch_stream(recipe.seed, "server pass", step, number),
                 )
                 figures.append(torch.stack([loss.detach(), norm]))
         found = torch.stack(figures)
@@ -86,12 +85,10 @@ def build_server_pass(
     return train
 
 
-def _batches(
-    speech: Speech, settings: PassSettings, *, seed: int, step: int, device: torch.device
-) -> Iterator[Recordings]:
+def _batches(speech: Speech, settings: PassSettings, *, seed: int, step: int, device: torch.device) -> Iterator[Loaded]:
     """So many steps, or epochs, of a shuffle that belongs to round `step`."""
     own = derive(seed, "server pass batches", step)
-    endless = endless_batches(
+    endless = endless_steps(
         speech,
         start=Place(),
         max_seconds=settings.batch_seconds,
@@ -99,9 +96,9 @@ def _batches(
         seed=own,
         device=device,
     )
-    for number, (following, batch) in enumerate(endless, start=1):
-        yield batch
-        if number == settings.steps or following.epoch == settings.epochs:
+    for number, loaded in enumerate(endless, start=1):
+        yield loaded
+        if number == settings.steps or loaded.following.epoch == settings.epochs:
             return
 
 
