@@ -164,7 +164,7 @@ def batches_in_order(lengths: Rows, *, max_seconds: float, max_utterances: int |
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one process works on at a time: batch `number` of a step, or part `part` of it with so much of its weight."""
+    """What a process works on at a time: batch `number` of a step, or a `part` of it with so much of its weight."""
 
     batch: Batch
     number: int
