@@ -8,11 +8,13 @@ nothing survives a pass but the model: a resumed run repeats it to the bit.
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.audio.batches import Piece
 from sottovoce.config import PassSettings, Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
@@ -72,7 +74,7 @@ def build_server_pass(
                     family=family,
                     settings=start.settings,
                     frozen=frozen,
-                    chance=lambda _, number=number: torch_stream(recipe.seed, "server pass", step, number),
+                    chance=partial(_chance, recipe.seed, step, number),
                 )
                 figures.append(torch.stack([loss.detach(), norm]))
         found = torch.stack(figures)
@@ -83,6 +85,10 @@ def build_server_pass(
         return float(found[:, 0].mean())
 
     return train
+
+
+def _chance(seed: int, step: int, number: int, _: Piece) -> torch.Generator:
+    return torch_stream(seed, "server pass", step, number)
 
 
 def _batches(speech: Speech, settings: PassSettings, *, seed: int, step: int, device: torch.device) -> Iterator[Loaded]:
