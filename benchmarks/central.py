@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings, apply_masks
 from sottovoce.audio.batches import plan_epoch
-from sottovoce.audio.features import frame_lengths
+from sottovoce.audio.features import compiled, frame_lengths
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
 from sottovoce.models import log_mel
@@ -90,7 +90,7 @@ def main() -> None:
         for row in rows:
             print_profile(weights, row)
         return
-    line_features, mask = torch.compile(log_mel.line_features), torch.compile(apply_masks)
+    line_features, mask = compiled(log_mel.line_features), torch.compile(apply_masks)
     features_compiled = replace(FAMILY, hear=partial(log_mel.hear, line_features=line_features), mask=mask)
     hardware = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     table = Table("what", "ms per step", "spread", "audio s/s", "asked for", title=f"benchmarks/central.py: {hardware}")

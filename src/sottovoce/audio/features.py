@@ -8,6 +8,8 @@ log floored at float32's machine epsilon. One exception: a clip shorter than one
     B  utterances    N  samples    T  frames    F  mel filters, or bins
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -132,7 +134,6 @@ def _power_spectrum(samples_BN: Tensor, window: Tensor, waves: Tensor) -> Tensor
 _CONSTANTS: dict[tuple[torch.device, int, bool], tuple[Tensor, Tensor, Tensor]] = {}
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch leaves it unannotated
 def _constants(device: torch.device, mel_count: int, is_integer: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The window, the mel filters and the windowed waves of the Fourier transform, made once a device.
 
@@ -147,6 +148,15 @@ def _constants(device: torch.device, mel_count: int, is_integer: bool) -> tuple[
         first, second, third = (torch.from_numpy(array).float().to(device) for array in arrays)
         _CONSTANTS[key] = (first, second, third)
     return _CONSTANTS[key]
+
+
+def compiled(features: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`features` by torch.compile, which keeps windows and filters as constants.
+
+    They are marked as such no sooner: the mark loads the compiler, a second for every process that never compiles.
+    """
+    torch.compiler.assume_constant_result(_constants)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    return torch.compile(features)
 
 
 def _povey_window() -> NDArray[np.float64]:

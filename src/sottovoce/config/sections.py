@@ -157,9 +157,15 @@ def _checked(options: Any) -> Any:
     return options
 
 
+@cache
+def _adapter(options: type) -> TypeAdapter[Any]:
+    """What reads and writes `options`; it takes milliseconds to make."""
+    return TypeAdapter(options)
+
+
 def _written(options: Any) -> dict[str, Any]:
     """What is at its default `family`, or None, is not written: older recipes are written as they always were."""
-    written = TypeAdapter(type(options)).dump_python(options, mode="json")
+    written = _adapter(type(options)).dump_python(options, mode="json")  # type: ignore[arg-type]  # types are hashable
     return {name: v for name, v in written.items() if v is not None and (name, v) != ("family", DEFAULT)}
 
 

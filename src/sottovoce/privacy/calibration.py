@@ -10,8 +10,6 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Literal
 
-from scipy.optimize import brentq
-
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import pld_epsilon, rdp_epsilon
 from sottovoce.privacy.events import (
@@ -174,6 +172,7 @@ def population_for(
 
 def _crossing(spent: Callable[[float], float], low: float, high: float, *, target: float, precision: float) -> float:
     """Where ε falls to the target between `low` (above it) and `high` (within), from the side that is within."""
+    from scipy.optimize import brentq  # here: half a second to load, and few calibrate
 
     log_low, log_high = math.log(low), math.log(high)
 

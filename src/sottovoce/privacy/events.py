@@ -7,11 +7,12 @@ neighbouring relation says how far one user can move that sum: by C when added o
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-import dp_accounting
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 Sampling = Literal["poisson", "fixed_size"]
 Neighbouring = Literal["add_remove", "replace_one"]
@@ -192,8 +193,10 @@ def _leaf_from_json(data: dict[str, Any]) -> GaussianRelease | NoGuarantee:
     return event
 
 
-def to_dp_event(event: Event) -> dp_accounting.DpEvent:
+def to_dp_event(event: Event) -> "dp_accounting.DpEvent":
     """The same in dp-accounting's words; multipliers there are relative to the sensitivity."""
+    import dp_accounting  # here and below in `rdp` and `pld`: a second to load, and only those who account need it
+
     match event:
         case Composition(parts):
             return dp_accounting.ComposedDpEvent(

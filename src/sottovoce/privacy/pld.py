@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as dp_pld
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
@@ -108,6 +107,8 @@ def compose_pld(event: Event, *, cap: PldCap = CAREFUL) -> Pld:
             return Pld(None, None, "no tight PLD is known for cohorts of fixed size without replacement; RDP bounds it")
     releases = _releases(event)
     if not releases:
+        from dp_accounting.pld import privacy_loss_distribution as dp_pld
+
         return Pld(dp_pld.identity(), None, None)
     cost = predicted_cost(event)
     interval = cost.interval(cap)
@@ -135,6 +136,8 @@ def _releases(event: Event) -> list[tuple[GaussianRelease, int]]:
 
 
 def _release_pld(release: GaussianRelease, count: int, interval: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as dp_pld
+
     z = release.effective_multiplier
     if release.sampling_rate == 1.0:
         return dp_pld.from_gaussian_mechanism(z / math.sqrt(count), value_discretization_interval=interval)

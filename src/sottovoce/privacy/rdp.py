@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import final
 
-import dp_accounting
 import numpy as np
-from dp_accounting import rdp as dp_rdp
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
@@ -41,10 +39,7 @@ ORDERS.flags.writeable = False
 _ROUNDING_OF_LOG_A = 1e-14
 _LARGEST_QUADRATURE = 100_000  # points; below z ≈ 0.015 the series is exact anyway
 
-_RELATIONS = {
-    "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
+_RELATIONS = {"add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE"}  # dp-accounting's names
 # What dp-accounting bounds; the rest is refused by name.
 _BOUNDED = {("poisson", "add_remove"), ("fixed_size", "replace_one")}
 
@@ -83,8 +78,12 @@ class RdpCurve:
 @lru_cache(maxsize=512)
 def release_curve(release: GaussianRelease) -> RdpCurve:
     """The RDP curve of one release (about 0.2 s the first time)."""
+    import dp_accounting
+    from dp_accounting import rdp as dp_rdp
+
     neighbouring_of(release)
-    accountant = dp_rdp.RdpAccountant(ORDERS, _RELATIONS[release.neighbouring])
+    relation = dp_accounting.NeighboringRelation[_RELATIONS[release.neighbouring]]
+    accountant = dp_rdp.RdpAccountant(ORDERS, relation)
     with _quiet_absl():
         accountant.compose(to_dp_event(release))
     values = np.asarray(accountant.rdp, dtype=np.float64)

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, signal
+from scipy import fft
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.seeds import stream
@@ -82,6 +82,8 @@ def recorder(room: Room, *, tract: int, longest_seconds: float) -> Record:
 
 def impulse_response(room: Room) -> Samples:
     """The direct sound, then noise that decays by 60 dB in `rt60_seconds`, its treble twice as fast."""
+    from scipy import signal  # here: most who import this, to know of the crowds, synthesise none
+
     rng = stream(room.seed, "impulse")
     delay = round(rng.uniform(0.002, 0.012) * SAMPLE_RATE)
     length = round(REVERB_CUT * room.rt60_seconds * SAMPLE_RATE)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from sottovoce.audio.augment import apply_masks
-from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, frame_count
+from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, compiled, frame_count
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.models import ctc, log_mel
@@ -227,7 +227,7 @@ def faster(
     assert family.recognition is not None
     return replace(
         family,
-        hear=partial(log_mel.hear, line_features=torch.compile(log_mel.line_features)),
+        hear=partial(log_mel.hear, line_features=compiled(log_mel.line_features)),
         mask=torch.compile(apply_masks),
         loss=partial(loss, **options),
         recognition=replace(family.recognition, emit=partial(emit, **options)),

@@ -1,0 +1,18 @@
+"""What every process loads, and what it does not: a fleet of workers waits for it, and so does each short command."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# torch's compiler, and what accounts for privacy or calibrates noise: seconds together, and few ever need them.
+HEAVY = {"torch._dynamo", "sympy", "dp_accounting", "scipy.signal", "scipy.optimize", "scipy.stats", "matplotlib"}
+
+
+@pytest.mark.parametrize("module", ["sottovoce.federated.engines.worker", "sottovoce.training.stages"])
+def test_what_few_need_is_loaded_when_it_is_needed(module: str) -> None:
+    told = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
+    assert "torch" in json.loads(found)
+    assert not HEAVY & set(json.loads(found))
