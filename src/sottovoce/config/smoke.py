@@ -14,10 +14,10 @@ _SPLITS = {"train": ["train"], "dev": "dev", "test": ["test"]}
 # Other people than the clients: a private run refuses a seed that has heard some of them.
 _CENTRAL = {
     "store": "smoke-central",
-    "prepare": {"task": "digits-studio", "users": 24, "hours": 0.06, "seed": 1},
+    "prepare": {"task": "digits-studio", "users": 24, "hours": 0.03, "seed": 1},
     **_SPLITS,
 }
-_FEDERATED = {"store": "smoke", "prepare": {"task": "digits", "users": 24, "hours": 0.06, "seed": 1}, **_SPLITS}
+_FEDERATED = {"store": "smoke", "prepare": {"task": "digits", "users": 24, "hours": 0.03, "seed": 1}, **_SPLITS}
 
 
 def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
