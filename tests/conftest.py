@@ -32,6 +32,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have empty figures: drawing takes longer than a short run, and tests/reporting looks at what is drawn."""
+    monkeypatch.setattr("sottovoce.reporting.html.inline_svg", lambda _: "<svg />")
+
+
 @pytest.fixture(scope="session")
 def real_speech() -> Path:
     """The folder of real recordings named by SOTTOVOCE_DATA; tests that ask for it skip where there is none."""

@@ -10,11 +10,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce, wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Literal, Self
 
 ROOT = Path(__file__).parent.parent
@@ -129,6 +133,7 @@ class Gate:
 
     def environment(self, point: Point) -> Mapping[str, str]:
         """For commands that are started with it: they, and all that they start, are held at `point`."""
+        assert (point.name != ANYTHING, point.later) == (True, 0), "held in a function of its name"
         path = os.pathsep.join([str(ROOT / "tests/armed"), str(ROOT), *sys.path])
         return {_ARMED: json.dumps([asdict(point), self.address]), "PYTHONPATH": path}
 
@@ -148,4 +153,50 @@ def arm() -> None:
     """Called when Python starts, in whatever was given a point by its environment (tests/armed/sitecustomize.py)."""
     if (told := os.environ.get(_ARMED)) is not None:
         point, address = json.loads(told)
-        Watch(Point(**point), lambda: hold(address)).__enter__()
+        sys.meta_path.insert(0, _Armed(Point(**point), address))
+
+
+class _Armed(MetaPathFinder):
+    """Lets the module of `point` be loaded as ever, with a function in it that is held there.
+
+    A `Watch` would be the same and simpler, but torch takes several times as long to load under its eyes.
+    """
+
+    def __init__(self, point: Point, address: str) -> None:
+        self._point, self._address = point, address
+        self._module, _, self._function = point.name.partition(":")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._module:
+            return None
+        sys.meta_path.remove(self)
+        found = PathFinder.find_spec(fullname, path, target)
+        assert found is not None
+        assert found.loader is not None
+        load = found.loader.exec_module
+
+        def load_armed(module: ModuleType) -> None:
+            load(module)
+            *within, name = self._function.split(".")
+            owner = reduce(getattr, within, module)
+            setattr(owner, name, self._held(getattr(owner, name)))
+
+        found.loader.exec_module = load_armed  # type: ignore[method-assign]
+        return found
+
+    def _held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        seen = count(1)
+
+        @wraps(function)
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            if self._point.at == "call" and next(seen) == self._point.nth:
+                hold(self._address)
+            try:
+                return function(*arguments, **named)
+            finally:
+                if self._point.at == "return" and next(seen) == self._point.nth:
+                    hold(self._address)
+
+        return wrapped

@@ -63,6 +63,7 @@ def test_a_run_ends_with_a_table_what_it_promises_and_where_the_report_is(
     assert json.loads(again.out) == json.loads((here / "run/results.json").read_text())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_suite_makes_one_table_of_its_runs_and_does_not_run_them_twice(
     here: Path, sottovoce: Callable[..., object]
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_suite_makes_one_table_of_its_runs_and_does_not_run_them_twice(
     assert ledgers == [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_table_runs_whole_with_the_papers_numbers_beside_it_or_by_cell(
     here: Path, sottovoce: Callable[..., object]
 ) -> None:
@@ -103,6 +105,7 @@ def test_a_table_runs_whole_with_the_papers_numbers_beside_it_or_by_cell(
     assert "no recipe 'table.yaml/quite', did you mean 'table.yaml/quiet'?" in wrong.err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_suite_says_what_its_runs_promise_together(here: Path, sottovoce: Callable[..., object]) -> None:
     run = f"{{recipe: {here / 'tones.yaml'}, overrides: [federation.privacy.mode=secure]}}"
     (here / "suite.yaml").write_text(f"about: three\nruns: {{one: {run}, two: {run}, three: {run}}}")
@@ -116,6 +119,7 @@ def test_a_suite_says_what_its_runs_promise_together(here: Path, sottovoce: Call
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("undrawn")
 def test_runs_of_a_suite_side_by_side_are_those_one_after_another(
     here: Path, sottovoce: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +144,7 @@ def test_runs_of_a_suite_side_by_side_are_those_one_after_another(
         assert ledgers[0] == ledgers[1]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_some_runs_of_a_suite_can_be_chosen(here: Path, sottovoce: Callable[..., object]) -> None:
     ended = sottovoce("run", "suite.yaml", "--out", "both", "--only", "q*", "--json")
     assert json.loads(ended.out).keys() == {"quiet"}
@@ -151,6 +156,7 @@ def test_some_runs_of_a_suite_can_be_chosen(here: Path, sottovoce: Callable[...,
     assert "--only and --at-once are for suites" in single.err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_fails_beside_others_is_one_line_and_spoils_none(
     here: Path, sottovoce: Callable[..., object]
 ) -> None:

@@ -21,7 +21,18 @@ from tests.points import Gate, Point, Watch, die, hold
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["sottovoce.cli.run", "sottovoce.training.smoke_runs", "sottovoce.reporting.summary", "tests.training.accounted"]
+    [
+        "sottovoce.cli.run",
+        "sottovoce.training.smoke_runs",
+        "sottovoce.training.suites",
+        "sottovoce.reporting.summary",
+        "sottovoce.models.transformer",
+        "tests.training.accounted",
+        "torch.utils.tensorboard",
+        # What runs load when they come to account for their privacy.
+        "dp_accounting.pld",
+        "scipy.optimize",
+    ]
 )
 
 
@@ -110,9 +121,14 @@ def _main(
 
 
 def run_command(arguments: list[str], watch: Watch) -> Any:
-    """`sottovoce` with `arguments` in this process, watched: its exit code."""
-    from sottovoce.cli import main
+    """`sottovoce` with `arguments` in this process, watched: its exit code.
 
+    Reports have empty figures: a short run would spend most of its time on drawing them, and more of it when watched.
+    """
+    from sottovoce.cli import main
+    from sottovoce.reporting import html
+
+    html.inline_svg = lambda _: "<svg />"  # type: ignore[attr-defined]
     sys.argv = ["sottovoce", *arguments]
     try:
         with watch:

@@ -18,6 +18,8 @@ from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.archives import open_path
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 RECIPE = """
 about: tones, federated
 seed: 5

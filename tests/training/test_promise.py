@@ -18,6 +18,8 @@ from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 # Nine clients, two of them a round, and noise of z = 8 at δ = 1e-3: the recipe's.
 STEP = poisson_release(8.0, sampling_rate=2 / 9)
 PROMISED, SPENT = epsilon(repeated(STEP, 9), 1e-3), epsilon(repeated(STEP, 3), 1e-3)
