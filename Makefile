@@ -71,4 +71,4 @@ lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean:  ## remove .venv and everything the demo made
-	rm -rf $(VENV) runs/demo runs/demo-seed runs/demo-crdnn* stores/demo-crowd stores/demo-studio
+	rm -rf $(VENV) $(NETWORK) runs/demo runs/demo-seed runs/demo-crdnn* stores/demo-crowd stores/demo-studio
