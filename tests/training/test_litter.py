@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.forked import FORKS
+from tests.points import Watch
+from tests.training.forked import FORKS, run_command
 
 
 def run(arguments: list[str], dies_at: str | None) -> None:
     """`sottovoce run …`, killed when it is about to rename what it has written to a file called `dies_at`."""
-    from sottovoce.cli import main
-
     whole = os.replace
 
     def replace(written: Any, place: Any) -> None:
@@ -22,9 +21,8 @@ def run(arguments: list[str], dies_at: str | None) -> None:
         whole(written, place)
 
     os.replace = replace  # type: ignore[assignment]
-    sys.argv = ["sottovoce", "run", *arguments]
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    main()
+    sys.exit(run_command(["run", *arguments], Watch(None)))
 
 
 @pytest.mark.parametrize("file", ["config.yaml", "environment.json", "engine.json", "metrics.jsonl", "report.html"])
