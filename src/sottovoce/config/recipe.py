@@ -12,11 +12,19 @@ from sottovoce.models.family import find_family
 
 
 class Paper(Section):
-    """Which published numbers a recipe reproduces, so that a report can put ours beside them. WERs are in per cent."""
+    """Which published numbers a recipe reproduces, so that a report can put ours beside them. WERs are in per cent.
+
+    `unverified` says why nobody has been able to check these WERs against the paper. `population_size` is how many
+    clients the paper had: a run takes those that there are, and says how far from these they are.
+    """
+
+    unwritten = frozenset({"unverified", "population_size"})
 
     source: str
     place: str
     wer: Mapping[str, float] = Field(default_factory=dict)
+    unverified: str | None = None
+    population_size: int | None = Field(default=None, ge=1)
 
 
 class Recipe(Section):
