@@ -111,3 +111,18 @@ def test_a_clip_in_two_splits_stays_in_the_first_and_its_user_in_both_is_told(re
     corpus = commonvoice.read(release / "en")
     assert {s.split: [clip.id for clip in s.clips] for s in corpus.speakers} == {"test": ["b"], "train": ["a"]}
     assert corpus.problems.counts == {Kind.DUPLICATE_ROW: 1, Kind.SPLIT_OVERLAP: 1}
+
+
+def test_as_released_nobody_is_left_out_for_a_digit(release: Path) -> None:
+    """Skipping what no token writes keeps the utterance, and so the speaker whose every sentence has some of it."""
+    rows = [row("u1", "a", "Route 66, isn’t it?"), row("u2", "b", "So well-known...indeed"), row("u3", "c", "1984")]
+    write_table(release / "en" / "train.tsv", HEADERS["17.0"], rows)
+    own, released = (commonvoice.read(release, as_released=choice) for choice in (False, True))
+    rendered = [released.render(speaker) for speaker in released.speakers]
+    assert [[u.text for u in found.utterances] for found in rendered] == [["route isn't it"], ["so well-knownindeed"], []]
+    assert [(p.kind, p.detail) for found in rendered for p in found.problems if p.kind is not Kind.RESAMPLED] == [
+        (Kind.UNWRITTEN, "6"),
+        (Kind.EMPTY_TEXT, ""),
+    ]
+    kept = [[u.text for u in own.render(speaker).utterances] for speaker in own.speakers]
+    assert kept == [[], ["so well-known indeed"], []]

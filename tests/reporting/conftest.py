@@ -14,7 +14,7 @@ from sottovoce.training.stages import Surroundings, run_recipe
 
 FEDERATED = """
 about: tones, federated
-paper: {source: A paper, place: "Table 9", wer: {test: 12.3}}
+paper: {source: A paper, place: "Table 9", wer: {test: 12.3}, population_size: 25}
 data: {store: tones}
 model: {size: tiny}
 federation:

@@ -28,6 +28,7 @@ from sottovoce.reporting.html import render
 from sottovoce.reporting.layers import noise_profile, norm_profiles, trust_profile
 from sottovoce.reporting.page import Report, build_report, write_figures, write_tables
 from sottovoce.reporting.records import RunRecord, find_runs, read_run
+from sottovoce.reporting.tables import paper_tables
 from sottovoce.reporting.transcripts import align, marked
 
 LAYERED = {"norms-before", "norms-after", "noise-to-signal", "trust-ratios"}
@@ -91,6 +92,17 @@ def test_the_page_of_a_simulation_has_every_chapter_and_its_own_numbers(runs: Pa
     assert "sound; ends as the results say" in words
     assert "Table 9 test 12.3 %" in words
     assert " 900 20 4 7.2 " in words, "the paper's ε stands beside ours for the population it is about"
+    (beside,) = (table for table in noisy.tables if table.name == "paper-clients")
+    ours = privacy["population_size"]
+    assert beside.rows == (("noisy", "25", f"{ours:,}", f"{100 * (ours - 25) / 25:+.2g} %"),)
+
+
+def test_a_number_that_nobody_could_check_is_marked(runs: Path) -> None:
+    run = read_run("noisy", runs / "noisy")
+    paper = run.config["paper"] | {"unverified": "not legible"}
+    (rates, *_) = paper_tables([replace(run, config=run.config | {"paper": paper})])
+    assert [row[3] for row in rates.rows] == ["12.3 % (unverified)"]
+    assert rates.note == "Unverified: not legible."
 
 
 def test_a_release_shows_what_it_may_and_says_why_it_shows_no_more(runs: Path) -> None:

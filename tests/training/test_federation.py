@@ -107,6 +107,20 @@ def test_the_privacy_report_is_read_back_from_the_ledger(run: Run) -> None:
     assert larger["noise_multiplier"] == pytest.approx(80)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (10, "9 clients, 1 fewer than in the paper (10; −10 %): q = S/K and ε are worked out for those there are"),
+        (9, "9 clients, as many as in the paper"),
+    ],
+)
+def test_a_papers_population_is_compared_with_and_not_asked_for(run: Run, theirs: int, words: str) -> None:
+    outcome = run(f"paper={{source: A paper, place: Table 9, population_size: {theirs}}}")
+    assert outcome.results is not None
+    assert outcome.results["privacy"]["population_size"] == 9
+    assert words in run.said  # type: ignore[attr-defined]
+
+
 def test_a_finished_run_is_not_run_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run()
     monkeypatch.setattr("sottovoce.training.stages.Federating", None)

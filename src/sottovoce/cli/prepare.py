@@ -132,6 +132,13 @@ def commonvoice(
     out: Out,
     language: Annotated[str | None, typer.Option(help="Language code; the folder's own by default.")] = None,
     split: Splits = None,
+    as_released: Annotated[
+        bool,
+        typer.Option(
+            "--as-released",
+            help="Spell as the released code of Pelikan et al. 2025: skip what no token writes, keep the rest.",
+        ),
+    ] = False,
     strict: Strict = False,
     workers: Workers = None,
     json: Json = False,
@@ -142,7 +149,8 @@ def commonvoice(
     """
     from sottovoce.corpora import commonvoice
 
-    _pack(commonvoice.read(source, splits=split, language=language, strict=strict), out, workers, json)
+    corpus = commonvoice.read(source, splits=split, language=language, as_released=as_released, strict=strict)
+    _pack(corpus, out, workers, json)
 
 
 @app.command()

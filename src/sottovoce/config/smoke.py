@@ -34,6 +34,8 @@ def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
         content["central"] |= {"evaluate_every": 1, "checkpoint_every": 1}
     if recipe.federation is not None:
         _shrink(content["federation"], seed_model)
+        if content["paper"] is not None:  # the stand-in's people are not those of any paper
+            content["paper"].pop("population_size", None)
         if recipe.federation.server_pass is not None:
             # Three splits for four purposes: the server's own people are those it would be chosen by.
             content["federation"]["server_pass"] |= {"data": "dev", "batch_seconds": 8.0, "steps": 1, "epochs": None}

@@ -17,11 +17,17 @@ _LAYOUT = "<language>/{train,dev,test,validated}.tsv beside <language>/clips/, a
 
 
 def read(
-    root: str | Path, *, splits: Sequence[str] | None = None, language: str | None = None, strict: bool = False
+    root: str | Path,
+    *,
+    splits: Sequence[str] | None = None,
+    language: str | None = None,
+    as_released: bool = False,
+    strict: bool = False,
 ) -> Corpus[Speaker]:
     """One language of Common Voice; `root` is its folder, or the release's if that holds `language` or just one.
 
-    The splits are train, dev and test, as far as they are there, else validated. A user is a `client_id`.
+    The splits are train, dev and test, as far as they are there, else validated. A user is a `client_id`. `as_released`
+    spells as the code of Pelikan et al. (2025) does, so that nobody is left out for a digit.
     """
     log = ProblemLog(strict=strict)
     folder = _language_folder(Path(root), language)
@@ -30,7 +36,12 @@ def read(
     manifests = [Manifest(table=table, audio=(clips,), split=table.stem) for table in tables]
     speakers = list_speakers(manifests, columns=Columns(), log=log)
     return file_corpus(
-        "commonvoice", language=language or _locale(tables) or folder.name, speakers=speakers, folders=[clips], log=log
+        "commonvoice",
+        language=language or _locale(tables) or folder.name,
+        speakers=speakers,
+        folders=[clips],
+        log=log,
+        as_released=as_released,
     )
 
 

@@ -39,6 +39,7 @@ class Kind(StrEnum):
     MIXED_DOWN = "several channels, mixed down"
     LOW_RESOLUTION = "fewer than 16 bits per sample"
     RESAMPLED = "other sample rate, resampled"
+    UNWRITTEN = "text with characters that no token writes, left out of it"
 
     @property
     def is_conversion(self) -> bool:
@@ -52,7 +53,7 @@ class Kind(StrEnum):
 
 
 _KEPT = {Kind.SPLIT_OVERLAP, Kind.UNLABELLED, Kind.NO_VOICE_ACTIVITY, Kind.BEYOND_THE_END, Kind.NO_TIME}
-_CONVERSIONS = {Kind.MIXED_DOWN, Kind.LOW_RESOLUTION, Kind.RESAMPLED}
+_CONVERSIONS = {Kind.MIXED_DOWN, Kind.LOW_RESOLUTION, Kind.RESAMPLED, Kind.UNWRITTEN}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
 from sottovoce.corpora.truncation import cut_short
 from sottovoce.errors import InputError
 from sottovoce.text.normalise import alphabet, foreign_characters, normalise
+from sottovoce.text.released import spell_as_released
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".opus", ".ogg")
 NO_METADATA: Metadata = {}  # one for all: a million clips need not hold a million empty dictionaries
@@ -50,10 +51,11 @@ def file_corpus(
     folders: Iterable[str | Path],
     log: ProblemLog,
     root: str | Path | None = None,
+    as_released: bool = False,
 ) -> Corpus[Speaker]:
     """A corpus of audio files inside `folders`, in its one order: speakers by split and name, clips as they come.
 
-    With `root` nothing is copied: a store points into the files below it.
+    With `root` nothing is copied: a store points into the files below it. `as_released`: see `FileRenderer`.
     """
     alphabet(language)  # refuses what is no language code before hours of work
     ordered = sorted(speakers, key=lambda speaker: (speaker.split, speaker.name))
@@ -63,7 +65,7 @@ def file_corpus(
     _report_overlaps(ordered, log)
     real_folders = tuple(sorted({os.path.realpath(folder) for folder in folders}))
     root = None if root is None else os.path.abspath(root)
-    return Corpus(name, language, ordered, FileRenderer(language, real_folders, root), log, root=root)
+    return Corpus(name, language, ordered, FileRenderer(language, real_folders, root, as_released), log, root=root)
 
 
 def _report_overlaps(speakers: Iterable[Speaker], log: ProblemLog) -> None:
@@ -93,23 +95,26 @@ def wrong_layout(root: Path, *, corpus: str, expected: str) -> InputError:
 class FileRenderer:
     """Reads a speaker's audio files. `folders` are real paths; a link that leads out of all of them is refused.
 
-    With `root` the files are only looked at, and pointed into by their paths below it.
+    With `root` the files are only looked at, and pointed into by their paths below it. `as_released` spells as Pelikan
+    et al.'s code does, which keeps an utterance whose text cannot be written whole.
     """
 
     language: str
     folders: tuple[str, ...]
     root: str | None = None
+    as_released: bool = False
 
     def __call__(self, speaker: Speaker) -> RenderedSpeaker:
         utterances: list[RenderedUtterance] = []
         problems: list[Problem] = []
         for clip in speaker.clips:
             try:
-                text = self._text(clip)
+                text, unwritten = self._text(clip)
                 samples, conversions = self.sound(clip.path)
             except Unusable as reason:
                 problems.append(Problem(reason.kind, clip.path, reason.detail))
                 continue
+            conversions += [(Kind.UNWRITTEN, unwritten)] if unwritten else []
             problems.extend(Problem(kind, clip.path, detail) for kind, detail in conversions)
             utterances.append(RenderedUtterance(clip.id, samples, text, clip.text, clip.metadata))
         return RenderedSpeaker(speaker.name, speaker.split, utterances, speaker.metadata, problems, speaker.in_time)
@@ -124,16 +129,22 @@ class FileRenderer:
             file = point_into(real, name=os.path.relpath(path, self.root))
         return Span(file, 0, file.samples), []
 
-    def _text(self, clip: Clip) -> str | None:
+    def _text(self, clip: Clip) -> tuple[str | None, str]:
+        """The text as tokens write it, and which characters had to be left out of it."""
         if clip.text is None:
-            return None
-        text = normalise(clip.text, self.language)
+            return None, ""
+        if self.as_released:
+            text, foreign = spell_as_released(clip.text, self.language)
+        else:
+            text = normalise(clip.text, self.language)
+            foreign = foreign_characters(text, self.language)
+        # The characters and not the sentence: what somebody said does not belong in a log.
+        named = " ".join(sorted(foreign))
         if not text:
             raise Unusable(Kind.EMPTY_TEXT)
-        # The characters and not the sentence: what somebody said does not belong in a log.
-        if foreign := foreign_characters(text, self.language):
-            raise Unusable(Kind.FOREIGN_TEXT, " ".join(sorted(foreign)))
-        return text
+        if foreign and not self.as_released:
+            raise Unusable(Kind.FOREIGN_TEXT, named)
+        return text, named
 
     def _inside(self, path: str) -> str:
         real = os.path.realpath(path)

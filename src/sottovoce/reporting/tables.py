@@ -173,12 +173,21 @@ def bound_tables(runs: Sequence[RunRecord]) -> list[Table]:
 def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
     """Published numbers beside ours, where a recipe names where they are printed."""
     rates: list[Row] = []
+    clients: list[Row] = []
     extrapolated: list[Row] = []
+    unverified: dict[str, None] = {}
     for run in runs:
         paper = run.config.get("paper") or {}
         for name, theirs in (paper.get("wer") or {}).items():
             ours = run.tests.get(name, {}).get("wer")
-            rates.append((run.label, text(paper.get("place")), name, f"{theirs:.1f} %", percent(ours)))
+            printed_rate = f"{theirs:.1f} %"
+            if (why := paper.get("unverified")) is not None:
+                printed_rate += " (unverified)"
+                unverified[text(why)] = None
+            rates.append((run.label, text(paper.get("place")), name, printed_rate, percent(ours)))
+        here, there = run.population.get("population_size"), paper.get("population_size")
+        if here is not None and there is not None:
+            clients.append((run.label, integer(there), integer(here), f"{100 * (here - there) / there:+.2g} %"))
         for plan in run.privacy.get("extrapolated") or ():
             extrapolated.append(
                 (
@@ -194,7 +203,12 @@ def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
     tables = []
     if rates:
         printed = ("", "printed in", "test set", "paper's WER", "our WER")
-        tables.append(Table("paper-wer", "WER beside the paper's", printed, tuple(rates), words=3))
+        note = "".join(f"Unverified: {why}. " for why in unverified).strip()
+        tables.append(Table("paper-wer", "WER beside the paper's", printed, tuple(rates), note, words=3))
+    if clients:
+        headings = ("", "paper's clients", "our clients", "difference")
+        note = "Sampling rates and ε of these runs are worked out for our clients."
+        tables.append(Table("paper-clients", "Clients beside the paper's", headings, tuple(clients), note))
     if extrapolated:
         headings = ("", "population", "cohort", "rounds", "paper's ε", "our ε (RDP)", "our ε (PLD)")
         note = "The same noise on the mean, sampling rate and rounds, for populations that are not there."

@@ -60,6 +60,11 @@ def alphabet(language: str) -> str | None:
     return None if letters is None else letters + " '-"
 
 
+def spoken_signs() -> frozenset[str]:
+    """What Unicode calls punctuation, though a reader says it."""
+    return _data().spoken
+
+
 class _Rules(dict[int, str]):
     """A table for `str.translate` that works each character out when it is first met."""
 

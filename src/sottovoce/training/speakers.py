@@ -58,6 +58,24 @@ def check_silos(recipe: Recipe, population: Population) -> None:
         raise InputError(f"federation.clients.silos={silos}: there are only {people} speakers to fill them")
 
 
+def beside_the_paper(recipe: Recipe, *, clients: int) -> str | None:
+    """How far the clients that there are differ from the paper's, in words; None where no paper says how many it had.
+
+    >>> from sottovoce.config import load_recipe
+    >>> print(beside_the_paper(load_recipe("pelikan2025/table01/sigma-3e-6-dim"), clients=34_000))
+    34,000 clients, 753 fewer than in the paper (34,753; −2.2 %): q = S/K and ε are worked out for those there are
+    """
+    theirs = None if recipe.paper is None else recipe.paper.population_size
+    if theirs is None:
+        return None
+    if clients == theirs:
+        return f"{clients:,} clients, as many as in the paper"
+    more = f"{abs(clients - theirs):,} {'more' if clients > theirs else 'fewer'}"
+    share = f"{100 * (clients - theirs) / theirs:+.2g}".replace("-", "\N{MINUS SIGN}")
+    counted = ": q = S/K and ε are worked out for those there are" if recipe.federated.privacy.adds_noise else ""
+    return f"{clients:,} clients, {more} than in the paper ({theirs:,}; {share} %){counted}"
+
+
 def order_of_time(population: Population) -> str | None:
     """Whose time lines are not known to be in order, in words; None where all are."""
     store = population.store

@@ -51,7 +51,14 @@ from sottovoce.training.seeding import (
 )
 from sottovoce.training.server_pass import build_server_pass
 from sottovoce.training.shared_dev import check_understood, choose_shared_dev
-from sottovoce.training.speakers import check_silos, choose_tokens, order_of_time, population_of, training_rows
+from sottovoce.training.speakers import (
+    beside_the_paper,
+    check_silos,
+    choose_tokens,
+    order_of_time,
+    population_of,
+    training_rows,
+)
 from sottovoce.training.step_log import NO_EVENTS
 from sottovoce.training.stores import check_scored, ensure_store
 from sottovoce.training.target import met_target
@@ -322,7 +329,9 @@ def _run_federated(
         with team:
             if settings.trainable is not None:
                 around.say(describe_part(trained_part(recipe, start)))
-            for line in (*plan.warnings, plan.guarantee, *([NO_EVENTS] if is_release else [])):
+            beside = beside_the_paper(recipe, clients=plan.settings.population_size)
+            lines = (beside, *plan.warnings, plan.guarantee, NO_EVENTS if is_release else None)
+            for line in filter(None, lines):
                 around.say(line)
             write_json(run.path / POPULATION, _public(population, plan))
             distant = None if elsewhere is None else elsewhere.clients(run, plan, start)
