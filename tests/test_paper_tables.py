@@ -85,7 +85,7 @@ def in_the_papers_words(recipe: Recipe) -> dict[str, Any]:
         "SpecAugment from step": local.spec_augment_from,
         "frequency masks": masks and [masks.frequency_masks, masks.frequency_width],
         "time masks": masks and [masks.time_masks, masks.time_width, masks.time_ratio],
-        "IID": run.clients.rule.startswith("iid"),
+        "IID": run.clients.rule == "iid_uniform",
         "optimizer": OPTIMIZERS[optimiser["name"]],
         "LAMB": [optimiser.get(key) for key in ("b1", "b2", "eps", "weight_decay")],
         "LR": schedule["lr"],

@@ -22,6 +22,7 @@ RECIPES = {
     "device": "clients='device', speakers_per_device=2",
     "silo": "clients='silo', silos=3",
     "iid": "clients='iid'",
+    "iid_uniform": "clients='iid_uniform'",
     "federation": "seed_part=SeedPart(fraction=0.3)",
     "capped": "min_seconds=0.2, max_seconds=1.875, holdout=0.25",
 }
@@ -75,6 +76,15 @@ def twin_iid():
     everything = {utterance: utterance[1] for name in own for utterance in own[name]}
     deal = iter(queue(everything, "iid"))
     return {f"iid-{number}": [next(deal) for _ in own[name]] for number, name in enumerate(own)}
+
+
+def twin_iid_uniform():
+    own = utterances()
+    clients = [[] for _ in own]
+    for name in own:
+        for utterance in own[name]:
+            clients[mix(utterance[1] ^ derive(SEED, "users", "iid uniform")) % len(own)].append(utterance)
+    return {f"iid_uniform-{number}": members for number, members in enumerate(filter(None, clients))}
 
 
 def twin_federation():
@@ -168,6 +178,17 @@ GOLDEN = {
         "iid-6=[2, 3, 6, 14]/[]",
         "iid-7=[22]/[]",
         "iid-8=[0, 9, 12, 15, 26]/[]",
+    ],
+    "iid_uniform": [
+        "iid_uniform-0=[4, 6, 10]/[]",
+        "iid_uniform-1=[0, 26]/[]",
+        "iid_uniform-2=[9, 15, 21, 25]/[]",
+        "iid_uniform-3=[5, 8, 17, 23]/[]",
+        "iid_uniform-4=[11, 12, 19, 24]/[]",
+        "iid_uniform-5=[13]/[]",
+        "iid_uniform-6=[7, 14]/[]",
+        "iid_uniform-7=[18, 20]/[]",
+        "iid_uniform-8=[1, 2, 3, 16, 22]/[]",
     ],
     "federation": [
         "speaker-1=[1, 2]/[]",

@@ -33,7 +33,7 @@ speaker_rules = st.sampled_from(
         {"clients": "silo", "silos": 3},
     ]
 )
-rules = speaker_rules | st.just({"clients": "iid"})
+rules = speaker_rules | st.just({"clients": "iid"}) | st.just({"clients": "iid_uniform"})
 seed_parts = st.one_of(
     st.builds(SeedPart, fraction=st.sampled_from([0.05, 0.1, 0.5])),
     st.builds(SeedPart, most_data_speakers=st.integers(1, 6)),
@@ -255,6 +255,26 @@ def test_iid_keeps_amounts_and_promises_nothing(index, crowd, seed):
     assert own.no_guarantee is None
 
 
+@given(crowd=crowds, seed=seeds)
+def test_iid_uniform_deals_everything_out_and_promises_nothing(index, crowd, seed):
+    store = index(crowd)
+    own, iid = build(store, seed=seed), build(store, seed=seed, clients="iid_uniform")
+    assert np.array_equal(np.sort(iid.utterance_rows()), np.sort(own.utterance_rows()))
+    assert 1 <= len(iid) <= len(own)
+    assert min(len(client.utterances) for client in iid) >= 1
+    assert iid.privacy_unit is None
+    assert "iid_uniform" in iid.describe()["no_guarantee"]
+
+
+def test_iid_uniform_draws_a_client_for_each_utterance(index):
+    """One speaker has nearly everything; each of the clients gets about the same all the same."""
+    crowd = {("a", "talkative"): [1] * 4000} | {("a", f"{i}"): [1] for i in range(9)}
+    population = build(index(crowd), split="a", clients="iid_uniform")
+    # 4,009 utterances on 10 clients: 401 each, with a standard deviation of √(4009·0.1·0.9) = 19; six of them are 114.
+    assert len(population) == 10
+    assert all(abs(len(client.utterances) - 401) < 114 for client in population)
+
+
 def test_iid_mixes_speakers(index):
     population = build(index({(s, f"{i}"): [1] * 20 for s in ALL for i in range(20)}), clients="iid")
     # 20 speakers with 40 utterances each: 40 draws from 20 speakers miss a given one with probability 0.13.
@@ -312,6 +332,7 @@ SEEDED = {
     "device": {"clients": "device", "speakers_per_device": 2},
     "silo": {"clients": "silo", "silos": 3},
     "iid": {"clients": "iid"},
+    "iid, drawn": {"clients": "iid_uniform"},
     "seed part": {"seed_part": SeedPart(fraction=0.3)},
     "cap": {"max_seconds": 0.9},
     "hold-out": {"holdout": 0.1},

@@ -33,3 +33,15 @@ def shuffled(store: UserIndex, speakers: Speakers, *, seed: int) -> Groups:
     own = utterances_of(store, speakers.rows)
     order = keyed_order(utterance_keys(store, own.members), seed, "users", "iid")
     return Groups(members=own.members[order], offsets=own.offsets)
+
+
+def dealt(store: UserIndex, speakers: Speakers, *, seed: int) -> Groups:
+    """Clients as groups of *utterance* rows: each utterance falls to one of as many clients as there are speakers.
+
+    "Choosing a user id uniformly and randomly from the set of user ids for each data point" (Pelikan et al. 2025,
+    Table 5). Who draws nothing is no client.
+    """
+    own = utterances_of(store, speakers.rows).members
+    client_of = keyed_group(utterance_keys(store, own), seed, "users", "iid uniform", count=len(speakers))
+    drawn = group_by(client_of, count=len(speakers))
+    return Groups(members=own[drawn.members], offsets=drawn.offsets).take(np.flatnonzero(drawn.sizes))

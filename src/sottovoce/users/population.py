@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.seeds import name_key
-from sottovoce.users.clients import devices, shuffled, silos
+from sottovoce.users.clients import dealt, devices, shuffled, silos
 from sottovoce.users.groups import Groups, Integers
 from sottovoce.users.rules import ClientRule, PopulationSettings, exactly
 from sottovoce.users.splits import Speakers, UserIndex, select_speakers, split_off_seed, user_counts, user_samples
@@ -77,7 +77,7 @@ class LeftOut:
 class Population:
     """The clients of one run. Made by `build_population`.
 
-    `members` are groups of user rows, or of utterance rows where the clients are `iid`. `seconds` is what each client
+    `members` are groups of user rows, or of utterance rows where those are dealt out. `seconds` is what each client
     holds, after the cap and with its hold-out.
     """
 
@@ -100,8 +100,8 @@ class Population:
             raise IndexError(f"index={index}: expected 0 to {len(self) - 1}")
         kept = _utterances(self.store, self.settings, self.members.take(np.array([index])), seed=self.seed)
         utterances = np.sort(kept.members)
-        iid = self.settings.clients == "iid"
-        speakers = np.unique(owners(self.store, utterances)) if iid else np.sort(self.members[index])
+        dealt_out = self.settings.deals_utterances
+        speakers = np.unique(owners(self.store, utterances)) if dealt_out else np.sort(self.members[index])
         held_out = np.empty(0, dtype=np.int64)
         if self.settings.holdout is not None:
             share = self.settings.holdout
@@ -116,7 +116,7 @@ class Population:
         )
 
     def _id(self, index: int, speakers: Integers) -> str:
-        if self.settings.clients in ("silo", "iid"):
+        if self.settings.clients == "silo" or self.settings.deals_utterances:
             return f"{self.settings.clients}-{index}"
         return "+".join(sorted({self.store.user(row).name for row in speakers.tolist()}))
 
@@ -136,18 +136,18 @@ class Population:
                     "clients=device makes up devices from a queue of speakers, so that one who leaves moves others to "
                     "other devices, and bounding one device bounds no person; name the real device as the speaker"
                 )
-            case "iid":
-                return "clients=iid spreads every speaker over many clients, so bounding one client bounds no person"
+            case "iid" | "iid_uniform" as rule:
+                return f"clients={rule} spreads every speaker over many clients, so bounding one client bounds no person"
 
     def user_rows(self) -> Integers:
         """The store's rows of all people in it."""
         members = self.members.members
-        return np.unique(owners(self.store, members)) if self.settings.clients == "iid" else members
+        return np.unique(owners(self.store, members)) if self.settings.deals_utterances else members
 
     def utterance_rows(self) -> Integers:
         """The store's rows of all that its people have said, whatever a cap or a hold-out leaves of it."""
         members = self.members
-        return members.members if self.settings.clients == "iid" else utterances_of(self.store, members).members
+        return members.members if self.settings.deals_utterances else utterances_of(self.store, members).members
 
     @cached_property
     def digest(self) -> str:
@@ -157,8 +157,8 @@ class Population:
         digest.update(f"{self.seed} {self.settings.max_seconds} {self.settings.holdout}".encode())
         # Keys and not rows: the same people elsewhere in a store are still the same population.
         members = self.members.members
-        iid = self.settings.clients == "iid"
-        keys = utterance_keys(self.store, members) if iid else self.store.user_keys[members]
+        dealt_out = self.settings.deals_utterances
+        keys = utterance_keys(self.store, members) if dealt_out else self.store.user_keys[members]
         digest.update(keys.astype("<u8").tobytes())
         digest.update(self.members.offsets.astype("<i8").tobytes())
         return digest.hexdigest()
@@ -259,11 +259,13 @@ def _members(store: UserIndex, speakers: Speakers, *, settings: PopulationSettin
             return silos(speakers, count=settings.silos, seed=seed)
         case "iid":
             return shuffled(store, speakers, seed=seed)
+        case "iid_uniform":
+            return dealt(store, speakers, seed=seed)
 
 
 def _amounts(store: UserIndex, settings: PopulationSettings, members: Groups) -> tuple[Integers, Integers]:
     """Samples of audio and number of utterances of each client, before any cap."""
-    if settings.clients == "iid":
+    if settings.deals_utterances:
         return members.totals(utterance_samples(store, members.members)), members.sizes
     return members.totals(user_samples(store, members.members)), members.totals(user_counts(store, members.members))
 
@@ -286,7 +288,7 @@ def _cap(
 
 def _utterances(store: UserIndex, settings: PopulationSettings, members: Groups, *, seed: int) -> Groups:
     """What the clients `members` keep under the cap; the hold-out is still in it."""
-    everything = members if settings.clients == "iid" else utterances_of(store, members)
+    everything = members if settings.deals_utterances else utterances_of(store, members)
     if settings.max_seconds is None:
         return everything
     return capped(store, everything, max_samples=_max_samples(settings.max_seconds), seed=seed)

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from sottovoce.errors import InputError
 
-ClientRule = Literal["speaker", "device", "silo", "iid"]
+ClientRule = Literal["speaker", "device", "silo", "iid", "iid_uniform"]
+DEALT: frozenset[ClientRule] = frozenset({"iid", "iid_uniform"})  # rules that deal out utterances, and no speakers
 Part = Literal["federation", "seed"]
 
 
@@ -50,7 +51,8 @@ class PopulationSettings:
 
     `split` is one split of the store or several, taken together. With a `seed_part`, `part` says which side this
     population is: the speakers of the seed model, or the rest. `speakers_per_device` and `silos` belong to the client
-    rules of those names. A client below `min_seconds` is left out (never a silo: how many there are is public); one
+    rules of those names. `iid` deals all utterances out at random, to each client as many as a speaker had;
+    `iid_uniform` draws a client for every utterance, as the paper's Tables 5 and 6 do. A client below `min_seconds` is left out (never a silo: how many there are is public); one
     above `max_seconds` keeps a random choice of its utterances. `holdout` is the share of each client's utterances
     kept to test on that client (Gao et al.: 0.1).
     """
@@ -76,6 +78,11 @@ class PopulationSettings:
             raise InputError("part=seed: expected a seed_part that says who is in it")
         self._check_counts()
         self._check_amounts()
+
+    @property
+    def deals_utterances(self) -> bool:
+        """Whether clients hold utterances of anybody, in place of people."""
+        return self.clients in DEALT
 
     @property
     def splits(self) -> tuple[str, ...]:
