@@ -18,6 +18,7 @@ import yaml
 from sottovoce.config import Recipe, load_experiment, recipe_names
 from sottovoce.federated.client import Proximal
 from sottovoce.models.transformer.network import named_settings, parameter_shapes
+from sottovoce.users.table2 import printed_subsets
 
 ROOM = "pelikan2025/"
 TRANSCRIPT = Path(__file__).parent / "golden/pelikan2025.yaml"
@@ -267,6 +268,18 @@ def test_every_federated_recipe_is_compared_and_no_comparison_is_lost() -> None:
     assert {name for place in transcript()["places"] for name, _ in printed_rows(place)} == federated
     assert len(federated) == 303
     assert len(everything()) == 14_429
+
+
+def test_the_subsets_of_stats_and_the_recipes_populations_are_table_2s() -> None:
+    printed = transcript()["speakers"]
+    assert len(printed) == 16
+    rows = {name: row["paper"] for corpus in printed_subsets().values() for name, row in corpus.items()}
+    assert rows == printed
+    for name, recipe in recipes().items():
+        if recipe.federation is not None:
+            assert recipe.paper is not None
+            data = re.sub(r"^CV-(..)", r"CV-\1-train", data_words(recipe))
+            assert recipe.paper.population_size == printed[data][1], name
 
 
 def changed(recipe: Recipe, **changes: Any) -> Recipe:

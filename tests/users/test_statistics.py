@@ -15,9 +15,13 @@ from rich.console import Console
 
 from sottovoce import files
 from sottovoce.errors import InputError
+from sottovoce.seeds import derive
 from sottovoce.users import figure
 from sottovoce.users.figure import draw
-from sottovoce.users.statistics import device_statistics, statistics, table, told_devices
+from sottovoce.users.population import build_population
+from sottovoce.users.rules import PopulationSettings, SeedPart
+from sottovoce.users.statistics import beside_table, device_statistics, statistics, table, told_devices
+from sottovoce.users.table2 import subset_statistics
 
 MINUTE = 60 * 16_000
 # Ann has 1 + 2 minutes, Bob 1, and Ann half a minute more in another split.
@@ -48,6 +52,45 @@ def test_statistics_by_hand(packed):
         },
     }
     json.dumps(found, allow_nan=False)
+
+
+class Spoken:
+    """A store of some corpus and language, with these people."""
+
+    def __init__(self, store, name, language):
+        self._store, self.name, self.language = store, name, language
+
+    def __getattr__(self, attribute):
+        return getattr(self._store, attribute)
+
+
+def test_the_subsets_of_table_2_are_unions_of_splits_and_parts_of_one(packed):
+    clean = {("train-clean-360", f"c{i}"): [MINUTE * (i + 1)] for i in range(3)}
+    other = {("train-other-500", f"o{i}"): [MINUTE] for i in range(2)}
+    found = subset_statistics(Spoken(packed(clean | other), "librispeech", "en"), seed=1)
+    assert {name: row and row["speakers"] for name, row in found.items()} == {
+        **{"LS-100": None, "LS-360": 3, "LS-500": 2, "LS-860": 5, "LS-960": None},
+    }
+    assert found["LS-860"]["hours"] == pytest.approx(8 / 60)
+    assert found["LS-860"]["paper"]["speakers"] == 2087
+    text = io.StringIO()
+    Console(file=text, width=100).print(beside_table(found, title="Table 2"))
+    assert re.search(r"LS-860 +0\.13 +5 +5 +1\.6", text.getvalue())
+    assert re.search(r"in the paper +860\.5 +2,087 +24\.7", text.getvalue())
+    assert re.search(r"LS-100 +not here", text.getvalue())
+
+
+def test_the_parts_of_table_2_are_the_recipes_parts(packed):
+    store = Spoken(packed({("train", f"{i}"): [MINUTE * (i + 1)] for i in range(45)}), "commonvoice", "en")
+    found = subset_statistics(store, seed=3)
+    assert [row["speakers"] for row in found.values()] == [45, 4, 41, 2, 43]
+    settings = PopulationSettings(split="train", seed_part=SeedPart(fraction=0.1), part="seed")
+    seed_part = build_population(store, settings, seed=derive(3, "seed part"))
+    assert found["CV-en-train-10"]["hours"] == pytest.approx(seed_part.seconds.sum() / 3600)
+    few = subset_statistics(Spoken(packed({("train", "ann"): [MINUTE]}), "commonvoice", "fr"), seed=1)
+    assert [name for name, row in few.items() if row is None] == ["CV-fr-train-10", "CV-fr-train-90"]
+    with pytest.raises(InputError, match="store of mls"):
+        subset_statistics(Spoken(packed(CROWD), "mls", "fr"), seed=1)
 
 
 def test_devices_by_hand(packed):

@@ -48,10 +48,17 @@ def stats(
     speakers_per_device: Annotated[
         int | None, typer.Option(help="Draw and count devices, too, that so many speakers share, chosen by --seed.")
     ] = None,
+    table2: Annotated[
+        bool,
+        typer.Option(
+            "--table2", help="The subsets of Table 2 of Pelikan et al. 2025 instead, with its numbers; parts by --seed."
+        ),
+    ] = False,
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Decides who shares a device; with --heterogeneity who is heard, k-means and the map.  [default: 1]"
+            help="Decides who shares a device, or is in a part; with --heterogeneity who is heard, k-means and the map."
+            "  [default: 1]"
         ),
     ] = None,
     json: Json = False,
@@ -74,6 +81,8 @@ def stats(
 
         if speakers_per_device is not None:
             raise InputError(f"speakers_per_device={speakers_per_device}: expected without --heterogeneity")
+        if table2:
+            raise InputError("--table2: expected without --heterogeneity")
         seed = 1 if seed is None else seed
         report_heterogeneity(
             stores, plot=plot, users=users, utterances=utterances, embedding=embedding, seed=seed, json=json
@@ -81,12 +90,23 @@ def stats(
         return
     for name, value in (
         *(("against", against), ("users", users), ("utterances", utterances)),
-        *(("embedding", embedding), ("seed", seed if speakers_per_device is None else None)),
+        *(("embedding", embedding), ("seed", seed if speakers_per_device is None and not table2 else None)),
     ):
         if value is not None:
             raise InputError(f"{name}={value}: expected --heterogeneity with it")
-    from sottovoce.users.statistics import device_statistics, statistics, table, told_devices
+    from sottovoce.users.statistics import beside_table, device_statistics, statistics, table, told_devices
 
+    if table2:
+        from sottovoce.users.table2 import subset_statistics
+
+        if speakers_per_device is not None or plot is not None:
+            raise InputError("--table2: expected without --plot and --speakers-per-device")
+        subsets = subset_statistics(stores[0], seed=1 if seed is None else seed)
+        if json:
+            print_json(subsets)
+        else:
+            stdout.print(beside_table(subsets, title="Table 2 of Pelikan et al. 2025, here and there"))
+        return
     figures, devices = statistics(stores[0]), None
     if speakers_per_device is not None:
         devices = device_statistics(

@@ -1,5 +1,6 @@
 """How much speech, from how many people, and how unevenly: the rows of the flagship paper's Table 2."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,26 @@ def utterances_per_speaker(store: UserIndex, speakers: Speakers) -> NDArray[np.i
 
 def table(figures: dict[str, Any], *, title: str) -> Table:
     """What `statistics` returns as a table for the terminal: a row per split, then the total."""
+    printed = _headings(title)
+    *splits, total = table_rows(figures)
+    for name, *cells in splits:
+        printed.add_row(Text(name), *cells)
+    printed.add_section()
+    printed.add_row(*total, style="bold")
+    return printed
+
+
+def beside_table(subsets: Mapping[str, dict[str, Any] | None], *, title: str) -> Table:
+    """Subsets with the paper's numbers below each; those that are not here are named."""
+    printed = _headings(title)
+    for name, row in subsets.items():
+        printed.add_row(*((name, "not here") if row is None else _row(name, row)))
+        if row is not None:
+            printed.add_row(*_row("  in the paper", row["paper"]), style="dim")
+    return printed
+
+
+def _headings(title: str) -> Table:
     # Names are wrapped in Text: a bracket in them is no markup.
     printed = Table(
         title=Text(title, style="bold"),
@@ -101,11 +122,6 @@ def table(figures: dict[str, Any], *, title: str) -> Table:
         printed.add_column(heading, justify="left" if heading == "\nsubset" else "right", overflow="fold")
     for heading in ("minutes\nmean", "per\nstd", "speaker\nmin", "\nmax"):
         printed.add_column(heading, justify="right")
-    *splits, total = table_rows(figures)
-    for name, *cells in splits:
-        printed.add_row(Text(name), *cells)
-    printed.add_section()
-    printed.add_row(*total, style="bold")
     return printed
 
 
@@ -116,7 +132,8 @@ def table_rows(figures: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
     minutes = [_amount(row["minutes_per_speaker"][key]) for key in ("mean", "std", "min", "max")]
-    return (name, _amount(row["hours"]), f"{row['speakers']:,}", f"{row['utterances']:,}", *minutes)
+    utterances = f"{row['utterances']:,}" if "utterances" in row else ""  # Table 2 of the paper does not count them
+    return (name, _amount(row["hours"]), f"{row['speakers']:,}", utterances, *minutes)
 
 
 def _amount(value: float) -> str:
