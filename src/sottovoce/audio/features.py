@@ -144,7 +144,7 @@ def _constants(device: torch.device, mel_count: int, is_integer: bool) -> tuple[
     if key not in _CONSTANTS:
         filters = np.repeat(mel_filters(mel_count), 2, axis=0)  # once for the real, once for the imaginary part
         window = _povey_window() * scale
-        arrays = (window, filters, window[:, None] * _waves())
+        arrays = (window, filters, window[:, None] * fourier_waves())
         first, second, third = (torch.from_numpy(array).float().to(device) for array in arrays)
         _CONSTANTS[key] = (first, second, third)
     return _CONSTANTS[key]
@@ -164,7 +164,7 @@ def _povey_window() -> NDArray[np.float64]:
     return np.hanning(WINDOW_SAMPLES) ** 0.85
 
 
-def _waves() -> NDArray[np.float64]:
+def fourier_waves() -> NDArray[np.float64]:
     """Cosines and sines of all bins, interleaved: [window, 2 · bins]."""
     turns = np.arange(WINDOW_SAMPLES)[:, None] * np.arange(FFT_SAMPLES // 2 + 1) / FFT_SAMPLES
     return np.stack([np.cos(2 * np.pi * turns), -np.sin(2 * np.pi * turns)], axis=2).reshape(WINDOW_SAMPLES, -1)

@@ -45,7 +45,7 @@ def hear(
 def _heard_in_pieces(recordings: Recordings, frames_U: Tensor, *, dtype: torch.dtype) -> Tensor:
     longest, device = int(frames_U.max()), recordings.samples_N.device
     features_UTF = torch.empty(len(frames_U), longest, MEL_COUNT, dtype=dtype, device=device)
-    for first, last in _pieces(frames_U):
+    for first, last in pieces(frames_U):
         begin = int(recordings.starts_U[first])
         end = len(recordings.samples_N) if last == len(frames_U) else int(recordings.starts_U[last])
         samples_1N = recordings.samples_N[None, begin:end]
@@ -57,7 +57,7 @@ def _heard_in_pieces(recordings: Recordings, frames_U: Tensor, *, dtype: torch.d
     return features_UTF
 
 
-def _pieces(frames_U: Tensor) -> Iterator[tuple[int, int]]:
+def pieces(frames_U: Tensor) -> Iterator[tuple[int, int]]:
     """Utterances [first, last) whose frames, padded to the longest, are worked on together."""
     size, count = max(1, PIECE_FRAMES // int(frames_U.max())), len(frames_U)
     for first in range(0, count, size):

@@ -19,6 +19,7 @@ from sottovoce.errors import InputError
 from sottovoce.models import ctc, log_mel
 from sottovoce.models.family import DEFAULT, Family, Parameters, Place, Recognition, Stacked
 from sottovoce.models.transformer import network
+from sottovoce.models.transformer.front import hear
 from sottovoce.models.transformer.graphs import graphed_blocks
 from sottovoce.models.transformer.network import SIZES, STRIDE, Draws, Settings, Stacking, block, forward, run_blocks
 from sottovoce.models.transformer.positions import Cape, PositionDraws
@@ -29,7 +30,10 @@ from sottovoce.models.utterances import Features
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A named size and what differs from it; `layers` and `width` are the size's unless given."""
+    """A named size and what differs from it; `layers` and `width` are the size's unless given.
+
+    `as_released` has features and an input as the code of Pelikan et al. has them (`network.Settings`).
+    """
 
     family: str = DEFAULT
     size: str = "base"
@@ -40,6 +44,7 @@ class Options:
     norm: Literal["pre", "post"] = "pre"
     positions: Literal["cape", "sinusoidal"] = "cape"
     cape: Cape = field(default_factory=Cape)
+    as_released: bool | None = None  # None is not written, so that older recipes are written as they always were
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
@@ -57,6 +62,7 @@ def place(name: str) -> Place:
 
 
 KINDS = {
+    "input": "input scale",
     "conv": "convolution",
     "layer_norm": "layer norm",
     "attention": "attention (q, k, v)",
@@ -227,7 +233,7 @@ def faster(
     assert family.recognition is not None
     return replace(
         family,
-        hear=partial(log_mel.hear, line_features=compiled(log_mel.line_features)),
+        hear=partial(hear, line_features=compiled(log_mel.line_features)),
         mask=torch.compile(apply_masks),
         loss=partial(loss, **options),
         recognition=replace(family.recognition, emit=partial(emit, **options)),
@@ -269,6 +275,7 @@ FAMILY = Family(
     corrected=corrected,
     of_tokens=frozenset({"output.weight", "output.bias"}),
     unusable=unusable,
+    hear=hear,
     draw=draw,
     loss=loss,
     shared_chance=drops_layers,

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.audio.features import normalise
 from sottovoce.errors import InputError
 from sottovoce.models.family import Parameters
 from sottovoce.models.low_rank import low_rank_names
@@ -51,7 +52,12 @@ SECONDS_PER_FRAME = STRIDE * 0.01
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The architecture. `tokens` counts the blank; the MLP is four times as wide as the model."""
+    """The architecture. `tokens` counts the blank; the MLP is four times as wide as the model.
+
+    `as_released`: what the code of Pelikan et al. has and their text does not name. Its features are others
+    (`transformer.front`), and each utterance is normalised once more after SpecAugment, with a scale and an offset that
+    are learned.
+    """
 
     layers: int
     width: int
@@ -63,6 +69,7 @@ class Settings:
     norm: Literal["pre", "post"] = "pre"
     positions: Literal["cape", "sinusoidal"] = "cape"
     cape: Cape = field(default_factory=Cape)
+    as_released: bool = False
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "features"):
@@ -141,7 +148,8 @@ def parameter_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
     """Every parameter's name and shape, in the model's order."""
     d, v = settings.width, settings.tokens
     block = ((d,), (d,), (3 * d, d), (d, d), (d,), (d,), (4 * d, d), (d, 4 * d))
-    shapes: dict[str, tuple[int, ...]] = {"conv.weight": (2 * d, settings.features, KERNEL), "conv.bias": (2 * d,)}
+    shapes: dict[str, tuple[int, ...]] = {"input.weight": (1,), "input.bias": (1,)} if settings.as_released else {}
+    shapes |= {"conv.weight": (2 * d, settings.features, KERNEL), "conv.bias": (2 * d,)}
     for layer in range(settings.layers):
         shapes |= {f"blocks.{layer:02d}.{name}": shape for name, shape in zip(BLOCK_NAMES, block, strict=True)}
     if settings.norm == "pre":
@@ -157,7 +165,7 @@ def init(settings: Settings, *, generator: torch.Generator) -> dict[str, Tensor]
     shapes = parameter_shapes(settings)
     parameters = {}
     for name, shape in shapes.items():
-        if ".norm." in name:
+        if ".norm." in name or name.startswith("input."):
             parameters[name] = torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
             continue
         fan_in = math.prod(shapes[name.replace("bias", "weight")][1:])
@@ -189,7 +197,8 @@ def layer_index(name: str) -> int | None:
 def parameter_kind(name: str) -> str:
     """The group in which the paper plots (Figure 5) and noises (Figure 15) a parameter.
 
-    One of conv, layer_norm, attention (its "wqkv"), attention_output ("wf"), mlp ("w1", "w2"), output.
+    One of conv, layer_norm, attention (its "wqkv"), attention_output ("wf"), mlp ("w1", "w2"), output; as released also
+    input.
 
     >>> parameter_kind("blocks.07.attention.output.weight"), parameter_kind("blocks.07.mlp.norm.bias")
     ('attention_output', 'layer_norm')
@@ -270,6 +279,15 @@ def windows(features_BTF: Tensor, lengths_B: Tensor) -> Tensor:
     features_BTF = features_BTF.masked_fill(padding_BT[..., None], 0)
     features_BTF = F.pad(features_BTF, (0, 0, CONTEXT, max(CONTEXT, KERNEL - CONTEXT - frames)))
     return features_BTF.unfold(1, KERNEL, STRIDE).flatten(2)
+
+
+def scaled_windows(parameters: Parameters, windows_BTW: Tensor, spoken_BTW: Tensor) -> Tensor:
+    """Windows of normalised features with the learned scale and offset, which silence behind an utterance has none of.
+
+    `spoken_BTW` are windows of ones. With a leading client axis each row has its own scale.
+    """
+    weight, bias = (parameters[name][..., None] for name in ("input.weight", "input.bias"))
+    return windows_BTW * weight + spoken_BTW * bias
 
 
 def front(parameters: Parameters, windows_BTW: Tensor) -> Tensor:
@@ -401,13 +419,18 @@ def forward(
     else:
         positions_BT = plain_positions(frames, device=device).expand(len(lengths_B), frames)
     dtype = parameters["conv.weight"].dtype
-    inputs = windows(features_BTF.to(dtype), lengths_B.to(device, non_blocking=True))
+    in_lengths_B = lengths_B.to(device, non_blocking=True)
+    if settings.as_released:
+        features_BTF = normalise(features_BTF.to(torch.promote_types(dtype, torch.float32)), in_lengths_B)
+    inputs = windows(features_BTF.to(dtype), in_lengths_B)
+    spoken = windows(torch.ones_like(features_BTF, dtype=dtype), in_lengths_B) if settings.as_released else None
 
     packing, own = None, None
     if stacking is not None or device.type == "cuda":
         packing = _packing(out_lengths_B, frames, device=device, row_multiple=row_multiple, stacking=stacking)
         with torch.no_grad():
             inputs, positions_BT = packing.pack(inputs), packing.pack(positions_BT)
+            spoken = None if spoken is None else packing.pack(spoken)
         where, longest = packing.segment_ends, packing.longest
         if stacking is not None and draws is not None and dropout:
             own = _own_dropout(dropout, stacking, lengths_B, layers=draws.kept, packing=packing)
@@ -418,7 +441,7 @@ def forward(
 
     seed = None if draws is None else draws.dropout_seed
     with nullcontext() if seed is None else seeded_kernels(seed, device=device):
-        x = front(parameters, inputs)
+        x = front(parameters, inputs if spoken is None else scaled_windows(parameters, inputs, spoken))
         x = dropped(x, dropout) if own is None else own[0].drop(x)
         x = x + sinusoids(positions_BT, width=settings.width).to(x.dtype)
         layers = range(settings.layers) if draws is None else draws.kept
