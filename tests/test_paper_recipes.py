@@ -360,6 +360,8 @@ def readme_rows() -> set[str]:
 
 
 def test_the_readme_lists_every_recipe_and_its_numbers() -> None:
-    listed = re.findall(r"^\| (?:Table|Figure|Appendix|Section) .*\|$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(
+        r"^\| (?:Table|Figure|Appendix|Section) .*\|$", README.read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert len(listed) == len(set(listed))
     assert set(listed) == readme_rows()

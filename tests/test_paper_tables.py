@@ -64,10 +64,12 @@ def recipes() -> Mapping[str, Recipe]:
 def in_the_papers_words(recipe: Recipe) -> dict[str, Any]:
     """What a federated recipe sets, under the names that the transcript has."""
     run, paper = recipe.federated, recipe.paper
-    assert paper is not None and paper.population_size is not None
+    assert paper is not None
+    assert paper.population_size is not None
     local, server, privacy = run.local, run.server, run.privacy
     masks, schedule, optimiser = local.spec_augment, server.schedule, server.optimiser
-    assert recipe.model.layers is None and recipe.model.width is None
+    assert recipe.model.layers is None
+    assert recipe.model.width is None
     return {
         "seed": seed_words(run.seed_model),
         "data": data_words(recipe),
@@ -162,7 +164,10 @@ def printed_rows(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
         # What was tuned for each run, or each run with another optimiser than the usual one, is not told.
         if place == "Table 7" or expected["optimizer"] != "LAMB":
             expected = {key: value for key, value in expected.items() if key not in table["tuned"]}
-        yield str(expected.pop("recipe")), {key: value for key, value in expected.items() if value is not None or key in own}
+        yield (
+            str(expected.pop("recipe")),
+            {key: value for key, value in expected.items() if value is not None or key in own},
+        )
 
 
 def wer_found(recipe: Recipe, place: str, split: str) -> float | None:
@@ -222,7 +227,8 @@ def central_recipe(seed: str, data: str) -> Recipe:
 def central_data(recipe: Recipe) -> str:
     if recipe.data.part != "seed":
         return data_words(recipe)
-    assert recipe.data.seed_part is not None and recipe.data.seed_part.fraction is not None
+    assert recipe.data.seed_part is not None
+    assert recipe.data.seed_part.fraction is not None
     return f"CV{recipe.data.store.removeprefix('commonvoice')}-{round(100 * recipe.data.seed_part.fraction):02}"
 
 
@@ -307,17 +313,19 @@ def faster(recipe: Recipe) -> Recipe:
 class Planted(NamedTuple):
     change: Callable[[Recipe], Recipe]
     seen_in: set[str]
-    untold: set[str] = set()  # what the paper leaves open for whole files of recipes
+    untold: frozenset[str] = frozenset()  # what the paper leaves open for whole files of recipes
 
 
 PLANTED = {
     "S": Planted(lambda recipe: changed(recipe, cohort_size=recipe.federated.cohort_size + 1), {"S", "q"}),
-    "LR": Planted(faster, {"LR"}, {"table07"}),
+    "LR": Planted(faster, {"LR"}, frozenset({"table07"})),
     "mu": Planted(lambda recipe: changed_locally(recipe, proximal=Proximal(mu=0.5)), {"mu"}),
     "T": Planted(
-        lambda recipe: changed(recipe, steps=recipe.federated.steps + 1), {"T"}, {"appendix-h3", "appendix-h5"}
+        lambda recipe: changed(recipe, steps=recipe.federated.steps + 1),
+        {"T"},
+        frozenset({"appendix-h3", "appendix-h5"}),
     ),
-    "local steps": Planted(longer, {"local steps", "local epochs"}, {"table07"}),
+    "local steps": Planted(longer, {"local steps", "local epochs"}, frozenset({"table07"})),
     "batch": Planted(lambda recipe: changed_locally(recipe, batch_seconds=240.0), {"batch seconds"}),
 }
 

@@ -119,7 +119,11 @@ def test_as_released_nobody_is_left_out_for_a_digit(release: Path) -> None:
     write_table(release / "en" / "train.tsv", HEADERS["17.0"], rows)
     own, released = (commonvoice.read(release, as_released=choice) for choice in (False, True))
     rendered = [released.render(speaker) for speaker in released.speakers]
-    assert [[u.text for u in found.utterances] for found in rendered] == [["route isn't it"], ["so well-knownindeed"], []]
+    assert [[u.text for u in found.utterances] for found in rendered] == [
+        ["route isn't it"],
+        ["so well-knownindeed"],
+        [],
+    ]
     assert [(p.kind, p.detail) for found in rendered for p in found.problems if p.kind is not Kind.RESAMPLED] == [
         (Kind.UNWRITTEN, "6"),
         (Kind.EMPTY_TEXT, ""),

@@ -2,8 +2,8 @@
 letter, and the rest of the sentence kept.
 
 Our own rule (`normalise`) leaves such an utterance out, because its speech says more than its text. The paper's numbers
-of speakers and its WERs are of corpora with all of them in. Three things differ besides: punctuation is deleted where we
-put a space ("well...known" is one word), letters of other scripts are romanised, and a typographic apostrophe beside
+of speakers and its WERs are of corpora with all of them in. Three things differ besides: punctuation is deleted where
+we put a space ("well...known" is one word), letters of other scripts are romanised, and a typographic apostrophe beside
 punctuation is a quotation mark. Spaces at the ends are taken off, which the released code does not.
 
 It keeps the letters of English, French and German in all three languages, and romanises them again later on; which of

@@ -137,7 +137,9 @@ class Population:
                     "other devices, and bounding one device bounds no person; name the real device as the speaker"
                 )
             case "iid" | "iid_uniform" as rule:
-                return f"clients={rule} spreads every speaker over many clients, so bounding one client bounds no person"
+                return (
+                    f"clients={rule} spreads every speaker over many clients, so bounding one client bounds no person"
+                )
 
     def user_rows(self) -> Integers:
         """The store's rows of all people in it."""

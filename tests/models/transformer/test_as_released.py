@@ -26,6 +26,7 @@ PLAIN = replace(RELEASED, as_released=False)
 
 def mel_by_hand(samples: np.ndarray) -> np.ndarray:
     """One frame at a time, one filter at a time, in float64; samples are 16-bit numbers."""
+
     def hertz(mel: float) -> float:
         return 700 * (10 ** (mel / 2595) - 1)
 
