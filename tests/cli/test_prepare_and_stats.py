@@ -55,6 +55,23 @@ def test_prepare_then_stats(sottovoce: Command, corpus: Path) -> None:
     assert (alone.code, alone.err) == (2, "error: speakers_per_device=1: expected at least 2\n")
 
 
+def test_common_voice_as_released_beside_the_papers_table_2(sottovoce: Command, corpus: Path) -> None:
+    """A folder of Common Voice's layout: the user whose only sentence is a number's stays where its rest can be read."""
+    rows = ["client_id\tpath\tsentence\tlocale", "u1\ta.wav\tRoute 66\ten", "u2\tb.wav\tHello\ten"]
+    (corpus / "train.tsv").write_text("\n".join(rows) + "\n")
+    own = sottovoce("prepare", "commonvoice", corpus, "--out", corpus / "own")
+    assert "1 users" in own.out
+    released = sottovoce("prepare", "commonvoice", corpus, "--out", corpus / "released", "--as-released")
+    assert "2 users" in released.out
+    assert "1 × text with characters that no token writes, left out of it (kept)" in released.err
+    found = json.loads(sottovoce("stats", corpus / "released", "--table2", "--json").out)
+    assert found["CV-en-train"]["speakers"] == 2
+    assert found["CV-en-train"]["paper"]["speakers"] == 34_753
+    assert found["CV-en-train-10"] is None
+    refused = sottovoce("stats", corpus / "released", "--table2", "--plot", corpus / "figure.html")
+    assert (refused.code, refused.err) == (2, "error: --table2: expected without --plot and --speakers-per-device\n")
+
+
 def test_json_report_has_the_problems(sottovoce: Command, corpus: Path) -> None:
     done = sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it", "--json")
     report = json.loads(done.out)

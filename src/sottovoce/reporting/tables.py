@@ -185,9 +185,9 @@ def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
                 printed_rate += " (unverified)"
                 unverified[text(why)] = None
             rates.append((run.label, text(paper.get("place")), name, printed_rate, percent(ours)))
-        here, there = run.population.get("population_size"), paper.get("population_size")
-        if here is not None and there is not None:
-            clients.append((run.label, integer(there), integer(here), f"{100 * (here - there) / there:+.2g} %"))
+        ours, theirs = run.population.get("population_size"), paper.get("population_size")
+        if ours is not None and theirs is not None:
+            clients.append((run.label, integer(theirs), integer(ours), f"{100 * (ours - theirs) / theirs:+.2g} %"))
         for plan in run.privacy.get("extrapolated") or ():
             extrapolated.append(
                 (
@@ -206,9 +206,9 @@ def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
         note = "".join(f"Unverified: {why}. " for why in unverified).strip()
         tables.append(Table("paper-wer", "WER beside the paper's", printed, tuple(rates), note, words=3))
     if clients:
-        headings = ("", "paper's clients", "our clients", "difference")
+        there = ("", "paper's clients", "our clients", "difference")
         note = "Sampling rates and ε of these runs are worked out for our clients."
-        tables.append(Table("paper-clients", "Clients beside the paper's", headings, tuple(clients), note))
+        tables.append(Table("paper-clients", "Clients beside the paper's", there, tuple(clients), note))
     if extrapolated:
         headings = ("", "population", "cohort", "rounds", "paper's ε", "our ε (RDP)", "our ε (PLD)")
         note = "The same noise on the mean, sampling rate and rounds, for populations that are not there."

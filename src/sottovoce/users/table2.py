@@ -42,7 +42,9 @@ def subset_statistics(store: SpokenStore, *, seed: int) -> dict[str, dict[str, A
     found: dict[str, dict[str, Any] | None] = {}
     for name, row in printed_subsets()[corpus].items():
         chosen = _chosen(store, row, seed=seed)
-        found[name] = chosen and speaker_statistics(store, chosen) | {"paper": _printed(row["paper"])}
+        found[name] = None
+        if chosen is not None:
+            found[name] = speaker_statistics(store, chosen) | {"paper": _printed(row["paper"])}
     return found
 
 

@@ -58,8 +58,9 @@ def amplitude_mel(lines_UN: Tensor, lengths_U: Tensor) -> Tensor:
     waves, filters = _constants(lines_UN.device)
     with torch.autocast(device_type=lines_UN.device.type, enabled=False):
         # A matrix product, and no transform that would be planned anew for every number of frames.
-        parts_UTB2 = ((frames_UTW - PRE_EMPHASIS * before_UTW) @ waves).unflatten(-1, (-1, 2))
-        return (torch.linalg.vector_norm(parts_UTB2, dim=-1) @ filters).clamp_(min=1.0).log_()
+        parts = (frames_UTW - PRE_EMPHASIS * before_UTW) @ waves
+        amplitude_UTB: Tensor = torch.linalg.vector_norm(parts.view(*parts.shape[:2], -1, 2), dim=3)
+        return (amplitude_UTB @ filters).clamp_(min=1.0).log_()
 
 
 @cache
