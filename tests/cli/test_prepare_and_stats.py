@@ -56,7 +56,7 @@ def test_prepare_then_stats(sottovoce: Command, corpus: Path) -> None:
 
 
 def test_common_voice_as_released_beside_the_papers_table_2(sottovoce: Command, corpus: Path) -> None:
-    """A folder of Common Voice's layout: the user whose only sentence is a number's stays where its rest can be read."""
+    """The user whose only sentence has a number in it is left out, unless the rest of the sentence is kept."""
     rows = ["client_id\tpath\tsentence\tlocale", "u1\ta.wav\tRoute 66\ten", "u2\tb.wav\tHello\ten"]
     (corpus / "train.tsv").write_text("\n".join(rows) + "\n")
     own = sottovoce("prepare", "commonvoice", corpus, "--out", corpus / "own")
