@@ -253,6 +253,11 @@ def compared_central(place: str) -> Iterator[Comparison]:
         assert recipe.paper is not None
         for split, value in (dict(zip(splits, wers, strict=True)) | ours.get("meant", {})).items():
             yield Comparison(f"central {data} from {seed}", place, split, value, recipe.paper.wer[split])
+    for name, wers in table.get("others", {}).items():
+        paper = recipes()[name].paper
+        assert paper is not None
+        for split, value in zip(splits, wers, strict=True):
+            yield Comparison(name, place, split, value, paper.wer[split])
 
 
 @cache
@@ -273,7 +278,7 @@ def test_every_federated_recipe_is_compared_and_no_comparison_is_lost() -> None:
     federated = {name for name, recipe in recipes().items() if recipe.federation is not None}
     assert {name for place in transcript()["places"] for name, _ in printed_rows(place)} == federated
     assert len(federated) == 303
-    assert len(everything()) == 14_429
+    assert len(everything()) == 14_465
 
 
 def test_the_subsets_of_stats_and_the_recipes_populations_are_table_2s() -> None:
@@ -344,3 +349,10 @@ def test_a_change_planted_in_any_recipe_is_seen(what: str) -> None:
     unseen = {name for name, recipe in recipes().items() if recipe.federation is not None}
     unseen -= {comparison.recipe for comparison in disagreements}
     assert {name.split("/")[0] for name in unseen} == planted.untold
+
+
+if __name__ == "__main__":  # python -m tests.test_paper_tables: the audit in figures
+    for at in transcript()["places"]:
+        of_place = [comparison for comparison in everything() if comparison.place == at]
+        print(f"{at}: {len(of_place):,} compared, {sum(not one.agrees for one in of_place)} disagree")
+    print(f"in all {len(everything()):,}, of {len({one.recipe for one in everything() if '/' in one.recipe})} recipes")
