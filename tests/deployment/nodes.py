@@ -87,6 +87,8 @@ class Node:
             case Kind.START:
                 self.holds = OFFER.start_digest
                 return b""
+            case Kind.END:
+                return b""
             case Kind.TRAIN:
                 read_model(order.payload, LAYOUT)
                 if self.terms is None:

@@ -157,6 +157,9 @@ class _Here:
     def ready(self, interrupted: Callable[[], bool]) -> bool:
         return True
 
+    def end(self, rounds: int) -> None:
+        pass
+
     def sum(self, *arguments: Any, **named: Any) -> Any:
         return self.here.sum(*arguments, **named)
 

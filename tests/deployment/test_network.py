@@ -256,6 +256,16 @@ def test_a_round_waits_until_enough_are_here_and_stops_where_it_is_told_to(tmp_p
     assert not found.clients.ready(lambda: next(asked))
 
 
+def test_whoever_is_here_hears_that_the_run_is_over(tmp_path: Path) -> None:
+    found = fleet(tmp_path, EVERYBODY, revoked=frozenset({1}), meddle={2: silent_in(Kind.TRAIN)})
+    summed(found)
+    found.clients.end(7)
+    for place in (0, 2, 3, 4):
+        last = found.nodes[place].orders[-1]
+        assert (last.kind, last.run, last.step, last.payload) == (Kind.END, RUN, 7, b"")
+    assert found.nodes[1].heard == []
+
+
 # Attempts.
 
 

@@ -1,5 +1,6 @@
 """A participant does what its user accepted, once, for the server that the authority vouches for; and says no words."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.deployment.conftest import Settle
-from tests.deployment.village import NAMES, NOW, Village, content, recipe_of
+from tests.deployment.village import NAMES, NOW, RUN, Village, content, recipe_of
 
 from sottovoce.deployment import keys, own_ledger, own_training
 from sottovoce.deployment.invitation import SecureSums, sealed_letter
@@ -21,6 +22,7 @@ from sottovoce.deployment.own_ledger import OwnLedger, Quota, leave, pause, resu
 from sottovoce.deployment.payloads import read_model, read_words
 from sottovoce.deployment.sum_terms import Phase
 from sottovoce.errors import InputError
+from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.noise_shares import NoiseShares
 
 ANNA, BERT = NAMES[:2]
@@ -36,6 +38,11 @@ def code(village: Village, order: Order, **options: Any) -> Code:
     answer = village.ask(ANNA, order, **options)
     assert answer.code is Code.DONE or answer.payload == b""
     return answer.code
+
+
+def written(village: Village) -> list[Mapping[str, Any]]:
+    """All that Anna's own ledger says."""
+    return list(read_chain(village.place / ANNA / "home" / "ledger.jsonl").records)
 
 
 # Who is listened to.
@@ -76,7 +83,7 @@ def test_any_bytes_are_one_refusal(village: Village, data: bytes) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
-@given(kind=st.sampled_from(Kind), payload=st.binary(max_size=300))
+@given(kind=st.sampled_from([kind for kind in Kind if kind is not Kind.END]), payload=st.binary(max_size=300))
 def test_any_signed_payload_is_one_answer(village: Village, kind: Kind, payload: bytes) -> None:
     """Also from the server itself."""
     if ANNA not in village.joined:
@@ -216,11 +223,8 @@ def test_an_attempt_is_answered_once(village: Village) -> None:
 def test_what_was_sent_is_written_down(village: Village) -> None:
     village.welcome(ANNA)
     village.ask(ANNA, village.train(ANNA, step=3))
-    village.joined[ANNA].close()
     home = village.place / ANNA / "home"
-    ledger = OwnLedger(home)
-    records = [dict(record) for record in ledger._file.chain.records]
-    ledger.close()
+    records = written(village)
     assert records[0] == {"accepted": village.invitation.digest.hex()}
     sent = records[1]
     assert (sent["answered"], sent["step"], sent["attempt"], sent["day"]) == ("train", 3, 1, "2031-05-01")
@@ -298,21 +302,113 @@ def test_pausing_and_leaving(village: Village) -> None:
     assert code(village, village.terms(ANNA)) is Code.LEFT
 
 
-@pytest.mark.parametrize(
-    "quota", [Quota(rounds=2), Quota(seconds=1e-9), Quota(bytes=1 << 40)], ids=["rounds", "seconds", "bytes"]
-)
-def test_a_quota_is_a_days(village: Village, quota: Quota) -> None:
-    if quota.bytes is not None:
-        quota = Quota(bytes=2 * 8 * village.layout.dimension + 1)
+def test_who_is_paused_or_has_left_is_not_here(village: Village) -> None:
+    anna, home = village.welcome(ANNA), village.place / ANNA / "home"
+    assert anna.is_here()
+    pause(home)
+    assert not anna.is_here()
+    resume(home)
+    assert anna.is_here()
+    assert not anna.has_left
+    leave(home)
+    assert not anna.is_here()
+    assert anna.has_left
+
+
+@pytest.mark.parametrize("quota", [Quota(rounds=2), Quota(seconds=1e-9)], ids=["rounds", "seconds"])
+def test_above_a_days_limit_of_training_zeros_are_sent(village: Village, quota: Quota) -> None:
+    """To the server they are an update like any other, and the node is here as before."""
     today = [NOW]
-    village.welcome(ANNA, quota=quota, now=lambda: today[0])
-    before = 1 if quota.seconds is not None else 2
-    assert [code(village, village.train(ANNA)) for _ in range(before + 1)] == [Code.DONE] * before + [Code.OVER_QUOTA]
+    anna = village.welcome(ANNA, quota=quota, now=lambda: today[0])
+
+    def sends_something() -> bool:
+        answer = village.ask(ANNA, village.train(ANNA))
+        assert (answer.code, len(answer.payload)) == (Code.DONE, 8 * village.layout.dimension)
+        return any(answer.payload)
+
+    before = quota.rounds or 1
+    assert [sends_something() for _ in range(before + 1)] == [True] * before + [False]
+    assert anna.is_here()
     village.join(ANNA, quota=quota, now=lambda: today[0])
     village.ask(ANNA, village.terms(ANNA))
-    assert code(village, village.train(ANNA)) is Code.OVER_QUOTA
+    assert not sends_something()
+    assert village.said == ["today's limit is reached: what is sent is zeros"] * 2
     today[0] = NOW + timedelta(days=1)
+    assert sends_something()
+    records = [record for record in written(village) if "answered" in record]
+    assert [record.get("idle", False) for record in records] == [False] * before + [True, True, False]
+
+
+def test_above_a_days_limit_of_bytes_nothing_is_sent_and_nobody_is_here(village: Village) -> None:
+    today, quota = [NOW], Quota(bytes=2 * 8 * village.layout.dimension + 1)
+    anna = village.welcome(ANNA, quota=quota, now=lambda: today[0])
+    assert [code(village, village.train(ANNA)) for _ in range(3)] == [Code.DONE, Code.DONE, Code.OVER_QUOTA]
+    assert not anna.is_here()
+    assert code(village, village.terms(ANNA)) is Code.OVER_QUOTA
+    anna = village.join(ANNA, quota=quota, now=lambda: today[0])
+    assert code(village, village.terms(ANNA)) is Code.OVER_QUOTA
+    today[0] = NOW + timedelta(days=1)
+    assert anna.is_here()
+    assert code(village, village.terms(ANNA)) is Code.DONE
     assert code(village, village.train(ANNA)) is Code.DONE
+
+
+# The end of a run.
+
+
+def end(village: Village, **changes: Any) -> Order:
+    return village.order(ANNA, Kind.END, step=12, **changes)
+
+
+def test_a_run_that_is_over_is_noted_and_nothing_of_it_is_answered_any_more(village: Village) -> None:
+    anna = village.welcome(ANNA)
+    assert code(village, village.train(ANNA)) is Code.DONE
+    assert code(village, end(village)) is Code.DONE
+    assert anna.ended == 12
+    note = written(village)[-1]
+    assert (note["ended"], note["rounds"], note["day"]) == (RUN.hex(), 12, "2031-05-01")
+    for _ in range(2):  # the second time after a new start
+        assert code(village, village.terms(ANNA)) is Code.NOT_ACCEPTED
+        assert code(village, village.train(ANNA)) is Code.UNEXPECTED
+        assert code(village, end(village)) is Code.UNEXPECTED
+        village.join(ANNA)
+
+
+def test_another_run_of_the_same_recipe_needs_another_yes_and_an_old_end_does_not_end_it(village: Village) -> None:
+    anna = village.welcome(ANNA)
+    first = end(village)
+    assert village.ask(ANNA, first).code is Code.DONE
+    anna.ended = None
+    other = {"run": b"s" * 16}
+    assert code(village, village.terms(ANNA, **other)) is Code.NOT_ACCEPTED
+    assert anna.invited is not None
+    anna.accept(anna.invited.digest)
+    assert code(village, village.terms(ANNA, **other)) is Code.DONE
+    assert code(village, first) is Code.UNEXPECTED  # a replay
+    assert code(village, village.terms(ANNA)) is Code.NOT_ACCEPTED  # of old terms
+    assert code(village, first) is Code.UNEXPECTED
+    assert anna.ended is None
+    assert code(village, village.train(ANNA, **other)) is Code.DONE
+    assert code(village, end(village, **other)) is Code.DONE
+    assert anna.ended == 12
+
+
+def test_nobody_but_its_server_ends_a_node(village: Village) -> None:
+    anna = village.welcome(ANNA)
+    stranger = ec.generate_private_key(ec.SECP384R1())
+    assert code(village, end(village), key=stranger) is Code.UNTRUSTED
+    assert code(village, end(village), key=village.key(BERT)) is Code.UNTRUSTED
+    for changes, why in (
+        ({"run": b"s" * 16}, Code.UNEXPECTED),
+        ({"recipe": bytes(32)}, Code.UNEXPECTED),
+        ({"payload": b"?"}, Code.UNEXPECTED),
+    ):
+        assert code(village, end(village, **changes)) is why
+    to_bert = replace(end(village), node=keys.fingerprint(village.key(BERT).public_key()))
+    assert anna.answer(to_bert.signed(village.orders_key))[5] == Code.MISDIRECTED
+    village.join(ANNA)
+    assert code(village, end(village)) is Code.UNEXPECTED  # before it knows whose orders to follow
+    assert anna.ended is None
 
 
 def test_a_quota_of_nothing_is_a_pause() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import say, stderr
+from sottovoce.cli.console import say, stderr, stdout
 from sottovoce.cli.serve import NEEDS
 from sottovoce.errors import InputError
 from sottovoce.interrupts import ended_in_order
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sottovoce.deployment.invitation import Invitation
     from sottovoce.deployment.participant import Participant
 
-node = typer.Typer(no_args_is_help=True, help="Pause, resume or end what a node that has joined does.")
+node = typer.Typer(no_args_is_help=True, help="See, pause, resume or end what a node that has joined does.")
 
 LARGEST_ORDER = 1 << 32  # bytes: the largest model
 LOOK_AGAIN = 0.2  # seconds between two looks at whether somebody has to be asked something
@@ -41,6 +41,9 @@ def join(
     rounds_a_day: Annotated[int | None, typer.Option(help="Train in at most so many rounds a day.")] = None,
     seconds_a_day: Annotated[float | None, typer.Option(help="Train for at most so many seconds a day.")] = None,
     megabytes_a_day: Annotated[float | None, typer.Option(help="Send at most so much a day.")] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Wait for another run when this one is over; it needs another yes.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
 ) -> None:
     """Take part in a federation: train on your own speech, here, and send what everybody may know.
@@ -48,7 +51,8 @@ def join(
     Example: sottovoce join https://voices.example.org:9443 --data stores/mine --key keys/mine --ca ca.pem
 
     Only code that is installed here is run. The first time you are shown what you are asked, and nothing is computed
-    before you say yes. Ctrl-C ends it after the present order; the same command goes on.
+    before you say yes. Ctrl-C ends it after the present order; the same command goes on. When the server says that the
+    run is over, it ends by itself.
     """
     from sottovoce.deployment.keys import NODE_KEY, load_certificate, load_private_key
     from sottovoce.deployment.own_ledger import Quota
@@ -92,16 +96,19 @@ def join(
             answer=_told(participant.answer),
             limit=LARGEST_ORDER,
             stop=stop,
+            is_here=participant.is_here,
             say=say,
         )
 
     try:
-        _attend(participant, answer_orders, stop)
+        _attend(participant, answer_orders, stop, stay=stay)
     finally:
         participant.close()
 
 
-def _attend(participant: "Participant", answer_orders: Callable[[], None], stop: threading.Event) -> None:
+def _attend(
+    participant: "Participant", answer_orders: Callable[[], None], stop: threading.Event, *, stay: bool
+) -> None:
     """Answer orders in another thread; in this one, ask the user whenever that waits for them."""
     failed: list[BaseException] = []
 
@@ -118,6 +125,14 @@ def _attend(participant: "Participant", answer_orders: Callable[[], None], stop:
             while working.is_alive():
                 if (invited := participant.invited) is not None:
                     _ask(participant, invited)
+                if participant.has_left:
+                    say("left for good: nothing is answered any more")
+                    break
+                if (rounds := participant.ended) is not None:
+                    participant.ended = None
+                    say(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
+                    if not stay:
+                        break
                 working.join(LOOK_AGAIN)
         except KeyboardInterrupt:
             say("ending after the present order; the same command goes on")
@@ -136,6 +151,8 @@ def _ask(participant: "Participant", invitation: "Invitation") -> None:
     for line in words(invitation):
         say(f"  {line}")
     say(f"  digest {invitation.digest.hex()}")
+    if not sys.stdin.isatty() and participant.has_accepted(invitation.digest):
+        raise InputError("nobody here can be asked: this was accepted for another run, and each needs a yes of its own")
     if not sys.stdin.isatty():
         raise InputError(f"nobody here can be asked: --accept {invitation.digest.hex()} says yes to this")
     if not typer.confirm("Do you want to take part?", default=False, err=True):
@@ -179,6 +196,18 @@ def _address(url: str) -> str:
 
 
 Home = Annotated[Path, typer.Argument(help="Where the node remembers what it has sent: KEY/home unless it was moved.")]
+
+
+@node.command()
+def show(home: Home) -> None:
+    """Show what a node has accepted, and what it has sent, day by day.
+
+    Example: sottovoce node show keys/mine/home
+    """
+    from sottovoce.deployment.own_ledger import account
+
+    for line in account(home):
+        say(line, to=stdout)
 
 
 @node.command()

@@ -40,6 +40,7 @@ class Kind(IntEnum):
     MASKED = 6
     SURVIVORS = 7
     UNMASK = 8
+    END = 9  # the run is over after `step` rounds: there will be no more orders
 
 
 class Code(IntEnum):
@@ -53,7 +54,7 @@ class Code(IntEnum):
     REPEATED = 5  # this attempt was answered before
     UNEXPECTED = 6  # not in this phase, not before what should come first
     PAUSED = 7
-    OVER_QUOTA = 8
+    OVER_QUOTA = 8  # nothing more is sent today
     LEFT = 9  # for good
     UNABLE = 10  # the node cannot do this, whoever asks: another release of the code, a full disk
 

@@ -54,10 +54,11 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """Seconds that are waited for answers: to be trained, and for everything else."""
+    """Seconds that are waited for answers: to be trained, to a goodbye, and for everything else."""
 
     training: float = 600.0
     talking: float = 120.0
+    parting: float = 20.0
 
 
 @final
@@ -180,6 +181,14 @@ class ClientsOverNetwork:
             return None
         return secure.opened
 
+    # After the last.
+
+    def end(self, rounds: int) -> None:
+        """Tell whoever is here that the run is over after so many rounds; who is not goes on waiting for a server."""
+        here = dict.fromkeys(self._conversation.present(), b"")
+        last = self._attempts.last
+        self._conversation.ask(Kind.END, here, step=rounds, attempt=last, seconds=self._patience.parting, limit=0)
+
     def close(self) -> None:
         self._conversation.link.close()
 
@@ -239,16 +248,16 @@ class Attempts:
         self._path = path
         if path.exists():
             known = unsealed(read_json(path), where=path)
-            self.run, self._last = bytes.fromhex(known["run"]), int(known["attempts"])
+            self.run, self.last = bytes.fromhex(known["run"]), int(known["attempts"])
         else:
-            self.run, self._last = os.urandom(16), 0
+            self.run, self.last = os.urandom(16), 0
             self._write()
 
     def begin(self) -> int:
         """The number of a new attempt: on the disk before anybody hears of it."""
-        self._last += 1
+        self.last += 1
         self._write()
-        return self._last
+        return self.last
 
     def _write(self) -> None:
-        write_json(self._path, sealed({"run": self.run.hex(), "attempts": self._last}))
+        write_json(self._path, sealed({"run": self.run.hex(), "attempts": self.last}))

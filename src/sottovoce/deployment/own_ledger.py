@@ -21,14 +21,18 @@ from typing import Any
 from sottovoce.deployment.messages import Code, Kind, Order, Refused
 from sottovoce.errors import InputError
 from sottovoce.files import sync_folder
-from sottovoce.privacy.chain import ChainWriter
+from sottovoce.privacy.chain import ChainWriter, read_chain
 
 LEDGER, PAUSED, LEFT = "ledger.jsonl", "paused", "left"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """The most that a node does in a day: rounds, seconds of training, bytes sent. None is no limit."""
+    """The most that a node does in a day: rounds, seconds of training, bytes sent. None is no limit.
+
+    Above the first two it sends zeros and trains nothing, above the third it sends nothing: whether somebody still
+    trains hangs on their speech and on earlier draws, and must be seen in nothing but their own update.
+    """
 
     rounds: int | None = None
     seconds: float | None = None
@@ -42,9 +46,20 @@ class Quota:
 
 @dataclass
 class _Spent:
+    """What a node did in a day; `zeros`: in so many rounds it did not train."""
+
     rounds: int = 0
+    zeros: int = 0
     seconds: float = 0.0
     bytes: int = 0
+
+    def add(self, record: dict[str, Any]) -> None:
+        """One answer."""
+        idle = record.get("idle", False)
+        self.rounds += record["answered"] == _ROUND and not idle
+        self.zeros += idle
+        self.seconds += record["seconds"]
+        self.bytes += record["bytes"]
 
 
 @dataclass
@@ -57,10 +72,11 @@ class _Acceptance:
 
 @dataclass
 class _Run:
-    """What was answered in a run: attempts only ever grow, and each asks for each kind once."""
+    """What was answered in a run: attempts only ever grow, and each asks for each kind once; and whether it is over."""
 
     attempt: int = 0
     kinds: set[str] = field(default_factory=set)
+    is_over: bool = False
 
 
 class OwnLedger:
@@ -98,40 +114,54 @@ class OwnLedger:
         self._append({"accepted": recipe.hex()})
 
     def has_accepted(self, recipe: bytes) -> bool:
+        """Whether they ever did, for whatever run."""
         return recipe.hex() in self._accepted
+
+    def has_accepted_for(self, recipe: bytes, run: bytes) -> bool:
+        """Whether they did for this run, which is not over, or for one that had no name yet."""
+        accepted = self._accepted.get(recipe.hex())
+        return accepted is not None and accepted.run in (None, run.hex()) and not self._runs[run.hex()].is_over
 
     def check_standing(self) -> None:
         """Refused while its user does not want to take part."""
-        if (self._home / LEFT).exists():
+        if self.has_left:
             raise Refused(Code.LEFT)
         if (self._home / PAUSED).exists():
             raise Refused(Code.PAUSED)
 
-    def check_quota(self, quota: Quota, *, size: int, now: datetime) -> None:
-        """Refused where one more round, and an answer of so many bytes, would be more than is left of today."""
+    @property
+    def has_left(self) -> bool:
+        return (self._home / LEFT).exists()
+
+    def may_train(self, quota: Quota, *, now: datetime) -> bool:
+        """Whether one more round of training is left of today."""
         spent = self._days[_day(now)]
-        over = (
-            (quota.rounds is not None and spent.rounds >= quota.rounds)
-            or (quota.seconds is not None and spent.seconds >= quota.seconds)
-            or (quota.bytes is not None and spent.bytes + size > quota.bytes)
+        return (quota.rounds is None or spent.rounds < quota.rounds) and (
+            quota.seconds is None or spent.seconds < quota.seconds
         )
-        if over:
+
+    def check_bytes(self, quota: Quota, *, size: int, now: datetime) -> None:
+        """Refused where an answer of so many bytes would be more than is left of today."""
+        if quota.bytes is not None and self._days[_day(now)].bytes + size > quota.bytes:
             raise Refused(Code.OVER_QUOTA)
 
     # What it has answered.
 
     def check_round(self, order: Order, *, rounds: int, most_updates: int | None) -> None:
         """Refused unless `order` begins a new attempt at one of the `rounds` that its user has accepted."""
-        accepted = self._accepted.get(order.recipe.hex())
-        if accepted is None or accepted.run not in (None, order.run.hex()) or order.step >= rounds:
+        if not self.has_accepted_for(order.recipe, order.run) or order.step >= rounds:
             raise Refused(Code.NOT_ACCEPTED)
+        accepted = self._accepted[order.recipe.hex()]
         if order.attempt <= self._runs[order.run.hex()].attempt:
             raise Refused(Code.REPEATED)
         if most_updates is not None and accepted.updates >= most_updates:
             raise Refused(Code.NOT_ACCEPTED)
 
-    def add(self, order: Order, *, size: int, seconds: float, now: datetime) -> None:
-        """Write down that an answer of `size` bytes to `order` leaves; Refused where one has left before."""
+    def add(self, order: Order, *, size: int, seconds: float, now: datetime, idle: bool = False) -> None:
+        """Write down that an answer of `size` bytes to `order` leaves; Refused where one has left before.
+
+        `idle`: it was not trained for.
+        """
         run, kind = order.run.hex(), order.kind.name.lower()
         before = self._runs[run]
         if order.attempt < before.attempt or (order.attempt == before.attempt and kind in before.kinds):
@@ -147,7 +177,16 @@ class OwnLedger:
                 "seconds": round(seconds, 3),
                 "day": _day(now),
             }
+            | ({"idle": True} if idle else {})
         )
+
+    def end(self, order: Order, *, now: datetime) -> None:
+        """Write down that the run of `order` is over; Refused where it was before, or is not the one accepted."""
+        if self._runs[order.run.hex()].is_over:
+            raise Refused(Code.REPEATED)
+        if not self.has_accepted_for(order.recipe, order.run):
+            raise Refused(Code.NOT_ACCEPTED)
+        self._append({"ended": order.run.hex(), "recipe": order.recipe.hex(), "rounds": order.step, "day": _day(now)})
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._writing:  # a user may say yes while an order is being answered
@@ -159,13 +198,15 @@ class OwnLedger:
         if "accepted" in record:
             self._accepted[record["accepted"]] = _Acceptance()
             return
-        run, spent, is_round = self._runs[record["run"]], self._days[record["day"]], record["answered"] == _ROUND
+        if "ended" in record:
+            self._runs[record["ended"]].is_over = True
+            self._accepted[record["recipe"]].run = record["ended"]
+            return
+        run, is_round = self._runs[record["run"]], record["answered"] == _ROUND
         if record["attempt"] > run.attempt:
             run.attempt, run.kinds = record["attempt"], set()
         run.kinds.add(record["answered"])
-        spent.rounds += is_round
-        spent.seconds += record["seconds"]
-        spent.bytes += record["bytes"]
+        self._days[record["day"]].add(record)
         if is_round and (accepted := self._accepted.get(record["recipe"])) is not None:
             accepted.run, accepted.updates = record["run"], accepted.updates + 1
 
@@ -178,6 +219,36 @@ def _day(now: datetime) -> str:
 
 
 # For the user, also while a node is running.
+
+
+def account(home: Path) -> list[str]:
+    """What a node has accepted and sent, a line each; InputError where there is none."""
+    if not (home / LEDGER).exists():
+        raise InputError(
+            f"{home}: no node has joined from here; expected the home of one, KEY/home unless it was moved"
+        )
+    lines = [f"{home}: {_standing(home)}"]
+    days: defaultdict[str, _Spent] = defaultdict(_Spent)
+    for record in read_chain(home / LEDGER).records:
+        if "accepted" in record:
+            lines.append(f"accepted {record['accepted']}")
+        elif "ended" in record:
+            lines.append(f"{record['day']}: the run of {record['recipe']} was over after {record['rounds']:,} rounds")
+        else:
+            days[record["day"]].add(record)
+    for day, spent in sorted(days.items()):
+        zeros = f"; zeros in {spent.zeros:,} more" if spent.zeros else ""
+        lines.append(
+            f"{day}: trained in {spent.rounds:,} rounds for {spent.seconds:,.1f} s{zeros}; "
+            f"sent {spent.bytes / 1e6:,.2f} MB"
+        )
+    return lines
+
+
+def _standing(home: Path) -> str:
+    if (home / LEFT).exists():
+        return "left for good"
+    return "paused" if (home / PAUSED).exists() else "taking part"
 
 
 def pause(home: Path) -> None:

@@ -33,6 +33,7 @@ class OwnSum:
         remember: Callable[[Order, int], None],
     ) -> None:
         self._order, self._update, self._remember = order, update, remember
+        self.is_over = False
         terms = invitation.sum_terms
         attempt = Attempt(terms=terms, run=order.run, step=order.step, attempt=order.attempt)
         if plan.noise_shares is not None:
@@ -58,9 +59,10 @@ class OwnSum:
                 case Kind.SURVIVORS:
                     return client.survivors(payload)
                 case Kind.UNMASK:
+                    self.is_over = True
                     return client.unmask(payload)
         except Unsafe:
-            pass
+            self.is_over = True
         raise Refused(Code.UNEXPECTED)
 
     def _left(self, phase: Phase) -> None:

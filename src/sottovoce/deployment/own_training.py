@@ -37,7 +37,11 @@ class OwnTraining:
             part = sum_part(self.engine, server_P.to(self.device), client, plan=self.plan, step=step)
             return words_of(part.total, self.plan)
         except Exception:  # as in a release: whether, and how, a client fails tells of its speech
-            return words_of(self.plan.new_total(), self.plan)
+            return self.nothing()
+
+    def nothing(self) -> Words:
+        """The update of somebody who has learned nothing."""
+        return words_of(self.plan.new_total(), self.plan)
 
 
 def prepare(

@@ -1,7 +1,8 @@
 """A participant: orders in, answers out, with somebody's speech between them that never leaves.
 
     TERMS ─► accepted? ─► START ─► TRAIN ─► update                     the server sees it
-                                         └► KEYS ─► … ─► UNMASK        the server sees a sum
+                       │                 └► KEYS ─► … ─► UNMASK        the server sees a sum
+                       └► END: the run is over
 
 Before anything is computed, an order must be signed by the server that the authority vouches for, be for this node, and
 ask for no more than its user has accepted. Training is what a simulation runs: the same functions, on the one client
@@ -46,7 +47,7 @@ class Participant:
     """One node. `home` is its own folder, `user` whose speech of `store` it is, `authority` who vouches for the server.
 
     `say` is for its user's eyes: words are said there, and never to the network. `invited` is what they were asked last
-    and have not accepted yet; no answer waits for them.
+    and have not accepted yet; no answer waits for them. `ended` is after how many rounds the server has ended a run.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Participant:
         self._service: _Service | None = None
         self._answering = threading.Lock()
         self.invited: Invitation | None = None
+        self.ended: int | None = None
 
     def close(self) -> None:
         self._ledger.close()
@@ -81,6 +83,25 @@ class Participant:
 
     def has_accepted(self, digest: bytes) -> bool:
         return self._ledger.has_accepted(digest)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its user has left for good."""
+        return self._ledger.has_left
+
+    def is_here(self) -> bool:
+        """Whether its user lets it answer now. Who is not should not be connected: servers count on those who are.
+
+        Nobody goes in the middle of a sum because today's bytes have just been used up.
+        """
+        service = self._service
+        try:
+            self._ledger.check_standing()
+            if service is not None and not service.is_summing:
+                self._check_bytes(service)
+        except Refused:
+            return False
+        return True
 
     def answer(self, data: bytes) -> bytes:
         """The answer to any bytes, signed. Never raises, never waits for a person, and has no words in it.
@@ -112,6 +133,8 @@ class Participant:
             raise Refused(Code.UNEXPECTED)
         check_signature(data, service.server)
         self._ledger.check_standing()
+        if order.kind is Kind.END:
+            return self._end(order, service)
         if order.kind is Kind.START:
             service.training = self._start(order, service.invitation)
             return order.answered()
@@ -136,15 +159,16 @@ class Participant:
         if self._node not in map(fingerprint, invitation.nodes):
             raise Refused(Code.MISDIRECTED)
         self._ledger.check_standing()
-        if not self._ledger.has_accepted(invitation.digest):
+        if not self._ledger.has_accepted_for(invitation.digest, order.run):
             self.invited = invitation
             raise Refused(Code.NOT_ACCEPTED)
         if self._service is None or self._service.invitation.digest != invitation.digest:
-            self._service = _Service(invitation, server)
+            self._service = _Service(invitation, server, order.run)
         service = self._service
-        service.server = server  # its certificate may have been renewed
+        service.server, service.run = server, order.run  # its certificate may have been renewed
         if service.training is None and (kept := self._kept_start(invitation)) is not None:
             service.training = self._prepared(invitation, kept)
+        self._check_bytes(service)
         return order.answered(b"" if service.training is None else invitation.start)
 
     def _start(self, order: Order, invitation: Invitation) -> OwnTraining:
@@ -181,22 +205,38 @@ class Participant:
         # A rehearsal that was killed makes lost rounds again; where something is promised, T of them are T.
         most = rounds if invitation.private.mode is Mode.SECURE else None
         self._ledger.check_round(order, rounds=rounds, most_updates=most)
-        self._ledger.check_quota(self._quota, size=size, now=self._now())
+        service.secure_sum = None  # a new attempt: whatever became of the last one
+        self._check_bytes(service)
         server_P = read_model(order.payload, training.plan.layout)
+        idle = not self._ledger.may_train(self._quota, now=self._now())
+        if idle:
+            self._say("today's limit is reached: what is sent is zeros")
         begun = time.perf_counter()
-        update = training.update(server_P, step=order.step)
+        update = training.nothing() if idle else training.update(server_P, step=order.step)
         seconds = time.perf_counter() - begun
         if invitation.secure is None:
-            self._remember(order, size, seconds)
+            self._remember(order, size, seconds, idle=idle)
             return order.answered(update.tobytes())
-        self._remember(order, 0, seconds)
+        self._remember(order, 0, seconds, idle=idle)
         service.secure_sum = OwnSum(
             order, invitation, update, plan=training.plan, key=self._key, remember=self._remember
         )
         return order.answered()
 
-    def _remember(self, order: Order, size: int, seconds: float = 0.0) -> None:
-        self._ledger.add(order, size=size, seconds=seconds, now=self._now())
+    def _end(self, order: Order, service: "_Service") -> Answer:
+        """Take note that the run is over: the one whose terms were heard last, and no other."""
+        if order.run != service.run or order.payload:
+            raise Refused(Code.UNEXPECTED)
+        self._ledger.end(order, now=self._now())
+        self._service, self.ended = None, order.step
+        return order.answered()
+
+    def _check_bytes(self, service: "_Service") -> None:
+        if service.training is not None:
+            self._ledger.check_bytes(self._quota, size=update_bytes(service.training.plan), now=self._now())
+
+    def _remember(self, order: Order, size: int, seconds: float = 0.0, *, idle: bool = False) -> None:
+        self._ledger.add(order, size=size, seconds=seconds, now=self._now(), idle=idle)
 
     @contextmanager
     def _refusing(self, code: Code) -> Iterator[None]:
@@ -214,5 +254,10 @@ class _Service:
 
     invitation: Invitation
     server: PublicKey
+    run: bytes
     training: OwnTraining | None = None
     secure_sum: OwnSum | None = None
+
+    @property
+    def is_summing(self) -> bool:
+        return self.secure_sum is not None and not self.secure_sum.is_over

@@ -72,10 +72,12 @@ def work(
     answer: Answer,
     limit: int,
     stop: threading.Event,
+    is_here: Callable[[], bool] = lambda: True,
     say: Say = lambda _: None,
 ) -> None:
     """Answer orders of the server at `server` (host:port) until `stop` is set.
 
+    Connected only while `is_here` says so, which is asked between orders: nobody counts on a node that is paused.
     `authority` is the certificate (PEM) that the server's must be signed by, `limit` the most bytes of an order.
     Raises InputError where the server is not the one that it should be, or does not take us.
     """
@@ -92,10 +94,13 @@ def work(
     _bound_responses(client)
     with client:
         while not stop.is_set():
+            if not is_here():
+                stop.wait(LATEST)
+                continue
             try:
-                with _activated(client, key, server=server, stop=stop, say=say) as node:
+                with _activated(client, key, server=server, stop=stop, is_here=is_here, say=say) as node:
                     if node is not None:
-                        _answer_orders(client, node, answer=answer, limit=limit, stop=stop)
+                        _answer_orders(client, node, answer=answer, limit=limit, stop=stop, is_here=is_here)
             except _Unknown:
                 continue  # once more from the start: whether it takes us is seen there
             except (httpx.TransportError, _Unwanted):
@@ -104,15 +109,21 @@ def work(
 
 @contextmanager
 def _activated(
-    client: Any, key: EllipticCurvePrivateKey, *, server: str, stop: threading.Event, say: Say
+    client: Any,
+    key: EllipticCurvePrivateKey,
+    *,
+    server: str,
+    stop: threading.Event,
+    is_here: Callable[[], bool],
+    say: Say,
 ) -> Iterator[Any | None]:
-    """Within, the server counts on us. None where we were stopped before it could be reached."""
+    """Within, the server counts on us. None where we were stopped, or went, before it could be reached."""
     request = ActivateNodeRequest(
         public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_SECONDS
     )
     node_id: int | None = None
     told = False
-    while node_id is None and not stop.is_set():
+    while node_id is None and not stop.is_set() and is_here():
         try:
             node_id = _authentic(partial(client.ActivateNode, request)).node_id
         except _Unknown as unknown:
@@ -135,8 +146,9 @@ def _activated(
     finally:
         gone.set()
         beating.join()
-        if stop.is_set():
+        if stop.is_set() or not is_here():
             _leave(client, node_id)
+            say(f"not connected to {server} any more")
 
 
 def _beat(client: Any, node_id: int, gone: threading.Event) -> None:
@@ -155,9 +167,11 @@ def _leave(client: Any, node_id: int) -> None:
         client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
 
 
-def _answer_orders(client: Any, node: Any, *, answer: Answer, limit: int, stop: threading.Event) -> None:
+def _answer_orders(
+    client: Any, node: Any, *, answer: Answer, limit: int, stop: threading.Event, is_here: Callable[[], bool]
+) -> None:
     pause = 0.0
-    while not stop.wait(pause):
+    while not stop.wait(pause) and is_here():
         begun = time.monotonic()
         found = _authentic(partial(client.PullMessages, PullMessagesRequest(node=node)))
         if not found.messages_list:

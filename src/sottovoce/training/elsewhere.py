@@ -18,6 +18,10 @@ class DistantClients(Clients, Protocol):
         """Wait until they can be asked; False where `interrupted` is true meanwhile."""
         ...
 
+    def end(self, rounds: int, /) -> None:
+        """Tell them that it is over, after so many rounds: all of it is saved."""
+        ...
+
 
 @dataclass(frozen=True)
 class Elsewhere:

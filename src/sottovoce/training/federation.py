@@ -80,13 +80,14 @@ class Federating(Loop):
         server_pass: ServerPass | None = None,
         turns: Turns | None = None,
         ready: Ready | None = None,
+        end: Callable[[int], None] = lambda _: None,
         on_report: Callable[[Report], None] = lambda _: None,
         say: Say = lambda _: None,
     ) -> None:
         self._recipe, self._folder, self._start, self._dev, self._measure = recipe, folder, start, dev, measure
         self._plan, self._clients, self._team, self._inputs = plan, clients, team, inputs
         self._server_pass, self._turns, self._on_report, self._say = server_pass, turns, on_report, say
-        self._ready = ready
+        self._ready, self._end = ready, end
         self._interrupted: Callable[[], bool] = lambda: False
         self._layout: Layout = plan.layout
         part = trained_part(recipe, start)
@@ -171,6 +172,10 @@ class Federating(Loop):
         if self._plan.settings.adaptive is not None:
             self._plan = self._plan.with_clip_bound(found.state["clip_bound"])
         return Mark(**found.state["ledger"])
+
+    def over(self, ended: Ended) -> None:
+        if ended.reason != INTERRUPTED:
+            self._end(ended.step)
 
     # One round.
 

@@ -142,6 +142,9 @@ class Loop(ABC):
         """Whether to stop, asked once after each step, where `interrupted` is whether this process was told to."""
         return interrupted
 
+    def over(self, ended: "Ended") -> None:
+        """All is saved, and no step will be made any more, unless it was interrupted."""
+
     def paused(self) -> AbstractContextManager[None]:
         """Within, no step is made: for loops that time themselves."""
         return nullcontext()
@@ -182,7 +185,9 @@ def keep(
         if processes.first:
             # Before the first checkpoint nothing counts, the start's score included.
             records = held.enter_context(recorder(run, after_step=standing.step or -1, events=events))
-        return _Keeper(loop, run, recipe, pace, measure, records, on_report, standing).steps(loop.watch(asked))
+        ended = _Keeper(loop, run, recipe, pace, measure, records, on_report, standing).steps(loop.watch(asked))
+        loop.over(ended)
+        return ended
 
 
 @dataclass(frozen=True)

@@ -342,6 +342,7 @@ def _run_federated(
                 plan=plan,
                 clients=clients(run) if distant is None else distant,
                 ready=None if distant is None else distant.ready,
+                end=(lambda _: None) if distant is None else distant.end,
                 team=team,
                 dev=places.dev,
                 measure=measure,
