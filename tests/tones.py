@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import soundfile
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
@@ -53,3 +54,11 @@ def pack_tones(
     rendered = [change(speaker(number, letters=letters, utterances=utterances)) for number in people]
     rendered.sort(key=lambda one: (one.split, one.name))
     pack(Corpus("tones", language, rendered, identity, ProblemLog()), place, workers=1)
+
+
+def write_recordings(place: Path, rendered: RenderedSpeaker) -> None:
+    """Somebody's speech as they have it themselves: audio files with their texts beside them."""
+    place.mkdir(parents=True)
+    for said in rendered.utterances:
+        soundfile.write(place / f"{said.id}.wav", said.samples, SAMPLE_RATE)
+        (place / f"{said.id}.txt").write_text(said.text or "")

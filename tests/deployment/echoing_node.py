@@ -1,5 +1,7 @@
 """A node in a process of its own, that answers as its first argument says. Used by `test_flower`.
 
+While a file `away` lies beside its key it is not here.
+
 python echoing_node.py MANNER SERVER KEY CA
 """
 
@@ -59,6 +61,7 @@ def main() -> None:
             answer=lambda order: answer(manner, order),
             limit=1 << 26,
             stop=stop,
+            is_here=lambda: not Path(key).with_name("away").exists(),
             say=lambda line: print(line, flush=True),
         )
     except InputError as error:

@@ -108,6 +108,21 @@ def test_orders_go_out_and_answers_come_back(keys: Path, link: Any, start: Start
     assert answers == {node: order[::-1] for node, order in orders.items()}
 
 
+def test_who_wants_to_be_away_is_not_here(keys: Path, link: Any, start: Start) -> None:
+    """So that no round counts on them; and they are here again when they want to be."""
+    anna = start("echo", link)
+    assert says(anna) == f"connected to 127.0.0.1:{link.port}"
+    away = keys / "anna" / "away"
+    try:
+        away.touch()
+        assert says(anna) == f"not connected to 127.0.0.1:{link.port} any more"
+        assert link.present() == frozenset()
+    finally:
+        away.unlink()
+    assert says(anna) == f"connected to 127.0.0.1:{link.port}"
+    assert link.present() == {name(keys, "anna")}
+
+
 def test_nothing_is_kept_of_what_was_said(keys: Path, link: Any, start: Start) -> None:
     says(start("echo", link))
     link.ask({name(keys, "anna"): b"a secret"}, seconds=LONG, limit=100)

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 from tests.deployment.places import ROUNDS, Place, check_same
-from tests.deployment.village import NAMES
+from tests.deployment.village import NAMES, NUMBERS
+from tests.tones import speaker, write_recordings
 
-from sottovoce.deployment import keys
+from sottovoce.deployment import keys, own_ledger
+from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.run_folder import LEDGER
 
@@ -56,10 +58,16 @@ class Processes:
         threading.Thread(target=self._end_with, args=(process,), daemon=True).start()
         return Server(process, int(words[2].split(":")[1]), words[-1])
 
-    def join(self, name: str, server: "Server", *, accept: str | None = None) -> subprocess.Popen[str]:
-        own = ("--data", str(self.place.stores / name), "--key", f"keys/{name}", "--ca", "keys/server/ca.pem")
+    def join(
+        self, name: str, server: "Server", *more: str, data: str | None = None, accept: str | None = None
+    ) -> subprocess.Popen[str]:
+        speech = data or str(self.place.stores / name)
+        own = ("--data", speech, "--key", f"keys/{name}", "--ca", "keys/server/ca.pem")
         url = f"https://127.0.0.1:{server.port}"
-        return self.sottovoce("join", url, *own, "--accept", accept or server.digest, "--device", "cpu")
+        return self.sottovoce("join", url, *own, "--accept", accept or server.digest, "--device", "cpu", *more)
+
+    def home(self, name: str) -> Path:
+        return self.place.folder / "keys" / name / "home"
 
     def _end_with(self, server: subprocess.Popen[str]) -> None:
         """Nodes wait for a server as long as it takes; tests do not wait for nodes of one that has failed."""
@@ -132,15 +140,26 @@ def settled(tmp_path: Path, village_stores: Path) -> Iterator[Settled]:
         processes.close()
 
 
+OVER = f"this run is over after {ROUNDS} rounds: nothing more is asked of you"
+
+
 def test_nine_processes_with_secure_sums_make_the_model_of_a_simulation(settled: Settled) -> None:
+    """One of the nine has recordings in a folder, and no store. All end by themselves when the run is over."""
     nine = settled(NAMES)
     server = nine.serve("--sums", "secure", "--wait-for", "9")
-    for name in NAMES:
-        nine.join(name, server)
+    (number,) = [number for number in NUMBERS if speaker(number).name == NAMES[4]]
+    write_recordings(nine.place.folder / "recorded", speaker(number, letters=(2, 3), utterances=3))
+    own = {NAMES[4]: "recorded"}
+    nodes = [nine.join(name, server, "--user", name, data=own.get(name)) for name in NAMES]
+    prepared = until(nodes[4], f"keys/{NAMES[4]}/home/speech/store: 1 users, 3 utterances")
+    assert prepared.endswith("your recordings, prepared; they stay here")
     said = finished(server.process)
     assert "waiting until at least 9 of 9 nodes are here" in said
     assert "ε spent" in said
     check_same(nine.place.folder / "served", nine.place.simulate("simulated"))
+    for node in nodes:
+        assert OVER in finished(node).splitlines()
+    assert read_chain(nine.home(NAMES[0]) / own_ledger.LEDGER).records[-1]["rounds"] == ROUNDS
 
 
 def test_a_server_that_is_killed_in_a_round_goes_on_with_the_same_nodes(settled: Settled) -> None:
@@ -155,6 +174,8 @@ def test_a_server_that_is_killed_in_a_round_goes_on_with_the_same_nodes(settled:
     again = three.serve("--sums", "open", "--resume", port=server.port)
     assert again.digest == server.digest
     finished(again.process)
+    for node in nodes:  # a server that was killed has not ended them; one that is done has
+        assert OVER in finished(node).splitlines()
     ledger = verify(three.place.folder / "served" / LEDGER)
     assert (ledger.steps, ledger.attempts) == (ROUNDS, ROUNDS)
     twin = settled(THREE, cohort_size=3).place
@@ -174,8 +195,29 @@ def test_a_node_that_is_killed_comes_back_and_a_server_stops_and_goes_on_when_to
     server.process.send_signal(signal.SIGINT)
     assert "and saved: the same command with --resume goes on" in finished(server.process)
     finished(three.serve("--sums", "secure", "--resume", port=server.port).process)
+    for node in (back, *nodes[1:]):  # nor has one that was told to stop
+        assert "this run is over after 4 rounds: nothing more is asked of you" in finished(node).splitlines()
     ledger = verify(three.place.folder / "served" / LEDGER)
     assert (ledger.steps, ledger.attempts) == (4, 4)
+
+
+def test_who_is_paused_is_not_connected_and_who_stays_needs_another_yes_for_another_run(settled: Settled) -> None:
+    three = settled(THREE, cohort_size=3)
+    server = three.serve("--sums", "open", "--wait-for", "2")
+    own_ledger.pause(three.home(THREE[0]))
+    paused = three.join(THREE[0], server)
+    staying, going = three.join(THREE[1], server, "--stay"), three.join(THREE[2], server)
+    assert OVER in finished(going).splitlines()
+    until(staying, OVER)
+    finished(server.process)
+    own_ledger.resume(three.home(THREE[0]))
+    assert next(lines_of(paused)).endswith("cannot be reached: trying again until it can")  # its first word
+    own_ledger.leave(three.home(THREE[0]))
+    assert finished(paused) == "left for good: nothing is answered any more"
+    three.serve("--sums", "open", "--out", "served again", port=server.port)
+    assert refused(staying) == (
+        "error: nobody here can be asked: this was accepted for another run, and each needs a yes of its own"
+    )
 
 
 def test_who_accepted_something_else_or_is_revoked_is_refused_in_one_line(settled: Settled) -> None:

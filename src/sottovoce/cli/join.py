@@ -15,6 +15,7 @@ from sottovoce.errors import InputError
 from sottovoce.interrupts import ended_in_order
 
 if TYPE_CHECKING:
+    from sottovoce.corpora.corpus import Corpus, Speaker
     from sottovoce.deployment.invitation import Invitation
     from sottovoce.deployment.participant import Participant
 
@@ -26,12 +27,19 @@ LOOK_AGAIN = 0.2  # seconds between two looks at whether somebody has to be aske
 
 def join(
     server: Annotated[str, typer.Argument(metavar="URL", help="Where the server is: https://HOST:PORT.")],
-    data: Annotated[Path, typer.Option(help="The store that holds your speech.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="STORE_OR_FOLDER",
+            help="Your speech: a store, or a folder of recordings (lights.wav) with their texts (lights.txt).",
+        ),
+    ],
     key: Annotated[Path, typer.Option(help="Your node's key (`sottovoce keys node`): its folder, or node.key.")],
     ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.pem, from whoever invited you.")],
     user: Annotated[
-        str | None, typer.Option(help="Whose speech it is, where the store holds several people's.")
+        str | None, typer.Option(help="Whose speech it is, where several people's is there; your name in the roster.")
     ] = None,
+    language: Annotated[str, typer.Option(help="Of a folder of recordings: decides how text is normalised.")] = "en",
     accept: Annotated[
         str | None, typer.Option(metavar="DIGEST", help="Say yes beforehand to the invitation with this digest.")
     ] = None,
@@ -48,7 +56,7 @@ def join(
 ) -> None:
     """Take part in a federation: train on your own speech, here, and send what everybody may know.
 
-    Example: sottovoce join https://voices.example.org:9443 --data stores/mine --key keys/mine --ca ca.pem
+    Example: sottovoce join https://voices.example.org:9443 --data my-recordings --key keys/mine --ca ca.pem
 
     Only code that is installed here is run. The first time you are shown what you are asked, and nothing is computed
     before you say yes. Ctrl-C ends it after the present order; the same command goes on. When the server says that the
@@ -56,9 +64,9 @@ def join(
     """
     from sottovoce.deployment.keys import NODE_KEY, load_certificate, load_private_key
     from sottovoce.deployment.own_ledger import Quota
+    from sottovoce.deployment.own_recordings import own_store
     from sottovoce.deployment.participant import Participant
     from sottovoce.evaluation.recognise import choose_device
-    from sottovoce.store import Store
 
     try:
         from sottovoce.deployment.worker import work
@@ -72,11 +80,12 @@ def join(
         seconds=seconds_a_day,
         bytes=None if megabytes_a_day is None else int(megabytes_a_day * 1e6),
     )
+    home = home or (key if key.is_dir() else key.parent) / "home"
     participant = Participant(
-        home or (key if key.is_dir() else key.parent) / "home",
+        home,
         key=own,
         authority=authority,
-        store=Store(data),
+        store=own_store(data, home=home, user=user, language=language, pack=_packed),
         now=lambda: datetime.now(UTC),
         user=user,
         device=choose_device(device),
@@ -104,6 +113,15 @@ def join(
         _attend(participant, answer_orders, stop, stay=stay)
     finally:
         participant.close()
+
+
+def _packed(corpus: "Corpus[Speaker]", place: Path) -> None:
+    """A folder's recordings as a store, with a line for everything that was wrong with them."""
+    from sottovoce.cli.prepare import amounts, packed, tell_problems
+
+    store = packed(corpus, place)
+    say(f"{amounts(store)}: your recordings, prepared; they stay here")
+    tell_problems(store)
 
 
 def _attend(

@@ -185,6 +185,26 @@ def tsv(
 
 
 @app.command()
+def folder(
+    source: Annotated[Path, typer.Argument(help="The folder of one person's recordings.")],
+    out: Out,
+    user: Annotated[str | None, typer.Option(help="Who it is; the folder's name by default.")] = None,
+    language: Language = "en",
+    split: Annotated[str, typer.Option(help="Split of all of it.")] = "train",
+    strict: Strict = False,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """One person's recordings: audio files with their texts beside them (lights.wav, lights.txt), or a table of them.
+
+    Example: sottovoce prepare folder my-recordings --out stores/mine
+    """
+    from sottovoce.corpora import folder
+
+    _pack(folder.read(source, user=user, language=language, split=split, strict=strict), out, workers, json)
+
+
+@app.command()
 def synthetic(
     task: Annotated[
         str, typer.Argument(help="What is spoken and how: crowd, studio, digits, digits-studio or digits-crowd.")
@@ -224,6 +244,17 @@ def _counts(text: str) -> dict[str, int]:
 
 def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None:
     started = time.monotonic()
+    store = packed(corpus, out, workers)
+    elapsed = time.monotonic() - started
+    if json:
+        print_json({key: value for key, value in store.header.items() if key != "sizes"} | {"seconds": store.seconds})
+        return
+    say(f"{amounts(store)} ({store.seconds / elapsed:,.0f} s of audio per second)", to=stdout)
+    tell_problems(store)
+
+
+def packed(corpus: Corpus[S], out: Path, workers: int | None = None) -> Store:
+    """The store `out`, written with a progress bar."""
     with progress_bar(f"preparing {corpus.name}") as bar:
         (task,) = bar.task_ids
 
@@ -240,13 +271,16 @@ def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None
             say(f"interrupted: {'the same command goes on from' if kept else 'nothing half-written is left in'} {out}")
             code = signalled.code if isinstance(signalled, SystemExit) else None
             raise typer.Exit(code if isinstance(code, int) else 130) from None
-    elapsed = time.monotonic() - started
-    store = Store(out)
-    if json:
-        print_json({key: value for key, value in store.header.items() if key != "sizes"} | {"seconds": store.seconds})
-        return
-    amounts = f"{store.user_count:,} users, {store.utterance_count:,} utterances, {store.seconds / 3600:.2f} h"
-    say(f"{out}: {amounts} ({store.seconds / elapsed:,.0f} s of audio per second)", to=stdout)
+    return Store(out)
+
+
+def amounts(store: Store) -> str:
+    held = f"{store.user_count:,} users, {store.utterance_count:,} utterances, {store.seconds / 3600:.2f} h"
+    return f"{store.path}: {held}"
+
+
+def tell_problems(store: Store) -> None:
+    """What of a corpus is not in its store, or not as it was, with examples."""
     for kind, found in store.header["problems"].items():
         say(f"{found['count']:,} × {kind} ({'kept' if found['kept'] else 'left out'})")
         for example in found["examples"]:

@@ -148,6 +148,7 @@ def _activated(
         beating.join()
         if stop.is_set() or not is_here():
             _leave(client, node_id)
+        if not stop.is_set() and not is_here():
             say(f"not connected to {server} any more")
 
 

@@ -137,6 +137,7 @@ class Federating(Loop):
             measure=self._measure,
             events=not self._secure,
             on_report=self._on_report,
+            on_end=self._over,
             say=self._say,
         )
 
@@ -173,7 +174,8 @@ class Federating(Loop):
             self._plan = self._plan.with_clip_bound(found.state["clip_bound"])
         return Mark(**found.state["ledger"])
 
-    def over(self, ended: Ended) -> None:
+    def _over(self, ended: Ended) -> None:
+        """Those who went on waiting need not."""
         if ended.reason != INTERRUPTED:
             self._end(ended.step)
 

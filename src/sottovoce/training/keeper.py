@@ -142,9 +142,6 @@ class Loop(ABC):
         """Whether to stop, asked once after each step, where `interrupted` is whether this process was told to."""
         return interrupted
 
-    def over(self, ended: "Ended") -> None:
-        """All is saved, and no step will be made any more, unless it was interrupted."""
-
     def paused(self) -> AbstractContextManager[None]:
         """Within, no step is made: for loops that time themselves."""
         return nullcontext()
@@ -170,13 +167,15 @@ def keep(
     processes: Processes = ALONE,
     events: bool = True,
     on_report: Callable[[Report], None] = lambda _: None,
+    on_end: Callable[[Ended], None] = lambda _: None,
     say: Say = lambda _: None,
 ) -> Ended:
     """Make the steps of `loop` that are left, in its folder; an interrupt ends it after the present one, saved.
 
     After each evaluation `run.best` leads to the checkpoint with the best score by `measure`. `recipe` is what the run
     is about, `tokens` the digest of its token set. Where several `processes` make the loop together, the first one
-    alone evaluates, writes and reports. Without `events` nothing goes to TensorBoard.
+    alone evaluates, writes and reports. Without `events` nothing goes to TensorBoard. `on_end` hears when all is saved,
+    within what the loop has begun.
     """
     found = _newest(run, tokens=tokens, processes=processes, say=say)
     with loop.begun(found), interruptible() as asked, ExitStack() as held:
@@ -186,7 +185,7 @@ def keep(
             # Before the first checkpoint nothing counts, the start's score included.
             records = held.enter_context(recorder(run, after_step=standing.step or -1, events=events))
         ended = _Keeper(loop, run, recipe, pace, measure, records, on_report, standing).steps(loop.watch(asked))
-        loop.over(ended)
+        on_end(ended)
         return ended
 
 
