@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from sottovoce.cli import app
 from sottovoce.config import load_experiment
 from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.deployment.own_ledger import OwnLedger
 from sottovoce.models.saved import load
 from sottovoce.seeds import stream
 
@@ -130,6 +131,24 @@ def test_an_encoder_is_trained_without_texts_probed_and_made_a_recogniser_that_s
         assert result.exit_code == 0, result.output
     assert load("runs/my-encoder").family.name == "cpc"
     assert load("runs/my-recogniser").family.name == "transducer"
+
+
+@pytest.mark.parametrize("folder", [DOCS / "guides" / "taking-part.md"], indirect=True)
+def test_people_who_take_part_can_do_what_their_page_says(folder: Path) -> None:
+    """All of its commands but joining, for which there would have to be a server."""
+    said = []
+    for words in commands(DOCS / "guides" / "taking-part.md"):
+        if words[0] == "join":  # what somebody who joins does, and what becomes of it
+            ledger = OwnLedger(folder / "keys" / "mine" / "home")
+            ledger.accept(bytes(32))
+            ledger.close()
+            continue
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        said.append(result.output)
+    assert f"accepted {'00' * 32}" in said[1]
+    result = CliRunner().invoke(app, ["node", "show", "keys/mine/home"])
+    assert result.output.startswith("keys/mine/home: left for good\n")
 
 
 @guides_with("yaml")

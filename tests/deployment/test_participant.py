@@ -18,7 +18,7 @@ from tests.deployment.village import NAMES, NOW, RUN, Village, content, recipe_o
 from sottovoce.deployment import keys, own_ledger, own_training
 from sottovoce.deployment.invitation import SecureSums, sealed_letter
 from sottovoce.deployment.messages import OVERHEAD, Answer, Code, Kind, Order, open_answer
-from sottovoce.deployment.own_ledger import OwnLedger, Quota, leave, pause, resume
+from sottovoce.deployment.own_ledger import OwnLedger, Quota, account, leave, pause, resume
 from sottovoce.deployment.payloads import read_model, read_words
 from sottovoce.deployment.sum_terms import Phase
 from sottovoce.errors import InputError
@@ -372,6 +372,26 @@ def test_a_run_that_is_over_is_noted_and_nothing_of_it_is_answered_any_more(vill
         assert code(village, village.train(ANNA)) is Code.UNEXPECTED
         assert code(village, end(village)) is Code.UNEXPECTED
         village.join(ANNA)
+
+
+def test_what_a_node_has_done_is_told_to_its_user(village: Village) -> None:
+    home = village.place / ANNA / "home"
+    with pytest.raises(InputError, match="no node has joined from here"):
+        account(home)
+    village.welcome(ANNA, quota=Quota(rounds=2))
+    for _ in range(3):
+        village.ask(ANNA, village.train(ANNA))
+    village.ask(ANNA, end(village))
+    pause(home)
+    seconds = sum(record.get("seconds", 0) for record in written(village))
+    digest = village.invitation.digest.hex()
+    assert account(home) == [
+        f"{home}: paused",
+        f"accepted {digest}",
+        f"2031-05-01: the run of {digest} was over after 12 rounds",
+        f"2031-05-01: trained in 2 rounds for {seconds:,.1f} s; zeros in 1 more; "
+        f"sent {3 * 8 * village.layout.dimension / 1e6:,.2f} MB",
+    ]
 
 
 def test_another_run_of_the_same_recipe_needs_another_yes_and_an_old_end_does_not_end_it(village: Village) -> None:

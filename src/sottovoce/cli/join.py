@@ -102,7 +102,7 @@ def join(
             _address(server),
             key=own,
             authority=ca.read_bytes(),
-            answer=_told(participant.answer),
+            answer=_told(participant, stop=None if stay else stop),
             limit=LARGEST_ORDER,
             stop=stop,
             is_here=participant.is_here,
@@ -110,7 +110,7 @@ def join(
         )
 
     try:
-        _attend(participant, answer_orders, stop, stay=stay)
+        _attend(participant, answer_orders, stop)
     finally:
         participant.close()
 
@@ -124,9 +124,7 @@ def _packed(corpus: "Corpus[Speaker]", place: Path) -> None:
     tell_problems(store)
 
 
-def _attend(
-    participant: "Participant", answer_orders: Callable[[], None], stop: threading.Event, *, stay: bool
-) -> None:
+def _attend(participant: "Participant", answer_orders: Callable[[], None], stop: threading.Event) -> None:
     """Answer orders in another thread; in this one, ask the user whenever that waits for them."""
     failed: list[BaseException] = []
 
@@ -146,11 +144,6 @@ def _attend(
                 if participant.has_left:
                     say("left for good: nothing is answered any more")
                     break
-                if (rounds := participant.ended) is not None:
-                    participant.ended = None
-                    say(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
-                    if not stay:
-                        break
                 working.join(LOOK_AGAIN)
         except KeyboardInterrupt:
             say("ending after the present order; the same command goes on")
@@ -178,18 +171,26 @@ def _ask(participant: "Participant", invitation: "Invitation") -> None:
     participant.accept(invitation.digest)
 
 
-def _told(answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    """The same, with a line for the user after each round that they took part in."""
+def _told(participant: "Participant", *, stop: threading.Event | None) -> Callable[[bytes], bytes]:
+    """Its answers, with a line for the user after each round that they took part in, and when there are no more.
+
+    That sets `stop`, where it is given.
+    """
     from sottovoce.deployment.messages import Kind, Refused, peek_order
 
     def told(data: bytes) -> bytes:
-        answered = answer(data)
+        answered = participant.answer(data)
         try:
             order = peek_order(data, limit=LARGEST_ORDER)
         except Refused:
             return answered
         if order.kind is Kind.TRAIN:
             say(f"round {order.step + 1:,}: asked to train, answered with {len(answered):,} bytes")
+        if (rounds := participant.ended) is not None:
+            participant.ended = None
+            say(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
+            if stop is not None:
+                stop.set()
         return answered
 
     return told
