@@ -599,6 +599,25 @@ def test_another_attempt_has_no_part_in_a_sum(secure: Village) -> None:
     assert code(secure, secure.order(ANNA, Kind.KEYS, **when)) is Code.DONE
 
 
+def test_zeros_above_a_limit_are_masked_like_anything(secure: Village) -> None:
+    secure.welcome(ANNA, quota=Quota(rounds=1))
+    for is_idle in (False, True):
+        when = begin(secure)
+        updates = {name: open_update(secure, name) for name in secure.people[:5]}
+        assert (not updates[ANNA].any()) is is_idle
+        assert np.array_equal(secure.opened(list(range(5)), **when), sum(updates.values()))
+
+
+def test_nobody_goes_in_the_middle_of_a_sum_because_of_its_bytes(secure: Village) -> None:
+    anna = secure.welcome(ANNA, quota=Quota(bytes=8 * secure.layout.dimension))
+    when = begin(secure)
+    secure.gone[ANNA] = Phase.UNMASK
+    secure.opened(list(range(5)), **when)
+    assert anna.is_here()  # its vector has left, and others need its shares
+    assert code(secure, secure.order(ANNA, Kind.UNMASK, b"", **when)) is Code.UNEXPECTED  # it is over for her, too
+    assert not anna.is_here()
+
+
 def test_a_server_never_gets_the_bare_update(secure: Village) -> None:
     begin(secure)
     answer: Answer = secure.ask(ANNA, secure.train(ANNA, step=3))
