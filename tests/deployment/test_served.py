@@ -201,6 +201,7 @@ def test_a_node_that_is_killed_comes_back_and_a_server_stops_and_goes_on_when_to
     assert (ledger.steps, ledger.attempts) == (4, 4)
 
 
+@pytest.mark.long_network
 def test_who_is_paused_is_not_connected_and_who_stays_needs_another_yes_for_another_run(settled: Settled) -> None:
     three = settled(THREE, cohort_size=3)
     server = three.serve("--sums", "open", "--wait-for", "2")
