@@ -6,6 +6,7 @@ numbers, their seeds included.
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
 from sottovoce.config.smoke import smoke
+from sottovoce.training.keeper import Report
 from sottovoce.training.seeding import seed_of
 from sottovoce.training.smoke_runs import run_smoke
-from sottovoce.training.stages import Surroundings, folder_of
+from sottovoce.training.stages import NO_EPSILON, Surroundings, folder_of
 
 
 def without_numbers(settings: Any) -> Any:
@@ -81,3 +83,24 @@ def test_a_suite_runs_one_step_of_all_its_runs(around: Surroundings) -> None:
     run_smoke("demo", suite, out=around.runs, around=around)
     for label in suite.runs:
         assert_one_step(f"demo/{label}", around)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["federation.privacy.sigma_dp=3e-6"],
+        ["federation.privacy.sigma_dp=null", "federation.privacy.target_epsilon=4"],
+    ],
+    ids=["noise", "target"],
+)
+def test_no_epsilon_is_told_that_is_not_the_recipes(changes: list[str], around: Surroundings, tmp_path: Path) -> None:
+    """People and noise of the stand-in promise something else than the recipe's."""
+    recipe = load_recipe("benchmark/clipping/dim", ["federation.seed_model=null", *changes])
+    said: list[str] = []
+    reports: list[Report] = []
+    heard = replace(around, say=said.append, on_report=reports.append)
+    run_smoke("private", recipe, out=tmp_path / "runs", around=heard)
+    assert NO_EPSILON in said
+    assert not [line for line in said if "ε" in line or "δ" in line or "epsilon" in line]
+    assert reports
+    assert all(report.epsilon is None for report in reports)

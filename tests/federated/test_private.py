@@ -29,7 +29,7 @@ def ours(tones: Path, tmp_path: Path) -> Small:
 
 
 def trained_clients(ours: Small, clients: Sequence[int]) -> Iterator[Trained]:
-    """Updates of `clients`, some one by one and some as a stack; every seventh is not finite, nor is its loss."""
+    """Updates of `clients`, some one by one and some as a stack; every seventh is not finite, nor its loss."""
     for stack in (clients[:3], *([client] for client in clients[3:])):
         update_NP = ours.layout.zeros(len(stack))
         for row_P, client in zip(update_NP, stack, strict=True):
@@ -40,7 +40,7 @@ def trained_clients(ours: Small, clients: Sequence[int]) -> Iterator[Trained]:
         figures = [ClientFigures(1, 1.0, None, None, left_out={"too long": client % 2}) for client in stack]
         if len(stack) == 1:
             update_NP, losses_N = update_NP[0], losses_N[0]
-        yield Trained(update_NP, tuple(stack), losses_N, tuple(figures), 0.5 * len(stack))
+        yield Trained(update_NP, tuple(stack), losses_N, tuple(figures), 0.5 * len(stack), gradient_norms=2 * losses_N)
 
 
 class GivenUpdates(Engine):
@@ -90,10 +90,19 @@ def test_figures_are_means_over_the_finite_clients_however_they_are_divided(ours
         assert found["utterances_left_out"] == {"too long": MANY // 2}
         assert private.audio_seconds == 0.5 * MANY
         assert found["loss"] == pytest.approx(np.mean([1.0 + client / 10 for client in finite]), rel=1e-6)
+        gradients = [2.0 + client / 5 for client in finite]
+        assert found["gradient_norm"] == pytest.approx(np.mean(gradients), rel=1e-6)
+        assert found["gradient_norm_std"] == pytest.approx(np.std(gradients), rel=1e-6)
         assert found["norm"] == pytest.approx(norm_N.mean(), rel=1e-9)
+        assert found["norm_std"] == pytest.approx(norm_N.std(), rel=1e-6)
+        after_N = np.sqrt((np.minimum(norms_NH, bounds_H) ** 2).sum(axis=1))
+        assert found["norm_after"] == pytest.approx(after_N.mean(), rel=1e-6)
+        assert found["norm_after_std"] == pytest.approx(after_N.std(), rel=1e-3)
         assert found["clip_fraction"] == (norms_NH > bounds_H).any(axis=1).sum() / MANY
         for name, before, after in zip(names, norms_NH.T, np.minimum(norms_NH, bounds_H).T, strict=True):
             assert found["layers"][name]["norm_before"] == pytest.approx(before.mean(), rel=1e-9)
             assert found["layers"][name]["norm_after"] == pytest.approx(after.mean(), rel=1e-6)
+            assert found["layers"][name]["std_before"] == pytest.approx(before.std(), rel=1e-6)
+            assert found["layers"][name]["std_after"] == pytest.approx(after.std(), rel=1e-3, abs=1e-9)
         assert private.clipping is not None
         torch.testing.assert_close(private.clipping.layer_norms[1].numpy(), (norms_NH**2).sum(0), rtol=1e-9, atol=0)

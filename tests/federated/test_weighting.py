@@ -184,7 +184,7 @@ def test_the_loss_as_released_is_that_of_the_last_local_epoch(tones: Path, tmp_p
     loaded = loaded_client(ours.room, 3, step=0)
     heard = loaded.hear(HeardBefore(0), ours.room, dtype=torch.float32)
     weights = Weights(ours.layout, ours.room.local.built_optimiser(), device=CPU, dtype=torch.float32)
-    losses_L = train_locally(weights, loaded, heard, ours.room, server_P=ours.server.parameters_P)
+    losses_L, _ = train_locally(weights, loaded, heard, ours.room, server_P=ours.server.parameters_P)
     assert len(losses_L) >= 4
     last = losses_L[len(losses_L) // 2 :]
     assert measured_by(ours.engine, ours)[3].loss == float(last.mean()) != float(losses_L.mean())

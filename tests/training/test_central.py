@@ -112,7 +112,7 @@ def test_the_files_of_a_run_chosen_by_its_errors_are_as_they_always_were(
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [list(line) for line in lines if line["step"] in (2, 12)] == [
         train,
-        [*train, "dev_wer", "dev_cer", "gradient_norms"],
+        [*train, "dev_wer", "dev_cer", "gradient_norms", "gradient_deviations"],
     ]
     assert "measure" not in (tmp_path / "run/config.yaml").read_text()
 

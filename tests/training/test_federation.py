@@ -66,6 +66,21 @@ def test_a_release_keeps_to_itself_what_it_knows_of_people(run: Run, tmp_path: P
     assert outcome.results["privacy"]["simulated"] is False
 
 
+def test_test_sets_are_scored_along_the_way_where_that_is_asked_for(run: Run) -> None:
+    """And nothing else is different: not the model, not what is charged."""
+    plain, along = run(out="plain"), run("federation.test_along=true", out="along")
+    assert plain.results is not None
+    assert along.results is not None
+    assert not any("test_wer" in record for record in lines(plain.folder / "metrics.jsonl"))
+    seen = {r["step"]: r["test_wer"] for r in lines(along.folder / "metrics.jsonl") if "dev_wer" in r}
+    assert [*seen] == [0, 2]
+    best = along.results["model"]["step"]
+    assert seen[best] == {name: test["wer"] for name, test in along.results["test"].items()}
+    assert along.results["test"] == plain.results["test"]
+    heads = [lines(outcome.folder / "ledger.jsonl")[-1]["record"]["result"] for outcome in (plain, along)]
+    assert heads[0] == heads[1]
+
+
 def test_a_release_is_never_trained_in_stacks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the run folder's `engine.json` says."""
     monkeypatch.setattr(engines, "_choose_engine", lambda *_, **__: {"engine": "stacked", "stack_size": 2})

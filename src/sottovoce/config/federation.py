@@ -184,10 +184,11 @@ class Federation(Section):
     the seed's LayerNorms by this and multiplies the matrices behind them (see `models.rescaling`): the same
     function, other updates. `server_pass` trains on public speech after every round. `shared_dev` is what clients are
     weighted by, under `privacy.weighting: wer_released` alone. `test_clients` says on how many clients' held-out speech
-    the model is tested before and after, `all` or so many, in simulations.
+    the model is tested before and after, `all` or so many, in simulations. `test_along: true` scores the test sets too
+    whenever the dev speakers are, for curves over rounds (Pelikan et al., Figures 11, 12); nothing is chosen by them.
     """
 
-    unwritten = frozenset({"rescale_norms", "server_pass", "shared_dev", "test_clients", "measure"})
+    unwritten = frozenset({"rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "measure"})
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
@@ -206,6 +207,7 @@ class Federation(Section):
     evaluate_every: int = Field(default=50, ge=1)
     checkpoint_every: int = Field(default=50, ge=1)
     test_clients: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
+    test_along: Literal[True] | None = None
     measure: MeasureName | None = None
     patience: int | None = Field(default=None, ge=1)
     precision: Literal["auto", "bfloat16", "float32"] = "auto"

@@ -320,23 +320,24 @@ def train_locally(
     room: ClientRoom,
     *,
     server_P: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Local training of one client on what was `heard` of it, from `server_P` to `weights.master`.
 
-    Returns the loss of each local step, on the device.
+    Returns each local step's loss, and the norm of its gradient before clipping, on the device.
     """
     local = room.local
     weights.reset(server_P)
-    losses = []
+    losses, norms = [], []
     for lines, draws in zip(loaded.lines, loaded.draws, strict=True):
         whole = room.frozen.with_trained(weights.working)
         loss = step_loss(room.family, whole, heard.take(lines), settings=room.model, draws=draws)
         weights.set_gradients(gradients_of(loss, list(weights.working.values())))
         if local.proximal is not None:
             weights.add_to_gradients(local.proximal.pull(weights.master, server_P))
-        weights.step(lr=local.lr, max_norm=local.clip_gradients)
+        norm, _ = weights.step(lr=local.lr, max_norm=local.clip_gradients)
         losses.append(loss.detach())
-    return torch.stack(losses)
+        norms.append(norm)
+    return torch.stack(losses), torch.stack(norms)
 
 
 def gradients_of(loss: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.federated.engines.engine import Summed, Together, Trained
-from sottovoce.privacy.clipping import ClipStats, ClipSums, clip_sums, summarise
+from sottovoce.privacy.clipping import ClipStats, ClipSums, clip_sums, mean_and_deviation, summarise
 from sottovoce.privacy.plan import Plan
 
 MOST_WAITING = 256  # clients, or one stack more: summed together, because for each alone it would take a dozen kernels
@@ -29,20 +29,22 @@ class Private:
     cohort: int = 0
     clipping: ClipSums | None = None
     loss: Tensor | None = None  # [2]: Σ over the clients whose loss was finite, and how many those are
+    gradients: Tensor | None = None  # [3]: Σ of gradient norms, Σ of their squares, and over how many clients
     audio_seconds: float = 0.0
     waited_seconds: float = 0.0  # for data
     dropped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
-    signal_H: Tensor | None = None
-    _waiting: list[tuple[ClipStats, Tensor]] = field(default_factory=list, repr=False)
+    signal_H: Tensor | None = None  # norms of the sum, before noise
+    denominator: float = 1.0  # what makes a mean of the sum
+    _waiting: list[tuple[ClipStats, Tensor, Tensor | None]] = field(default_factory=list, repr=False)
 
     def add(self, stats: ClipStats, trained: Trained) -> None:
         """Count `trained` in, without waiting for the device."""
-        self._waiting.append((stats, trained.losses))
+        self._waiting.append((stats, trained.losses, trained.gradient_norms))
         self.audio_seconds += trained.audio_seconds
         for client in trained.figures:
             self.left_out.update(client.left_out)
-        if sum(losses.numel() for _, losses in self._waiting) >= MOST_WAITING:
+        if sum(losses.numel() for _, losses, _ in self._waiting) >= MOST_WAITING:
             self.settle()
 
     def add_summed(self, summed: Summed, trained: Together) -> None:
@@ -57,8 +59,10 @@ class Private:
         """Sum what is waiting."""
         if not self._waiting:
             return
-        clipping = clip_sums([stats for stats, _ in self._waiting])
-        self._add_losses(torch.cat([losses.reshape(-1) for _, losses in self._waiting]))
+        clipping = clip_sums([stats for stats, _, _ in self._waiting])
+        self._add_losses(torch.cat([losses.reshape(-1) for _, losses, _ in self._waiting]))
+        if norms := [norms.reshape(-1) for _, _, norms in self._waiting if norms is not None]:
+            self._add_gradients(torch.cat(norms))
         self.clipping = clipping if self.clipping is None else self.clipping + clipping
         self._waiting = []
 
@@ -68,6 +72,13 @@ class Private:
         loss = torch.stack([torch.where(finite, losses, 0.0).sum(), finite.sum()])
         self.loss = loss if self.loss is None else self.loss + loss
 
+    def _add_gradients(self, norms: Tensor) -> None:
+        norms = norms.double()
+        finite = norms.isfinite()
+        norms = torch.where(finite, norms, 0.0)
+        gradients = torch.stack([norms.sum(), norms.square().sum(), finite.sum()])
+        self.gradients = gradients if self.gradients is None else self.gradients + gradients
+
     def on_host(self) -> "Private":
         """The same off the device, to be sent to another process. Waits for the device."""
         self.settle()
@@ -75,6 +86,7 @@ class Private:
             self,
             clipping=None if self.clipping is None else self.clipping.on_host(),
             loss=None if self.loss is None else self.loss.cpu(),
+            gradients=None if self.gradients is None else self.gradients.cpu(),
         )
 
     @property
@@ -95,23 +107,34 @@ class Private:
             "dropped": dict(self.dropped),
             "utterances_left_out": {reason: count for reason, count in self.left_out.items() if count},
             "loss": loss / finite if finite else None,
+            **self._gradient_norms(),
             **summarise(self.clipping, layers),
+            "pseudo_gradient_norm": float(torch.linalg.vector_norm(self.signal_H)) / self.denominator,
             "signal_to_noise": {
                 name: signal / n if n else None
                 for name, signal, n in zip(layers.names, self.signal_H.tolist(), noise, strict=True)
             },
         }
 
+    def _gradient_norms(self) -> Mapping[str, object]:
+        """Of the clients' local steps; nothing where no single client's gradient was computed."""
+        if self.gradients is None or not (count := int(self.gradients[2])):
+            return {}
+        mean, deviation = mean_and_deviation(self.gradients[:2], count)
+        return {"gradient_norm": float(mean), "gradient_norm_std": float(deviation)}
+
 
 def whole_cohort(parts: Sequence[Private]) -> Private:
     """The figures of several processes, each of which had a part of one cohort."""
     clipping = [part.clipping for part in parts if part.clipping is not None]
     losses = [part.loss for part in parts if part.loss is not None]
+    gradients = [part.gradients for part in parts if part.gradients is not None]
     return replace(
         parts[0],
         cohort=sum(part.cohort for part in parts),
         clipping=reduce(add, clipping) if clipping else None,
         loss=reduce(add, losses) if losses else None,
+        gradients=reduce(add, gradients) if gradients else None,
         audio_seconds=math.fsum(part.audio_seconds for part in parts),
         waited_seconds=max(part.waited_seconds for part in parts),
         dropped=sum((part.dropped for part in parts), Counter[str]()),

@@ -67,6 +67,7 @@ def run_round(
     summed = clients.sum(server.parameters_P, cohort, plan=plan, step=step, **told)
     if summed.diagnostics is not None:
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)
+        summed.diagnostics.denominator = summed.denominator
     pseudo_gradient_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares).div_(summed.denominator)
     moved = server.step(pseudo_gradient_P, step=step)
     loss = None if server_pass is None else server_pass(server.parameters_P, step)

@@ -127,9 +127,10 @@ class Family(Generic[S, D]):
     """What each of these does is said where it is used; the transformer's are the ones to learn from.
 
     `tiny` are options that make any recipe small enough for `--smoke`. `kinds` are what figures call the kinds of
-    tensors, in the order of the network. `corrected` says which tensors LoRA corrects, `of_tokens` which are new
-    under another token set, `unusable` why no loss can be computed for an utterance. `loss` without draws (None) is
-    that of evaluation, in which chance decides nothing.
+    tensors, in the order of the network. `place_apart` and `kinds_apart` are the same where figures tell more apart
+    (both norms and both matrices of a block's MLP, say); None where they do not. `corrected` says which tensors LoRA
+    corrects, `of_tokens` which are new under another token set, `unusable` why no loss can be computed for an
+    utterance. `loss` without draws (None) is that of evaluation, in which chance decides nothing.
     `at(settings, draws, progress)` are a step's draws where they also depend on how far training is.
     `statistics(settings)` names the tensors that count what was seen (batch-norm's): the gradient that `loss` gives
     them is the way they go back in this step, whatever the learning rate; clients' updates hold them like all others.
@@ -158,6 +159,8 @@ class Family(Generic[S, D]):
     draw: Callable[..., list[D]]
     loss: Callable[..., Tensor]
     kinds: Mapping[str, str] = field(default_factory=dict)
+    place_apart: Callable[[str], Place] | None = None
+    kinds_apart: Mapping[str, str] = field(default_factory=dict)
     texts: bool = True
     figures: Callable[..., dict[str, Tensor]] | None = None
     encode: Callable[..., tuple[Tensor, Tensor]] | None = None

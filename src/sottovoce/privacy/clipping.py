@@ -235,6 +235,7 @@ class ClipSums:
     non_finite: Tensor  # [] how many
     clipped: Tensor  # [] how many of the finite ones
     norm: Tensor  # [2]: Σ and Σ of squares
+    norm_after: Tensor  # [2]
     layer_norms: Tensor  # [2, H], before
     layer_norms_after: Tensor  # [2, H]
 
@@ -263,6 +264,7 @@ def clip_sums(stats: Sequence[ClipStats]) -> ClipSums:
         non_finite=bad_N.sum(),
         clipped=(clipped_N & ~bad_N).sum(),
         norm=moments([one.norm for one in stats]),
+        norm_after=moments([torch.linalg.vector_norm(one.layer_norms_after, dim=-1) for one in stats]),
         layer_norms=moments([one.layer_norms for one in stats], layers),
         layer_norms_after=moments([one.layer_norms_after for one in stats], layers),
     )
@@ -271,17 +273,33 @@ def clip_sums(stats: Sequence[ClipStats]) -> ClipSums:
 def summarise(sums: ClipSums | None, layers: Layers) -> dict[str, object]:
     """A round's clipping in numbers that JSON takes. Private: for diagnostics only. Waits for the device.
 
-    Norms are means over the users whose update was finite.
+    Norms are means over the users whose update was finite, with their standard deviations over these users.
     """
     if sums is None or not sums.updates:
         return {"updates": 0, "clip_fraction": 0.0, "non_finite": 0, "norm": 0.0, "layers": {}}
     bad = int(sums.non_finite)
     finite = max(1, sums.updates - bad)
-    means = [(moments[0] / finite).tolist() for moments in (sums.layer_norms, sums.layer_norms_after)]
+    (norm, norm_std), (norm_after, norm_after_std) = (
+        mean_and_deviation(moments, finite) for moments in (sums.norm, sums.norm_after)
+    )
+    before, before_std = mean_and_deviation(sums.layer_norms, finite)
+    after, after_std = mean_and_deviation(sums.layer_norms_after, finite)
+    columns = {"norm_before": before, "norm_after": after, "std_before": before_std, "std_after": after_std}
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return {
         "updates": sums.updates,
         "clip_fraction": int(sums.clipped) / sums.updates,
         "non_finite": bad,
-        "norm": float(sums.norm[0]) / finite,
-        "layers": {name: {"norm_before": b, "norm_after": a} for name, b, a in zip(layers.names, *means, strict=True)},
+        "norm": float(norm),
+        "norm_std": float(norm_std),
+        "norm_after": float(norm_after),
+        "norm_after_std": float(norm_after_std),
+        "layers": {name: dict(zip(columns, row, strict=True)) for name, row in zip(layers.names, rows, strict=True)},
     }
+
+
+def mean_and_deviation(moments: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of `count` values, whose sum and sum of squares are the first two of `moments` [2, ...]."""
+    mean = moments[0] / count
+    # Of values that are all alike, rounding may leave the difference below zero.
+    return mean, (moments[1] / count - mean.square()).clamp(min=0.0).sqrt()

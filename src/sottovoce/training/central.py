@@ -113,7 +113,7 @@ class _Central(Loop):
             batch_seconds=self._settings.batch_seconds,
             device=device,
         )
-        self._log = StepLog(self._weights.norm_names, place=start.family.place)
+        self._log = StepLog(self._weights.norm_names, place=start.family.place_apart or start.family.place)
         self._recorded: Record = {}
         self._annealed = Annealed()
         self._place = Place()
@@ -200,7 +200,7 @@ class _Central(Loop):
 
     def _evaluate(self) -> tuple[Score, Record]:
         store, split = self._dev
-        besides = {"gradient_norms": self._log.norms_by_layer()}
+        besides = self._log.norms_by_layer()
         if self._measure is LOSS:
             score, figures = scored(mean_figures(self._model, store, split=split, device=self._device))
             return score, {**figures, **besides}

@@ -75,6 +75,7 @@ class Federating(Loop):
         team: Team,
         dev: tuple[Store, str],
         measure: Measure,
+        tests: Mapping[str, tuple[Store, str]],
         inputs: str,
         device: torch.device,
         server_pass: ServerPass | None = None,
@@ -85,6 +86,7 @@ class Federating(Loop):
         say: Say = lambda _: None,
     ) -> None:
         self._recipe, self._folder, self._start, self._dev, self._measure = recipe, folder, start, dev, measure
+        self._tests = tests
         self._plan, self._clients, self._team, self._inputs = plan, clients, team, inputs
         self._server_pass, self._turns, self._on_report, self._say = server_pass, turns, on_report, say
         self._ready, self._end = ready, end
@@ -270,11 +272,20 @@ class Federating(Loop):
         return metrics
 
     def evaluate(self) -> tuple[Score, Record]:
-        store, split = self._dev
+        model, (store, split) = self._model(), self._dev
         if self._measure is LOSS:
-            return scored(self._team.mean_figures(self._model(), store, split=split))
-        result = self._team.evaluate(self._model(), store, split=split, by_ctc=self._measure is CTC_WER)
-        return Score(self._measure, result.wer), note_collapsed(result, self._say)
+            score, besides = scored(self._team.mean_figures(model, store, split=split))
+            return score, {**besides, **self._tested_along(model)}
+        result = self._team.evaluate(model, store, split=split, by_ctc=self._measure is CTC_WER)
+        besides = {**note_collapsed(result, self._say), **self._tested_along(model)}
+        return Score(self._measure, result.wer), besides
+
+    def _tested_along(self, model: Recogniser) -> Record:
+        """The WER of whole test sets, where the recipe asks for it: to be looked at, never to choose by."""
+        if not self._settings.test_along:
+            return {}
+        rates = {name: self._team.evaluate(model, s, split=split).wer for name, (s, split) in self._tests.items()}
+        return {"test_wer": rates}
 
     def _model(self) -> Recogniser:
         trained = self._layout.views(self._server.result_P)

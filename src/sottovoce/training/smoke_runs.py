@@ -11,12 +11,20 @@ from sottovoce.training.stages import Surroundings, run_recipe
 
 
 def run_smoke(name: str, experiment: Experiment, *, out: Path | None, around: Surroundings) -> None:
-    """Run one step of every run in `experiment`, in `out` or a folder that is removed again."""
+    """Run one step of every run in `experiment`, in `out` or a folder that is removed again.
+
+    Nothing is said of an ε: it would be the stand-in's.
+    """
+    around = _without_epsilon(around)
     if out is not None:
         _run(name, experiment, replace(around, runs=out))
         return
     with tempfile.TemporaryDirectory(prefix="sottovoce-smoke-") as folder:
         _run(name, experiment, replace(around, runs=Path(folder)))
+
+
+def _without_epsilon(around: Surroundings) -> Surroundings:
+    return replace(around, stand_in=True, on_report=lambda report: around.on_report(replace(report, epsilon=None)))
 
 
 def _run(name: str, experiment: Experiment, around: Surroundings) -> None:

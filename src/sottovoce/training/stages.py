@@ -67,10 +67,15 @@ from sottovoce.training.testing import score_models
 from sottovoce.training.trained_part import communication, describe_part, trained_part
 from sottovoce.users.population import Population
 
+NO_EPSILON = "people and noise are the stand-in's, not the recipe's: what they would promise is not said"
+
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where a run lies, computes and reports to; nothing here changes its result."""
+    """Where a run lies, computes and reports to; nothing here changes its result.
+
+    `stand_in`: people and noise are not the recipe's (`--smoke`), so that nothing is said of what they would promise.
+    """
 
     runs: Path
     stores: Path
@@ -79,6 +84,7 @@ class Surroundings:
     on_report: Callable[[Report], None] = lambda _: None
     on_stage: Callable[[str], None] = lambda _: None
     say: Say = lambda _: None
+    stand_in: bool = False
 
     def silent(self, device: torch.device) -> "Surroundings":
         """For another process than the first."""
@@ -227,6 +233,8 @@ def _measure(recipe: Recipe, start: Recogniser, places: Places, around: Surround
     if recipe.measure == "ctc_wer" and not emits(start.family):
         raise InputError(f"measure=ctc_wer: models of family={start.family.name} know no CTC; expected wer or loss")
     check_scored(places.evaluated.values(), start)
+    if recipe.federation is not None and recipe.federation.test_along and not writes:
+        raise InputError(f"federation.test_along: models of family={start.family.name} write nothing down")
     measure = MEASURES[recipe.measure or ("wer" if writes else "loss")]
     if measure is LOSS:
         store, split = places.dev
@@ -329,9 +337,10 @@ def _run_federated(
         with team:
             if settings.trainable is not None:
                 around.say(describe_part(trained_part(recipe, start)))
-            beside = beside_the_paper(recipe, clients=plan.settings.population_size)
-            lines = (beside, *plan.warnings, plan.guarantee, NO_EVENTS if is_release else None)
-            for line in filter(None, lines):
+            beside = None if around.stand_in else beside_the_paper(recipe, clients=plan.settings.population_size)
+            is_others = around.stand_in and plan.settings.z > 0
+            promised = (NO_EPSILON,) if is_others else (*plan.warnings, plan.guarantee)
+            for line in filter(None, (beside, *promised, NO_EVENTS if is_release else None)):
                 around.say(line)
             write_json(run.path / POPULATION, _public(population, plan))
             distant = None if elsewhere is None else elsewhere.clients(run, plan, start)
@@ -346,6 +355,7 @@ def _run_federated(
                 team=team,
                 dev=places.dev,
                 measure=measure,
+                tests=places.tests,
                 inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),
                 device=around.device,
                 server_pass=server_pass,
@@ -356,8 +366,8 @@ def _run_federated(
             ended = federating.run()
             if ended.words:
                 around.say(ended.words)
-            if ended.step < settings.steps and (promised := promise_in(run, settings)) is not None:
-                around.say(promised)
+            if ended.step < settings.steps and (kept := promise_in(run, settings)) is not None:
+                around.say(kept)
             if ended.reason == INTERRUPTED:
                 return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
@@ -423,7 +433,7 @@ def private_plan(
         time_line=None if settings.local.time_line is None else settings.local.time_line.dry,
     )
     plan = Plan(private, Layout.of(trained_part(recipe, start).initial))
-    if settings.privacy.target_epsilon is not None:
+    if settings.privacy.target_epsilon is not None and not around.stand_in:
         around.say(met_target(settings, plan))
     return plan
 

@@ -21,13 +21,15 @@ NO_EVENTS = "a release writes no TensorBoard events: their times would tell how 
 class StepLog:
     """Loss and gradient norm of every step since the last record; tensors stay on the device until they are asked for.
 
-    `norm_names` are the names that the norms given to `add` go by, and `place` says where each belongs.
+    `norm_names` are the names that the norms given to `add` go by, and `place` says where each belongs. Norms by tensor
+    are summed over all steps until they are asked for. A tensor without a gradient, because layer-drop left its block
+    out, counts for nothing in that step.
     """
 
     def __init__(self, norm_names: list[str], *, place: Callable[[str], Place]) -> None:
         self._names, self._place = norm_names, place
-        self._norms: Tensor | None = None
-        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._window = self._no_steps()
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -36,19 +38,24 @@ class StepLog:
         self._audio_seconds = 0.0
         self._since = time.monotonic()
 
+    def _no_steps(self) -> Tensor:
+        """[3, H], on the host: Σ of norms, Σ of their squares, and in how many steps a tensor had a gradient."""
+        return torch.zeros(3, len(self._names), dtype=torch.float64)
+
     def add(self, loss: Tensor, norm: Tensor, norms: Tensor, *, audio_seconds: float) -> None:
-        self._pending.append((loss.detach(), norm))
-        self._norms = norms
+        self._pending.append((loss.detach(), norm, norms))
         self._audio_seconds += audio_seconds
 
     def check(self, *, step: int) -> None:
         """Stop a run that has diverged. Nothing is saved before this was asked."""
         if self._pending:
-            losses, norms = zip(*self._pending, strict=True)
-            # One transfer for all steps.
+            losses, norms, by_tensor = zip(*self._pending, strict=True)
+            # One transfer for all steps, and one for their tensors.
             values = torch.stack([*losses, *norms]).tolist()
             self._losses += values[: len(losses)]
             self._gradients += values[len(losses) :]
+            for norms_H in torch.stack(by_tensor).double().cpu():  # step by step: the same bits, whenever it is asked
+                self._window += torch.stack([norms_H, norms_H.square(), (norms_H > 0).double()])
             self._pending.clear()
         for loss, norm in zip(self._losses, self._gradients, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -57,13 +64,15 @@ class StepLog:
                     "the last checkpoint is untouched; try a lower learning rate"
                 )
 
-    def state(self) -> dict[str, list[float]]:
+    def state(self) -> dict[str, list[Any]]:
         """What a checkpoint keeps after `check`, so that the next record after a resume covers the same steps."""
         assert not self._pending
-        return {"losses": self._losses, "gradients": self._gradients}
+        return {"losses": self._losses, "gradients": self._gradients, "window": self._window.tolist()}
 
-    def restore(self, state: Mapping[str, list[float]]) -> None:
+    def restore(self, state: Mapping[str, list[Any]]) -> None:
         self._losses, self._gradients = [*state["losses"]], [*state["gradients"]]
+        if "window" in state:  # older checkpoints knew of the last step alone
+            self._window = torch.tensor(state["window"], dtype=torch.float64)
 
     def summary(self, *, lr: float, epoch: int) -> dict[str, Any]:
         """The means since the last summary; after `check`."""
@@ -85,10 +94,20 @@ class StepLog:
         yield
         self._since += time.monotonic() - begin
 
-    def norms_by_layer(self) -> dict[str, Any]:
-        """The last step's gradient norms: per kind of parameter, a list over the layers where it has one."""
-        assert self._norms is not None
-        return by_kind(self._names, self._norms.tolist(), place=self._place, join=math.hypot)
+    def norms_by_layer(self) -> dict[str, dict[str, Any]]:
+        """Mean gradient norms since they were last asked for, and standard deviations over steps; after `check`.
+
+        Per kind of parameter, a list over the layers where it has one; 0 where it never had a gradient.
+        """
+        assert not self._pending
+        (totals, squares, steps), self._window = self._window, self._no_steps()
+        means = totals / steps.clamp(min=1)
+        deviations = (squares / steps.clamp(min=1) - means.square()).clamp(min=0.0).sqrt()
+        of_tensors = {"gradient_norms": means, "gradient_deviations": deviations}
+        return {
+            name: by_kind(self._names, values.tolist(), place=self._place, join=math.hypot)
+            for name, values in of_tensors.items()
+        }
 
 
 def by_kind(

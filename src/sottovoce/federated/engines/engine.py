@@ -20,7 +20,8 @@ class Trained:
     """The updates θ_server − θ_local of one client [P] or of several [N, P]. Theirs until the next are asked for.
 
     `losses` is their mean local loss, on the device; `figures` is what their weights may depend on; `audio_seconds`
-    is what they have worked through.
+    is what they have worked through. `gradient_norms`, on the device too, are the means over their local steps, before
+    local clipping; they and the losses end in a simulation's diagnostics.
     """
 
     update: Tensor
@@ -28,6 +29,7 @@ class Trained:
     losses: Tensor
     figures: tuple[ClientFigures, ...]
     audio_seconds: float
+    gradient_norms: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

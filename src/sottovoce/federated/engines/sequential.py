@@ -68,12 +68,19 @@ class SequentialEngine(Engine):
 
     def _train(self, server_P: Tensor, loaded: LoadedClient) -> Trained:
         heard = loaded.hear(self._before, self._room, dtype=self.weights.dtype)
-        losses_L = train_locally(self.weights, loaded, heard, self._room, server_P=server_P)
+        losses_L, norms_L = train_locally(self.weights, loaded, heard, self._room, server_P=server_P)
         figures = self._figures(loaded, losses_L)
         # The working model is done with: it becomes the update.
         with torch.no_grad():
             update_P = self.weights.master.neg_().add_(server_P)
-        return Trained(update_P, (loaded.client.index,), losses_L.mean(), (figures,), loaded.audio_seconds)
+        return Trained(
+            update_P,
+            (loaded.client.index,),
+            losses_L.mean(),
+            (figures,),
+            loaded.audio_seconds,
+            gradient_norms=norms_L.mean(),
+        )
 
     def _figures(self, loaded: LoadedClient, losses_L: Tensor) -> ClientFigures:
         room, weighting = self._room, self._weighting

@@ -185,6 +185,7 @@ class SharedEngine(Engine):
             losses_N.detach() if rows is not None else losses_N.detach()[0],
             _figures(members),
             sum(member.audio_seconds for member in members),
+            gradient_norms=norms[: len(members)].reshape(-1),
         )
 
     def _leaves(self, rows: int | None) -> Parameters:

@@ -173,22 +173,25 @@ class StackedEngine(Engine):
             yield from self._train_stack(server_P, self._stack(members))
 
     def _train(self, server_P: Tensor, stack: _Stack) -> Trained:
-        weights, losses_N, by_step = self._train_locally(server_P, stack)
+        weights, losses_N, norms_N, by_step = self._train_locally(server_P, stack)
         figures = self._figures(stack, weights, self._weighed_by(stack, losses_N, by_step))
         indices = tuple(member.client.index for member in stack.members)
         with torch.no_grad():
             updates_NP = weights.master[: len(indices)].neg_().add_(server_P)
-        return Trained(updates_NP, indices, losses_N, figures, stack.audio_seconds)
+        return Trained(updates_NP, indices, losses_N, figures, stack.audio_seconds, gradient_norms=norms_N)
 
     def _stack(self, members: list[LoadedClient]) -> _Stack:
         return _stacked(members, stacked=self._stacked, size=self.size if self._stacked.full else len(members))
 
-    def _train_locally(self, server_P: Tensor, stack: _Stack) -> tuple[Weights, Tensor, list[Tensor]]:
-        """The weights of all clients after their local steps, their mean losses and, if they count, those by step."""
+    def _train_locally(self, server_P: Tensor, stack: _Stack) -> tuple[Weights, Tensor, Tensor, list[Tensor]]:
+        """The weights of all clients after their local steps, their mean losses and, if they count, those by step.
+
+        Between the two, the mean norms of their gradients: who is done has none, which adds nothing.
+        """
         room, local, count = self._room, self._room.local, stack.size
         weights = self._weights_for(count)
         weights.reset(server_P)
-        total_N = torch.zeros(count, device=self._device)
+        total_N, norms_N = torch.zeros(count, device=self._device), torch.zeros(count, device=self._device)
         by_step: list[Tensor] = []
         heard = end_to_end([member.hear(self._before, room, dtype=self._dtype) for member in stack.members])
         for lock_step in stack.steps:
@@ -206,12 +209,14 @@ class StackedEngine(Engine):
                 pull_NP = local.proximal.pull(weights.master, server_P)
                 active_N = lock_step.active_N.to(self._device, non_blocking=True)
                 weights.add_to_gradients(pull_NP.mul_(active_N[:, None]))
-            weights.step(lr=local.lr, max_norm=local.clip_gradients)
+            step_norms_N, _ = weights.step(lr=local.lr, max_norm=local.clip_gradients)
             total_N += losses_N.detach()
+            norms_N += step_norms_N
             if self._weighting is Weighting.LOSS_RELEASED:
                 by_step.append(losses_N.detach().clone())
-        steps_N = torch.tensor([float(len(member.lines)) for member in stack.members])
-        return weights, total_N[: len(steps_N)] / steps_N.to(self._device, non_blocking=True), by_step
+        lengths = [float(len(member.lines)) for member in stack.members]
+        steps_N = torch.tensor(lengths).to(self._device, non_blocking=True)
+        return weights, total_N[: len(lengths)] / steps_N, norms_N[: len(lengths)] / steps_N, by_step
 
     def _weights_for(self, count: int) -> Weights:
         """Stacks of one size share their memory; the last, smaller one of a round takes the front of it."""

@@ -52,6 +52,7 @@ class Done:
     """The update lies in its slot. `waited` is how long its data took to come, in seconds."""
 
     loss: float
+    gradient_norm: float
     figures: ClientFigures
     audio_seconds: float
     waited: float
@@ -109,6 +110,8 @@ def _train(engine: SequentialEngine, job: Job, rows_NP: torch.Tensor, *, forgivi
             return trained
         rows_NP[job.slot].copy_(trained.update)
         (figures,) = trained.figures
-        return Done(float(trained.losses), figures, trained.audio_seconds, engine.waited)
+        assert trained.gradient_norms is not None
+        norm = float(trained.gradient_norms)
+        return Done(float(trained.losses), norm, figures, trained.audio_seconds, engine.waited)
     except Exception as error:  # around the training itself: a thread that cannot start, a loss that cannot be read
         return excuse(job.client, error, forgiving=forgiving)

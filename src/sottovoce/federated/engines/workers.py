@@ -137,9 +137,9 @@ class WorkersEngine(Engine):
 
     def _hand_over(self, job: Job, done: Done) -> Iterator[Trained]:
         """The update, and its slot back when it is done with."""
-        update_P, loss = self._rows_NP[job.slot], torch.tensor(done.loss)
+        update_P, loss, norm = self._rows_NP[job.slot], torch.tensor(done.loss), torch.tensor(done.gradient_norm)
         try:
-            yield Trained(update_P, (job.client,), loss, (done.figures,), done.audio_seconds)
+            yield Trained(update_P, (job.client,), loss, (done.figures,), done.audio_seconds, gradient_norms=norm)
         finally:
             self._free.append(job.slot)
 

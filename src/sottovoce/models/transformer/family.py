@@ -71,6 +71,23 @@ KINDS = {
     "output": "output layer",
 }
 
+
+def place_apart(name: str) -> Place:
+    return Place(network.parameter_role(name), network.layer_index(name))
+
+
+KINDS_APART = {
+    "conv": "convolution",
+    "ln1": "norm 1 (ln1)",
+    "wqkv": "q, k, v (wqkv)",
+    "wf": "attention out (wf)",
+    "ln2": "norm 2 (ln2)",
+    "w1": "MLP in (w1)",
+    "w2": "MLP out (w2)",
+    "last_norm": "last norm",
+    "output": "output layer",
+}
+
 _MATRICES = tuple(name for name in network.BLOCK_NAMES if ".norm." not in name)
 
 
@@ -272,6 +289,8 @@ FAMILY = Family(
     init=network.init,
     place=place,
     kinds=KINDS,
+    place_apart=place_apart,
+    kinds_apart=KINDS_APART,
     corrected=corrected,
     of_tokens=frozenset({"output.weight", "output.bias"}),
     unusable=unusable,

@@ -210,6 +210,23 @@ def parameter_kind(name: str) -> str:
     return "mlp" if ".mlp." in name else name.split(".")[0]
 
 
+def parameter_role(name: str) -> str:
+    """What the paper calls a parameter in its figures, norms and matrices of a block apart.
+
+    One of conv, ln1, wqkv, wf, ln2, w1, w2, last_norm (behind the blocks), output.
+
+    >>> parameter_role("blocks.07.mlp.hidden.weight"), parameter_role("blocks.07.mlp.norm.bias")
+    ('w1', 'ln2')
+    """
+    part = next((part for part in ("attention", "mlp") if f".{part}." in name), None)
+    if ".norm." in name:
+        return {"attention": "ln1", "mlp": "ln2", None: "last_norm"}[part]
+    if part is None:
+        return name.split(".")[0]
+    first, second = ("wqkv", "wf") if part == "attention" else ("w1", "w2")
+    return second if ".output." in name else first
+
+
 # --- one training step's randomness ----------------------------------------------------------------------------------
 
 
