@@ -31,7 +31,8 @@ from sottovoce.reporting.records import RunRecord, find_runs, read_run
 from sottovoce.reporting.tables import paper_tables
 from sottovoce.reporting.transcripts import align, marked
 
-LAYERED = {"norms-before", "norms-after", "noise-to-signal", "trust-ratios"}
+LAYERED = {"norms-before", "norms-spread", "norms-after", "noise-to-signal", "trust-ratios"}
+OVER_ROUNDS = {"gradients-local", "updates-before", "updates-after", "pseudo-gradient", "pseudo-gradient-noised"}
 
 
 def reported(folders: Sequence[Path], *, title: str = "A report") -> Report:
@@ -76,16 +77,17 @@ def names_of(report: Report) -> set[str]:
 
 def test_the_page_of_a_simulation_has_every_chapter_and_its_own_numbers(runs: Path, noisy: Report, page: str) -> None:
     assert [section.anchor for section in noisy.sections] == [
-        *("headline", "settings", "learning", "privacy", "layers", "bound", "people", "transcripts"),
+        *("headline", "settings", "learning", "privacy", "layers", "dynamics", "bound", "people", "transcripts"),
         *("clients", "speed", "ledger", "paper"),
     ]
-    assert names_of(noisy) == LAYERED | {
+    assert names_of(noisy) == LAYERED | OVER_ROUNDS | {
         *("dev-wer", "loss", "epsilon", "privacy-utility", "speakers-test", "groups-test", "clients", "throughput")
     }
     words = words_of(page)
     results = json.loads((runs / "noisy/results.json").read_text())
     privacy = results["privacy"]
-    assert f"word error rate {100 * results['test']['test']['wer']:.1f} %" in words
+    assert f"test word error rate {100 * results['test']['test']['wer']:.1f} %" in words
+    assert f"chosen on dev (WER {100 * results['model']['dev_wer']:.1f} %)" in words
     assert f"PLD {privacy['epsilon_pld']:,.4g}, RDP {privacy['epsilon_rdp']:,.4g}; δ = 0.001" in words
     assert f"population for ε ≤ 8 {privacy['useful']['population_size']:,}" in words
     assert "simulated seeded: not a release" in words
@@ -117,7 +119,8 @@ def test_a_release_shows_what_it_may_and_says_why_it_shows_no_more(runs: Path) -
 
 def test_central_training_has_nothing_about_privacy(runs: Path) -> None:
     report = reported([runs / "central"])
-    assert {section.anchor for section in report.sections} == {"headline", "settings", "learning", "people", "speed"}
+    anchors = {"headline", "settings", "learning", "gradients", "people", "speed"}
+    assert {section.anchor for section in report.sections} == anchors
     assert "ε" not in text_of(report)
     assert not any("ε" in drawing.caption for drawing in report.drawings)
 
@@ -332,9 +335,7 @@ def test_the_noise_term_follows_from_the_run_and_what_is_unknown_is_said(runs: P
     by_hand = [(largest_ratio(record, name) * 0.01 * 8 / 3 / 1e-6) ** 2 * d for name, d in record.layer_sizes.items()]
     assert found.bound.terms["dp_noise"] == pytest.approx(math.fsum(by_hand))
     unknown = {name for name, value in found.bound.terms.items() if math.isnan(value)}
-    assert unknown == {
-        *("local_drift", "trust_ratio", "intra_client", "inter_client", "global_update_noise", "local_update_noise")
-    }
+    assert unknown == {*("local_drift", "trust_ratio", "intra_client", "global_update_noise", "local_update_noise")}
     assert not found.bound.holds
     verdicts = {assumption.name: verdict(assumption) for assumption in found.bound.assumptions}
     assert verdicts["server_lr·L < 1"] == "not measured"

@@ -1,12 +1,16 @@
 """The terms of the paper's convergence bound for a run, as far as its folder knows what they are made of.
 
-A run folder does not know the loss's smoothness, the deviations of gradients, or the variances within and between
-clients. They enter as NaN, and every term that needs one comes out as NaN: not measured, which is said, not guessed.
-What is known are means and what was seen on the way, so that the other terms are estimates from below.
+A run folder does not know the loss's smoothness, the deviations of gradients, or the variance within clients. They
+enter as NaN, and every term that needs one comes out as NaN: not measured, which is said, not guessed. What is known
+are means and what was seen on the way, so that the other terms are estimates from below.
+
+The variance over clients of a layer's update norm is known. Each client trains on one draw of batches, so that it is
+Ψ_intra + Ψ_inter: as both weigh the same in the bound, the term of the second, made of it, stands for both.
 """
 
 import math
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from sottovoce.errors import InputError
@@ -27,7 +31,7 @@ TERMS = {
     "local_drift": "drift in local training",
     "trust_ratio": "spread of trust ratios",
     "intra_client": "variance within a client",
-    "inter_client": "variance between clients",
+    "inter_client": "variance over clients",
     "global_update_noise": "deviation of global gradients",
     "local_update_noise": "deviation of local gradients",
 }
@@ -128,7 +132,7 @@ def _layers(run: RunRecord, plan: dict[str, Any], clip_bound: float, *, reach: f
             trust_deviation=UNKNOWN,
             clip_bound=bound,
             intra_variance=UNKNOWN,
-            inter_variance=UNKNOWN,
+            inter_variance=_variance_over_clients(run, name),
         )
         for name, dimension, bound in zip(layers.names, layers.dimensions, bounds, strict=True)
     )
@@ -144,6 +148,13 @@ def _largest_norm(run: RunRecord, name: str) -> float:
     """The largest mean update norm of a layer in any round."""
     seen = [record["layers"][name]["norm_before"] for record in run.diagnostics if name in (record.get("layers") or {})]
     return max(seen, default=UNKNOWN)
+
+
+def _variance_over_clients(run: RunRecord, name: str) -> float:
+    """Of a layer's update norm before clipping, mean over rounds: E_t[Var_k ‖G_h,k‖] (Corollary 1)."""
+    seen = [(record.get("layers") or {}).get(name, {}).get("std_before") for record in run.diagnostics]
+    known = [deviation**2 for deviation in seen if deviation is not None]
+    return fmean(known) if known else UNKNOWN
 
 
 def _largest_ratio(run: RunRecord, name: str) -> float:

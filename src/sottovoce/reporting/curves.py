@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 
 from sottovoce.drawing import FAINT
 from sottovoce.evaluation.measures import MEASURES, WER, Measure
+from sottovoce.reporting.cells import slugs
 from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, pens, percents, plain_numbers, plot
 from sottovoce.reporting.records import Record, RunRecord
 
@@ -37,10 +39,11 @@ def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
                 "Right guesses on speakers who are not trained on",
                 f"How often a model tells what comes next from what is said elsewhere in an utterance of the dev "
                 f"speakers, over {steps}. Higher is better; the first point is the start.",
-                _told("Dev accuracy", accuracies, as_percent=True),
+                told_ends("Dev accuracy", accuracies, as_percent=True),
                 lambda: _lines(accuracies, x=steps, y="contrastive accuracy, dev", finish=_as_percents),
             )
         )
+    found += _tested_along(runs)
     if any(losses.values()):
         found.append(
             Drawing(
@@ -48,8 +51,32 @@ def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
                 "Training loss",
                 f"Mean loss in training, over {steps}; models of different families have different losses."
                 + (PRIVATE_LOSS if private else ""),
-                _told("Training loss", losses),
+                told_ends("Training loss", losses),
                 lambda: _lines(losses, x=steps, y="loss", finish=_from_zero, marks=False),
+            )
+        )
+    return found
+
+
+def _tested_along(runs: Sequence[RunRecord]) -> list[Drawing]:
+    """The test sets over the rounds, of runs that were asked for it; not the set that models are chosen on."""
+    along = {run.label: [r for r in run.metrics if r.get("test_wer")] for run in runs}
+    names = dict.fromkeys(name for records in along.values() for record in records for name in record["test_wer"])
+    found = []
+    tested = [run for run in runs if along[run.label]]
+    for name, slug in slugs(name for name in names if not any(run.is_chosen_on(name) for run in tested)).items():
+        rates = {
+            label: [(record["step"], record["test_wer"][name]) for record in records if name in record["test_wer"]]
+            for label, records in along.items()
+        }
+        found.append(
+            Drawing(
+                f"along-{slug}",
+                f"Error on {name} over the rounds",
+                f"Word error rate on {name} (the paper's Figures 11 and 12). Nothing was chosen by it: the model that "
+                "was kept is the one that was best on the dev speakers.",
+                told_ends(f"Word error rate on {name}", rates, as_percent=True),
+                partial(_lines, rates, x="rounds", y=f"word error rate, {name}", finish=_as_percents),
             )
         )
     return found
@@ -60,9 +87,9 @@ def _scored(measure: Measure, scores: dict[str, Points], *, steps: str) -> Drawi
     return Drawing(
         f"dev-{measure.name}",
         f"{'Error' if is_rate else 'Loss'} on speakers who are not trained on",
-        f"{measure.in_full.capitalize()} of the dev speakers over {steps}. "
+        f"{measure.in_full.capitalize()} of the dev speakers, by whom the model was chosen, over {steps}. "
         "Lower is better; the first point is the start.",
-        _told(f"Dev {measure.in_full}", scores, as_percent=is_rate),
+        told_ends(f"Dev {measure.in_full}", scores, as_percent=is_rate),
         lambda: _lines(scores, x=steps, y=f"{measure.in_full}, dev", finish=_as_percents if is_rate else _from_zero),
     )
 
@@ -78,7 +105,7 @@ def privacy(runs: Sequence[RunRecord]) -> list[Drawing]:
                 "ε spent over the rounds",
                 "ε by RDP as the ledger charged it, at the run's own population, on a logarithmic axis. "
                 "It can only grow; below the dashed line (ε = 8) a guarantee begins to be worth something.",
-                _told("ε by RDP", spent),
+                told_ends("ε by RDP", spent),
                 lambda: _lines(spent, x="rounds", y="ε (RDP)", finish=_logarithmic_epsilon_y, marks=False),
             )
         )
@@ -97,7 +124,7 @@ def _bought(measure: Measure, bought: dict[str, Points]) -> Drawing:
         f"{what} at each evaluation against the ε spent until then. Down and to the left is better: "
         f"{'fewer errors' if is_rate else 'less loss'} for less ε. Whoever stops where "
         f"{'they are few' if is_rate else 'it is small'} has still promised ε of all rounds.",
-        _told(f"{what} against ε", bought, as_percent=is_rate),
+        told_ends(f"{what} against ε", bought, as_percent=is_rate),
         lambda: _lines(
             bought,
             x="ε (RDP)",
@@ -118,7 +145,7 @@ def speed(runs: Sequence[RunRecord]) -> list[Drawing]:
             "throughput",
             "Speed of training",
             f"Seconds of speech trained on in one second of computing, over {steps}.",
-            _told("Seconds of speech per second", rates),
+            told_ends("Seconds of speech per second", rates),
             lambda: _lines(rates, x=steps, y="speech seconds per second", finish=_from_zero, marks=False),
         )
     ]
@@ -144,7 +171,7 @@ def _steps(runs: Sequence[RunRecord]) -> str:
     return "rounds or steps" if len(kinds) == 2 else "rounds" if True in kinds else "steps"
 
 
-def _told(what: str, lines: dict[str, Points], *, as_percent: bool = False) -> str:
+def told_ends(what: str, lines: dict[str, Points], *, as_percent: bool = False) -> str:
     """The figure in words: where each line begins and ends."""
 
     def number(value: float) -> str:

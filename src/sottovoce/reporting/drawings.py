@@ -84,6 +84,14 @@ def plot(axes: Axes, pen: Pen, points: Iterable[tuple[float, float]], *, marks: 
     )
 
 
+def shade(axes: Axes, pen: Pen, points: Iterable[tuple[float, float, float]]) -> None:
+    """A band around a line, from points and how far it reaches to either side of each; never below zero."""
+    xs, ys, reach = zip(*points, strict=True)
+    low = [max(y - r, 0.0) for y, r in zip(ys, reach, strict=True)]
+    high = [y + r for y, r in zip(ys, reach, strict=True)]
+    axes.fill_between(xs, low, high, color=pen.colour, alpha=0.18, linewidth=0)
+
+
 def data_id(axes: Axes) -> str:
     """The id of the next line of data, by which it is told from axes and grid in an SVG."""
     return f"data-{len(axes.lines)}"
@@ -91,15 +99,9 @@ def data_id(axes: Axes) -> str:
 
 def dress(axes: Axes, *, x: str, y: str, grid: Literal["both", "x", "y"] = "both") -> None:
     """Labels, a faint grid, no box; a legend where more than one thing is drawn."""
-    axes.set_facecolor("none")
     axes.set_xlabel(x, color=INK, fontsize=10)
     axes.set_ylabel(y, color=INK, fontsize=10)
-    axes.tick_params(color=FAINT, labelcolor=INK, labelsize=9)
-    axes.tick_params(which="minor", color=FAINT, labelcolor=INK, labelsize=8)
-    axes.grid(axis=grid, color=FAINT, alpha=0.25, linewidth=0.6)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(FAINT)
+    bare(axes, grid=grid)
     handles, labels = axes.get_legend_handles_labels()
     figure = axes.figure
     if len(labels) > 1 and isinstance(figure, Figure):
@@ -116,6 +118,17 @@ def dress(axes: Axes, *, x: str, y: str, grid: Literal["both", "x", "y"] = "both
             ncols=columns,
             handlelength=2.4,
         )
+
+
+def bare(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
+    """A faint grid and no box."""
+    axes.set_facecolor("none")
+    axes.tick_params(color=FAINT, labelcolor=INK, labelsize=9)
+    axes.tick_params(which="minor", color=FAINT, labelcolor=INK, labelsize=8)
+    axes.grid(axis=grid, color=FAINT, alpha=0.25, linewidth=0.6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FAINT)
 
 
 def percents() -> FuncFormatter:

@@ -40,6 +40,20 @@ def norm_profiles(diagnostics: Sequence[Record], *, place: Placing) -> tuple[Pro
     return _norm_profile(diagnostics, "norm_before", place), _norm_profile(diagnostics, "norm_after", place)
 
 
+def spread_profiles(diagnostics: Sequence[Record], *, place: Placing) -> tuple[Profile, Profile]:
+    """Standard deviations of update norms over rounds and clients, before and after clipping.
+
+    Where a kind has several tensors in a layer (a norm's weight and bias) it is the root of their summed squares: at
+    least that of the norm of both, and as much where they grow and shrink together.
+    """
+    return _spread_profile(diagnostics, "before", place), _spread_profile(diagnostics, "after", place)
+
+
+def has_spreads(diagnostics: Sequence[Record]) -> bool:
+    """Whether it was written down how clients differ; older runs know their means alone."""
+    return any("std_before" in layer for record in diagnostics for layer in (record.get("layers") or {}).values())
+
+
 def noise_profile(diagnostics: Sequence[Record], *, sizes: Mapping[str, int], place: Placing) -> Profile:
     """Noise-to-signal: the expected norm of the noise over that of the summed updates, whose squares are averaged.
 
@@ -77,7 +91,10 @@ def trust_profile(metrics: Sequence[Record]) -> Profile:
 
 def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
     """The figures of one run; those it has no numbers for are left out. `prefix` begins their names."""
-    before, after = norm_profiles(run.diagnostics, place=run.place)
+    apart = has_spreads(run.diagnostics)
+    norm_kinds, place = (run.kinds_apart, run.place_apart) if apart else (run.kinds, run.place)
+    before, after = norm_profiles(run.diagnostics, place=place)
+    spread = spread_profiles(run.diagnostics, place=place)[0] if apart else Profile({}, {})
     largest = [max(v for _, _, v in p.rows()) for p in (before, after) if p]
     smallest = [min((v for _, _, v in p.rows() if v > 0), default=1.0) for p in (before, after) if p]
     limits = (min(smallest) / 1.5, max(largest) * 1.5) if largest else None
@@ -88,7 +105,15 @@ def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
             "Update norms before clipping",
             before,
             "norm of a client's update",
-            f"{over} A wide gap between the kinds is the imbalance that per-layer clipping is made for.",
+            f"{over} A wide gap between the kinds is the imbalance that per-layer clipping is made for (the paper's "
+            "Figures 5, 10, 19 and 21 to 23).",
+        ),
+        (
+            "norms-spread",
+            "How far clients differ",
+            spread,
+            "deviation of update norms",
+            "Standard deviation of the same norms over rounds and clients, on the same scale.",
         ),
         (
             "norms-after",
@@ -114,17 +139,29 @@ def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
             "has made the step long. Mean over rounds.",
         ),
     )
-    return [
-        Drawing(
-            f"{prefix}{name}",
-            title,
-            caption,
-            _told(title, profile, run.kinds),
-            partial(_figure, profile, run.kinds, y=y, limits=limits if name.startswith("norms") else None),
-        )
-        for name, title, profile, y, caption in wanted
-        if profile
-    ]
+    found = []
+    for name, title, profile, y, caption in wanted:
+        is_norm = name.startswith("norms")
+        kinds, scale = (norm_kinds, limits) if is_norm else (run.kinds, None)
+        if profile:
+            found.append(profile_drawing(f"{prefix}{name}", title, profile, kinds, y=y, caption=caption, limits=scale))
+    return found
+
+
+def profile_drawing(
+    name: str,
+    title: str,
+    profile: Profile,
+    kinds: Kinds,
+    *,
+    y: str,
+    caption: str,
+    limits: tuple[float, float] | None = None,
+) -> Drawing:
+    """One quantity over the layers, a line for each kind of parameter."""
+    return Drawing(
+        name, title, caption, _told(title, profile, kinds), partial(_figure, profile, kinds, y=y, limits=limits)
+    )
 
 
 def layer_rows(run: RunRecord) -> list[tuple[str, ...]]:
@@ -141,8 +178,39 @@ def layer_rows(run: RunRecord) -> list[tuple[str, ...]]:
     places = list(dict.fromkeys(place for column in values for place in column))
     return [
         (kinds.get(kind, kind), layer, *(f"{v[kind, layer]:.4g}" if (kind, layer) in v else "–" for v in values))
-        for kind, layer in sorted(places, key=lambda place: _order(place[0], kinds))
+        for kind, layer in sorted(places, key=lambda place: kind_order(place[0], kinds))
     ]
+
+
+def spread_rows(run: RunRecord) -> list[tuple[str, ...]]:
+    """Kinds apart, as cells: kind, layer, mean and deviation of norms before clipping, and after."""
+    if not has_spreads(run.diagnostics):
+        return []
+    place, kinds = run.place_apart, run.kinds_apart
+    means, spreads = norm_profiles(run.diagnostics, place=place), spread_profiles(run.diagnostics, place=place)
+    values = [
+        {(k, layer): value for k, layer, value in p.rows()} for pair in zip(means, spreads, strict=True) for p in pair
+    ]
+    return [
+        (kinds.get(kind, kind), layer, *(f"{column[kind, layer]:.4g}" for column in values))
+        for kind, layer in sorted(values[0], key=lambda found: kind_order(found[0], kinds))
+    ]
+
+
+def _spread_profile(diagnostics: Sequence[Record], when: str, place: Placing) -> Profile:
+    """Rounds count alike, as they do in the means."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for record in diagnostics:
+        for name, norms in (record.get("layers") or {}).items():
+            if f"std_{when}" in norms:
+                found.setdefault(name, []).append((norms[f"norm_{when}"], norms[f"std_{when}"]))
+    return _profile({name: _variance(seen) for name, seen in found.items()}, place)
+
+
+def _variance(rounds: Sequence[tuple[float, float]]) -> float:
+    """Of all clients of all rounds, from each round's mean and deviation."""
+    mean = fmean(own for own, _ in rounds)
+    return fmean(deviation**2 + (own - mean) ** 2 for own, deviation in rounds)
 
 
 def _norm_profile(diagnostics: Sequence[Record], which: str, place: Placing) -> Profile:
@@ -175,7 +243,8 @@ def _over(noise: float, signal: float) -> float:
     return noise / signal if signal else 0.0
 
 
-def _order(kind: str, kinds: Kinds) -> int:
+def kind_order(kind: str, kinds: Kinds) -> int:
+    """Where a kind stands in the network; those that it does not name come last."""
     return list(kinds).index(kind) if kind in kinds else len(kinds)
 
 
@@ -189,7 +258,7 @@ def _figure(profile: Profile, named: Kinds, *, y: str, limits: tuple[float, floa
     """A line over the blocks for each kind; what lies outside of them stands before or after."""
     figure, axes = new_axes(height=3.5)
     depth = max((len(values) for values in profile.blocks.values()), default=0)
-    kinds = sorted(dict.fromkeys([*profile.blocks, *profile.outside]), key=lambda kind: _order(kind, named))
+    kinds = sorted(dict.fromkeys([*profile.blocks, *profile.outside]), key=lambda kind: kind_order(kind, named))
     first_block = min((kinds.index(kind) for kind in profile.blocks), default=0)
     for kind, pen in zip(kinds, pens([named.get(kind, kind) for kind in kinds]), strict=True):
         if values := [(layer, value) for layer, value in enumerate(profile.blocks.get(kind, ())) if value > 0]:

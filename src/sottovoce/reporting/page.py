@@ -11,12 +11,16 @@ from pathlib import Path
 
 from sottovoce.drawing import Page, write_drawing
 from sottovoce.errors import InputError
+from sottovoce.evaluation.measures import MEASURES
 from sottovoce.files import written_atomically
-from sottovoce.reporting.cells import NOTHING, Table, epsilon, integer, percent, said_once
+from sottovoce.reporting.cells import NOTHING, Table, epsilon, integer, number, percent, said_once
 from sottovoce.reporting.clients import client_results_section
+from sottovoce.reporting.cohorts import cohort_section
 from sottovoce.reporting.drawings import Drawing, titled
+from sottovoce.reporting.dynamics import dynamics_section
+from sottovoce.reporting.gradients import gradient_section
 from sottovoce.reporting.html import Html, Part, Section, render
-from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.sections import (
     bound_section,
     clients_section,
@@ -69,8 +73,11 @@ def build_report(
     makers: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
         settings_section,
         learning_section,
+        cohort_section,
         privacy_section,
         layer_section,
+        dynamics_section,
+        gradient_section,
         bound_section,
         people_section,
         client_results_section,
@@ -147,22 +154,35 @@ def _gathered(runs: Sequence[RunRecord], notes: Sequence[str]) -> list[str]:
     return [f"{label}: {words}" for label, words in gathered] + [n for n, label, _ in split if label not in labels]
 
 
-def _first_figure(name: str, test: Record) -> tuple[str, str, str]:
-    """Its errors, or how well it does what it does instead of writing."""
-    people = f"{name}, speakers never trained on"
+def _first_figure(run: RunRecord, name: str) -> tuple[str, str, str]:
+    """Its errors on a test set, or how well it does what it does instead of writing."""
+    test = run.tests[name]
+    people = f"{name}, speakers never trained on" + (", but chosen on" if run.is_chosen_on(name) else "")
     if "accuracy" in test:
-        return "contrastive accuracy", percent(test["accuracy"]), f"{people}; by guessing {percent(test.get('chance'))}"
+        guessed = f"by guessing {percent(test.get('chance'))}"
+        return "contrastive accuracy", percent(test["accuracy"]), f"{people}; {guessed}{_chosen_on(run)}"
     if "loss" in test:
-        return "loss", f"{test['loss']:.3f}", people
+        return "loss", f"{test['loss']:.3f}", f"{people}{_chosen_on(run)}"
     interval = test.get("wer_interval")
     between = f"95 % interval {percent(interval[0])} to {percent(interval[1])}" if interval else "no interval"
-    return "word error rate", percent(test.get("wer")), f"{people}; {between}"
+    told = f"{people}; {between}{_chosen_on(run)}"
+    return f"{name.rpartition(':')[2]} word error rate", percent(test.get("wer")), told
+
+
+def _chosen_on(run: RunRecord) -> str:
+    """By which dev score the tested model was chosen: named as that, for it is no result."""
+    model = run.results.get("model") or {}
+    for measure in MEASURES.values():
+        if (score := model.get(measure.key("dev"))) is not None:
+            told = percent(score) if measure.is_rate else number(score)
+            return f"; chosen on dev ({measure.title} {told})"
+    return ""
 
 
 def _key_figures(run: RunRecord) -> str:
     """The numbers that everybody asks for first."""
-    name, test = next(iter(run.tests.items()))
-    cells = [_first_figure(name, test)]
+    assert run.headline_test is not None
+    cells = [_first_figure(run, run.headline_test)]
     privacy = run.privacy
     if run.is_federated:
         if privacy.get("epsilon_rdp") is None:

@@ -90,6 +90,18 @@ class RunRecord:
     def tests(self) -> Mapping[str, Record]:
         return self.results.get("test") or {}
 
+    def is_chosen_on(self, test: str) -> bool:
+        """Whether the best model was chosen by that very set: its error there is no result."""
+        data = self.config.get("data") or {}
+        return _place(test, data) == _place(data.get("dev", "dev"), data)
+
+    @property
+    def headline_test(self) -> str | None:
+        """The test set that a run is known by: of those it was not chosen on, the first that is called a test."""
+        others = [name for name in self.tests if not self.is_chosen_on(name)]
+        called = [name for name in others if name.rpartition(":")[2].startswith("test")]
+        return next(iter([*called, *others, *self.tests]), None)
+
     @property
     def is_federated(self) -> bool:
         return bool(self.federation) or bool(self.privacy)
@@ -123,6 +135,15 @@ class RunRecord:
         """What the kinds of its model's tensors are called, in the order of the network."""
         return self._family.kinds
 
+    @property
+    def place_apart(self) -> Callable[[str], Place]:
+        """The same where figures tell more apart, such as both norms of a block."""
+        return self._family.place_apart or self._family.place
+
+    @property
+    def kinds_apart(self) -> Mapping[str, str]:
+        return self._family.kinds_apart if self._family.place_apart else self._family.kinds
+
     @cached_property
     def _family(self) -> Family[Any, Any]:
         return find_family((self.config.get("model") or {}).get("family", DEFAULT))
@@ -132,6 +153,12 @@ class RunRecord:
         """How many parameters each tensor has; from the ledger's header."""
         layout = self.header.get("plan", {}).get("layout") or {}
         return {name: math.prod(shape) for name, shape in layout.items()}
+
+
+def _place(name: str, data: Record) -> tuple[str, str]:
+    """The store and the split that a recipe means by `name`."""
+    store, _, split = name.rpartition(":")
+    return store or str(data.get("store")), split
 
 
 def read_run(label: str, folder: Path) -> RunRecord:

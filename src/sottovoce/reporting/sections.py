@@ -20,6 +20,7 @@ from sottovoce.reporting.tables import (
     ledger_table,
     paper_tables,
     speed_table,
+    spread_table,
 )
 from sottovoce.reporting.transcripts import transcript_list
 
@@ -73,10 +74,11 @@ def layer_section(runs: Sequence[RunRecord]) -> Section | None:
     parts: list[Part] = []
     for run, slug in zip(private, slugs(run.label for run in private).values(), strict=True):
         drawings = layer_drawings(run, prefix=f"{slug}-" if len(private) > 1 else "")
-        table = layer_table(run, name=f"layers-{slug}" if len(private) > 1 else "layers")
+        suffix = f"-{slug}" if len(private) > 1 else ""
+        tables = (layer_table(run, name=f"layers{suffix}"), spread_table(run, name=f"norms{suffix}"))
         inside: list[Part] = [*drawings]
-        if table is not None:
-            inside.append(Fold("The numbers", (table,)))
+        if numbers := tuple(table for table in tables if table is not None):
+            inside.append(Fold("The numbers", numbers))
         if not run.diagnostics:
             why = WITHHELD if run.is_release else "has written no diagnostics: there are no norms to show."
             inside.insert(0, _notice(f"{run.label} {why}"))

@@ -116,7 +116,19 @@ def _start_rows(federated: Sequence[RunRecord], figures: tuple[str, ...]) -> lis
     starts = [_without_people(run.results["start"]["test"]) for run in federated]
     if not starts or any(start != starts[0] for start in starts):
         return []
-    return [(START, name, *_row(result, figures), "not private", "") for name, result in starts[0].items()]
+    first = federated[0]
+    names = [name for name in _tests_first(first) if name in starts[0]]
+    return [(START, _named(first, name), *_row(starts[0][name], figures), "not private", "") for name in names]
+
+
+def _tests_first(run: RunRecord) -> list[str]:
+    """Its test sets, the one that it is known by before the others; that which it was chosen on, if it is among them,
+    last."""
+    return sorted(run.tests, key=lambda name: (run.is_chosen_on(name), name != run.headline_test))
+
+
+def _named(run: RunRecord, test: str) -> str:
+    return f"{test} (chosen on)" if run.is_chosen_on(test) else test
 
 
 def _without_people(tests: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +138,7 @@ def _without_people(tests: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rows(run: RunRecord, figures: tuple[str, ...], *, private: bool) -> list[tuple[str, ...]]:
     privacy = (_epsilon(run.privacy), _population(run.privacy)) if private else ()
-    return [(run.label, name, *_row(result, figures), *privacy) for name, result in run.tests.items()]
+    return [(run.label, _named(run, name), *_row(run.tests[name], figures), *privacy) for name in _tests_first(run)]
 
 
 def _row(result: Mapping[str, Any], figures: tuple[str, ...]) -> list[str]:

@@ -7,7 +7,7 @@ from statistics import median
 from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon, integer, number, percent, said_once, text
 from sottovoce.reporting.convergence import TERMS, convergence, verdict
 from sottovoce.reporting.curves import series
-from sottovoce.reporting.layers import layer_rows
+from sottovoce.reporting.layers import layer_rows, spread_rows
 from sottovoce.reporting.people import group_list
 from sottovoce.reporting.records import Record, RunRecord
 
@@ -57,6 +57,16 @@ def layer_table(run: RunRecord, *, name: str) -> Table | None:
     rows = layer_rows(run)
     headings = ("kind", "layer", "norm before", "norm after", "noise to signal", "trust ratio")
     return Table(name, f"{run.label}, layer by layer", headings, tuple(rows), words=2) if rows else None
+
+
+def spread_table(run: RunRecord, *, name: str) -> Table | None:
+    """How far clients differ, layer by layer, with norms and matrices of a block apart."""
+    rows = spread_rows(run)
+    headings = ("kind", "layer", "norm before", "deviation", "norm after", "deviation")
+    note = "Means and standard deviations over rounds and clients; simulations alone."
+    return (
+        Table(name, f"{run.label}, update norms over clients", headings, tuple(rows), note, words=2) if rows else None
+    )
 
 
 def client_table(runs: Sequence[RunRecord]) -> Table | None:
@@ -146,6 +156,7 @@ def bound_tables(runs: Sequence[RunRecord]) -> list[Table]:
     unknown = [name for name in names if all(math.isnan(b.terms.get(name, math.nan)) for b in bounds.values())]
     known = [name for name in names if name not in unknown]
     terms = [(label, *(_term(b.terms.get(name)) for name in known), number(b.kappa)) for label, b in bounds.items()]
+    within = " Variance over clients has that within them in it, which weighs the same." * ("inter_client" in known)
     premises = said_once(
         (label, (a.name, verdict(a), a.detail.replace("nan", "?")))
         for label, bound in bounds.items()
@@ -158,7 +169,7 @@ def bound_tables(runs: Sequence[RunRecord]) -> list[Table]:
             ("", *(TERMS[name] for name in known), "κ"),
             tuple(terms),
             "Their sum bounds κ times the mean squared gradient norm. These are estimates from below; not measured: "
-            f"{', '.join(TERMS[name] for name in unknown)}.",
+            f"{', '.join(TERMS[name] for name in unknown)}.{within}",
         ),
         Table(
             "bound-premises",

@@ -1,0 +1,139 @@
+"""Norms over the rounds of a simulation: of local gradients, of updates, of their mean before noise and after it.
+
+The flagship paper's Figures 7, 13 and 14. All but the last are by-products of private data: a release has none of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.figure import Figure
+
+from sottovoce.reporting.curves import Points, series, told_ends
+from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, pens, plain_numbers, plot, shade
+from sottovoce.reporting.html import Section
+from sottovoce.reporting.records import Record, RunRecord
+
+SHADED = 3  # runs, beyond which the spread of each would hide the others
+WIDE = 20  # largest over smallest value, beyond which an axis is logarithmic
+INTRO = (
+    "What becomes of clients' gradients on their way to the model (the paper's Figures 7, 13 and 14). These are "
+    "by-products of private data that no ε covers: simulations keep them, releases never do."
+)
+NOISED = "pseudo_gradient_noised"
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """What is drawn: a number of a round's diagnostics, and the one beside it that says how clients differ."""
+
+    key: str
+    name: str
+    title: str
+    axis: str
+    caption: str
+    spread: str = ""
+
+
+QUANTITIES = (
+    _Quantity(
+        "gradient_norm",
+        "gradients-local",
+        "Gradients in local training",
+        "gradient norm of clients",
+        "Norm of a local step's gradient before it is clipped locally, mean over a client's steps and over the cohort.",
+        "gradient_norm_std",
+    ),
+    _Quantity(
+        "norm",
+        "updates-before",
+        "Updates before clipping",
+        "norm of clients' updates",
+        "Norm of a client's update before clipping, mean over the cohort.",
+        "norm_std",
+    ),
+    _Quantity(
+        "norm_after",
+        "updates-after",
+        "Updates after clipping",
+        "norm after clipping",
+        "The same after clipping: at most the bound. With a bound on each layer it is mostly less, because layers "
+        "below theirs leave some of it unused.",
+        "norm_after_std",
+    ),
+    _Quantity(
+        "pseudo_gradient_norm",
+        "pseudo-gradient",
+        "The mean update before noise",
+        "norm before noise",
+        "Norm of the clipped updates' mean, which the server's optimiser takes as its gradient. The less clients "
+        "agree, the further it lies below the norm of one update.",
+    ),
+    _Quantity(
+        NOISED,
+        "pseudo-gradient-noised",
+        "The mean update after noise",
+        "norm after noise",
+        "The same after noise. Where it lies far above the figure before, most of a round's step is noise.",
+    ),
+)
+
+
+def dynamics_section(runs: Sequence[RunRecord]) -> Section | None:
+    """Norms over rounds, one figure a quantity, one line a run."""
+    if not any(run.diagnostics and not run.is_release for run in runs):
+        return None
+    drawings = [drawing for quantity in QUANTITIES if (drawing := _drawing(quantity, runs)) is not None]
+    return Section("dynamics", "Norms over the rounds", INTRO, tuple(drawings)) if drawings else None
+
+
+def noised_norms(metrics: Sequence[Record]) -> Points:
+    """The norm of every round's noised mean, from those of its kinds of parameters."""
+    found = ((record["step"], record["server_norms"]) for record in metrics if record.get("server_norms"))
+    return [(step, math.hypot(*_flattened(kinds))) for step, kinds in found]
+
+
+def _flattened(kinds: Mapping[str, float | list[float]]) -> list[float]:
+    return [norm for one in kinds.values() for norm in (one if isinstance(one, list) else [one])]
+
+
+def _drawing(quantity: _Quantity, runs: Sequence[RunRecord]) -> Drawing | None:
+    lines: dict[str, Points] = {}
+    spreads: dict[str, Points] = {}
+    for run in runs:  # of all runs, so that each keeps its colour
+        seen = [] if run.is_release else run.diagnostics
+        is_noised = quantity.key == NOISED
+        lines[run.label] = noised_norms(run.metrics) if is_noised and seen else series(seen, quantity.key)
+        spreads[run.label] = series(seen, quantity.spread)
+    if not any(lines.values()):
+        return None
+    shaded = len([label for label in lines if lines[label]]) <= SHADED and any(spreads.values())
+    caption = quantity.caption + (" The band is one standard deviation over clients to either side." if shaded else "")
+    return Drawing(
+        quantity.name,
+        quantity.title,
+        caption,
+        told_ends(quantity.title, lines),
+        partial(_figure, lines, spreads if shaded else {}, y=quantity.axis),
+    )
+
+
+def _figure(lines: Mapping[str, Points], spreads: Mapping[str, Points], *, y: str) -> Figure:
+    figure, axes = new_axes()
+    for pen, (label, points) in zip(pens(list(lines)), lines.items(), strict=True):
+        if not points:
+            continue
+        deviations = dict(spreads.get(label, ()))
+        if deviations:
+            shade(axes, pen, [(step, value, deviations.get(step, 0.0)) for step, value in points])
+        plot(axes, pen, points, marks=False)
+    values = [value for points in lines.values() for _, value in points if value > 0]
+    if values and max(values) > WIDE * min(values):
+        axes.set_yscale("log")
+        label_decades(axes.yaxis)
+    else:
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * max(values, default=1.0)))  # a level line is not the frame
+        axes.yaxis.set_major_formatter(plain_numbers())
+    dress(axes, x="rounds", y=y)
+    return figure

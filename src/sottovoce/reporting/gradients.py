@@ -1,0 +1,126 @@
+"""Gradients of central training, layer by layer: the flagship paper's Figures 8, 9, 17, 18 and 20 for a run."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import fmean
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from sottovoce.drawing import COLOURS, INK
+from sottovoce.reporting.cells import Row, Table, number, slugs
+from sottovoce.reporting.drawings import WIDTH, Drawing, bare, data_id, label_decades
+from sottovoce.reporting.html import Fold, Part, Section
+from sottovoce.reporting.layers import Kinds, Profile, kind_order, profile_drawing
+from sottovoce.reporting.records import Record, RunRecord
+
+NORMS, DEVIATIONS = "gradient_norms", "gradient_deviations"
+UNFOLDED = 3
+PANELS = 3  # beside one another
+FAINTEST = 0.2  # of the first layer's line; the last one's is 1
+INTRO = (
+    "Norms of central training's gradients by layer and kind of parameter (the paper's Figures 8, 9, 17, 18 and 20), "
+    "before clipping, over all steps. A block that layer-drop leaves out of a step has no gradient there, and counts "
+    "for nothing in it."
+)
+
+
+def gradient_section(runs: Sequence[RunRecord]) -> Section | None:
+    """Of every central run that has written them down."""
+    found = {run.label: (run, windows) for run in runs if (windows := _windows(run))}
+    if not found:
+        return None
+    parts: list[Part] = []
+    for (label, (run, windows)), slug in zip(found.items(), slugs(found).values(), strict=True):
+        suffix = "" if len(found) == 1 else f"-{slug}"
+        inside: tuple[Part, ...] = (
+            _mean_drawing(windows, run.kinds_apart, name=f"gradients{suffix}"),
+            _along_drawing(windows, run.kinds_apart, name=f"gradients-along{suffix}"),
+            Fold("The numbers", (_table(label, windows, run.kinds_apart, name=f"gradients{suffix}"),)),
+        )
+        parts += inside if len(found) == 1 else [Fold(label, inside, is_open=len(found) <= UNFOLDED)]
+    return Section("gradients", "Gradients, layer by layer", INTRO, tuple(parts))
+
+
+def _windows(run: RunRecord) -> list[Record]:
+    """The records with means over all of their steps; older runs have written down single steps."""
+    return [] if run.is_federated else [record for record in run.metrics if record.get(DEVIATIONS)]
+
+
+def mean_profile(windows: Sequence[Record], which: str) -> Profile:
+    """The mean over windows for each kind and layer; windows in which a tensor never had a gradient do not count."""
+
+    def mean(values: Sequence[float]) -> float:
+        return fmean(seen) if (seen := [value for value in values if value > 0]) else 0.0
+
+    kinds = windows[0][which]
+    by_kind = {kind: [record[which][kind] for record in windows] for kind in kinds}
+    return Profile(
+        {k: tuple(map(mean, zip(*v, strict=True))) for k, v in by_kind.items() if isinstance(kinds[k], list)},
+        {k: mean(v) for k, v in by_kind.items() if not isinstance(kinds[k], list)},
+    )
+
+
+def _mean_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str) -> Drawing:
+    caption = (
+        "Mean over all steps of training; what is outside the blocks stands before and after them. Where norms of "
+        "layers lie far above the matrices', one bound on the whole gradient is theirs alone."
+    )
+    return profile_drawing(
+        name, "Gradient norms by layer", mean_profile(windows, NORMS), kinds, y="gradient norm", caption=caption
+    )
+
+
+def _along_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str) -> Drawing:
+    first, last = (mean_profile([window], NORMS) for window in (windows[0], windows[-1]))
+    told = [
+        f"{kinds.get(kind, kind)} from {fmean(first.blocks[kind]):.3g} to {fmean(last.blocks[kind]):.3g}"
+        for kind in first.blocks
+    ]
+    return Drawing(
+        name,
+        "Gradient norms along the training",
+        "One line a layer, the first the faintest. Each point is the mean over the steps since the last evaluation.",
+        f"Gradient norms over the steps, mean over layers: {'; '.join(told)}.",
+        partial(_along, windows, kinds),
+    )
+
+
+def _along(windows: Sequence[Record], named: Kinds) -> Figure:
+    """A panel for each kind that the blocks have, on one scale."""
+    kinds = sorted(mean_profile(windows, NORMS).blocks, key=lambda kind: kind_order(kind, named))
+    rows = -(-len(kinds) // PANELS)
+    figure = Figure(figsize=(WIDTH, 0.6 + 1.35 * rows), layout="constrained")
+    panels = figure.subplots(rows, PANELS, sharex=True, sharey=True, squeeze=False).reshape(-1)
+    for axes, kind in zip(panels, kinds, strict=False):
+        axes.set_title(named.get(kind, kind), fontsize=8.5, color=INK, loc="left")
+        depth = len(windows[0][NORMS][kind])
+        for layer in range(depth):
+            seen = [(window["step"], window[NORMS][kind][layer]) for window in windows]
+            points = [point for point in seen if point[1] > 0]
+            shade = FAINTEST + (1 - FAINTEST) * (layer + 1) / depth
+            if points:
+                axes.plot(*zip(*points, strict=True), color=COLOURS[0], alpha=shade, linewidth=1.1, gid=data_id(axes))
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+        bare(axes)
+    label_decades(panels[0].yaxis)
+    for axes in panels[len(kinds) :]:
+        axes.set_visible(False)
+    figure.supxlabel("steps", color=INK, fontsize=10)
+    figure.supylabel("gradient norm", color=INK, fontsize=10)
+    return figure
+
+
+def _table(label: str, windows: Sequence[Record], kinds: Kinds, *, name: str) -> Table:
+    values: list[Mapping[tuple[str, str], float]] = [
+        {(kind, layer): value for kind, layer, value in mean_profile(windows, which).rows()}
+        for which in (NORMS, DEVIATIONS)
+    ]
+    rows: list[Row] = [
+        (kinds.get(place[0], place[0]), place[1], *(number(column.get(place)) for column in values))
+        for place in sorted(values[0], key=lambda place: kind_order(place[0], kinds))
+    ]
+    headings = ("kind", "layer", "norm", "deviation over steps")
+    note = "Means over the evaluations' windows, and of the standard deviations within each."
+    return Table(name, f"{label}: gradients", headings, tuple(rows), note, words=2)
