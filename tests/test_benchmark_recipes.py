@@ -100,6 +100,17 @@ def test_learning_rates_end_with_the_rounds() -> None:
         assert recipe.federated.server.schedule["total_steps"] == recipe.federated.steps, f"{suite}/{label}"
 
 
+def test_small_figures_are_runs_of_their_own_whose_seeds_fit() -> None:
+    found = runs("figures")
+    assert len({settings(recipe) for recipe in found.values()}) == len(found)
+    for label, recipe in found.items():
+        if recipe.federation is None:
+            continue
+        assert recipe.federated.server.schedule["total_steps"] == recipe.federated.steps, label
+        if recipe.federated.seed_model is not None:
+            assert load_recipe(recipe.federated.seed_model).model == recipe.model, label
+
+
 def test_all_noise_is_the_same_but_for_the_candidates() -> None:
     everywhere: set[float] = set()
     candidates: set[float] = set()

@@ -359,6 +359,21 @@ def readme_rows() -> set[str]:
     return rows
 
 
+def test_the_readme_says_which_recipes_make_each_figure() -> None:
+    """All of which are there, at the paper's scale and at ours; 1 (`stats`), 6, 15 and 16 are said elsewhere."""
+    rows = re.findall(r"^\| (\d+) \|.*\| (.*) \| (.*) \|$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == sorted({*range(2, 24)} - {6, 15, 16})
+    small = load_experiment("benchmark/figures")
+    assert isinstance(small, Suite)
+    made: set[str] = set()
+    for number, ours, theirs in rows:
+        named = [name for name in re.findall(r"`([^`=]+)`", ours) if name.startswith(("table", "figure", "central"))]
+        assert named, number
+        assert {f"pelikan2025/{name}" for name in named} <= {*recipe_names()}, number
+        made |= {*re.findall(r"`([^`]+)`", theirs)}
+    assert made == {*small.runs}
+
+
 def test_the_readme_lists_every_recipe_and_its_numbers() -> None:
     listed = re.findall(
         r"^\| (?:Table|Figure|Appendix|Section) .*\|$", README.read_text(encoding="utf-8"), re.MULTILINE

@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +21,8 @@ from sottovoce.drawing import COLOURS, Page, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
 from sottovoce.models.family import DEFAULT, find_family
+from sottovoce.reporting.cohorts import cohort_section
+from sottovoce.reporting.curves import learning
 from sottovoce.reporting.drawings import (
     WIDTH,
     Drawing,
@@ -31,7 +34,9 @@ from sottovoce.reporting.drawings import (
     percents,
     plot,
 )
-from sottovoce.reporting.layers import Profile, norm_profiles
+from sottovoce.reporting.dynamics import dynamics_section
+from sottovoce.reporting.gradients import gradient_section
+from sottovoce.reporting.layers import Kinds, Profile, has_spreads, layer_drawings, norm_profiles, spread_profiles
 from sottovoce.reporting.records import RunRecord
 
 KINDS = find_family(DEFAULT).kinds
@@ -74,8 +79,48 @@ def norms(runs: Sequence[RunRecord], *, name: str) -> Drawing:
         "Norms of clients' updates before clipping",
         "Mean over clients and over the rounds kept; convolution and output stand before and after the blocks.",
         f"Update norms by kind of parameter over the layers. {'; '.join(told)}.",
-        partial(_norms, profiles),
+        partial(_norms, {"norm of a client's update": profiles}, KINDS),
     )
+
+
+def spreads(runs: Sequence[RunRecord], *, name: str) -> Drawing:
+    """Means above, standard deviations over clients below, norms and matrices apart: Figures 5, 10, 19 ff."""
+    if without := [run.label for run in runs if not has_spreads(run.diagnostics)]:
+        raise InputError(f"no spreads over clients in {', '.join(without)}")
+    means = {_short(run): norm_profiles(run.diagnostics, place=run.place_apart)[0] for run in runs}
+    deviations = {_short(run): spread_profiles(run.diagnostics, place=run.place_apart)[0] for run in runs}
+    kinds = runs[0].kinds_apart
+    told = [
+        f"{label}: "
+        + ", ".join(
+            f"{kind} {fmean(v):.2g} ± {fmean(deviations[label].blocks[kind]):.2g}" for kind, v in p.blocks.items()
+        )
+        for label, p in means.items()
+    ]
+    return Drawing(
+        name,
+        "Norms of clients' updates before clipping",
+        "Means above, standard deviations below, over clients and over the rounds kept; what is outside the blocks "
+        "stands before and after them.",
+        f"Update norms by kind of parameter, mean over the layers. {'; '.join(told)}.",
+        partial(_norms, {"norm of an update": means, "deviation over clients": deviations}, kinds),
+    )
+
+
+def _short(run: RunRecord) -> str:
+    return run.label.rpartition("/")[2]
+
+
+def reported(runs: Sequence[RunRecord], *, drawing: str, name: str) -> Drawing:
+    """A figure of the report of some runs, by its name there, under a name of its own."""
+    short = [replace(run, label=_short(run)) for run in runs]
+    sections = [make(short) for make in (cohort_section, dynamics_section, gradient_section)]
+    found = [part for section in sections if section is not None for part in section.all_parts]
+    found += [*learning(short), *(part for run in short[:1] for part in layer_drawings(run, prefix=""))]
+    known = {part.name: part for part in found if isinstance(part, Drawing)}
+    if drawing not in known:
+        raise InputError(f"drawing={drawing}: expected one that these runs have: {', '.join(known)}")
+    return replace(known[drawing], name=name)
 
 
 def gain(kept: Kept, settings: Sequence[str], *, kinds: tuple[str, str], name: str) -> Drawing:
@@ -127,29 +172,35 @@ def _by_setting(settings: Mapping[str, Sequence[RunRecord]], intervals: Mapping[
     return figure
 
 
-def _norms(profiles: Mapping[str, Profile]) -> Figure:
-    figure = Figure(figsize=(1.0 + (WIDTH - 1.0) * len(profiles), 3.8), layout="constrained")
-    panels = figure.subplots(1, len(profiles), sharey=True, squeeze=False)[0]
-    values = [value for profile in profiles.values() for _, _, value in profile.rows() if value > 0]
-    kinds = [kind for kind in KINDS if any(kind in {*p.blocks, *p.outside} for p in profiles.values())]
-    for number, (axes, (label, profile)) in enumerate(zip(panels, profiles.items(), strict=True)):
-        depth = max((len(found) for found in profile.blocks.values()), default=0)
-        for kind, pen in zip(kinds, pens([KINDS[kind] for kind in kinds]), strict=True):
-            inside = [(layer, value) for layer, value in enumerate(profile.blocks.get(kind, ())) if value > 0]
-            if inside:
-                plot(axes, pen, inside)
-            if (alone := profile.outside.get(kind, 0.0)) > 0:
-                named = None if inside else pen.label
-                place = -1 if kind == "conv" else depth
-                axes.plot([place], [alone], pen.marker, color=pen.colour, markersize=5, label=named, gid=data_id(axes))
-        axes.set_yscale("log")
-        axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
-        label_decades(axes.yaxis)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
-        axes.set_xlim(-1.5, depth + 0.5)
-        axes.xaxis.set_major_formatter(partial(_layer, depth))
-        axes.set_title(label, fontsize=10, loc="left")
-        _dress_panel(axes, first=number == 0)
+def _norms(rows: Mapping[str, Mapping[str, Profile]], named: Kinds) -> Figure:
+    """A panel for each run, in a row for each quantity, on one scale."""
+    (first, *_), runs = rows.values(), len(next(iter(rows.values())))
+    size = (1.0 + (WIDTH - 1.0) * runs, 3.8 + 2.6 * (len(rows) - 1))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(rows), runs, sharey="row", squeeze=False)
+    values = [v for profiles in rows.values() for p in profiles.values() for _, _, v in p.rows() if v > 0]
+    kinds = [kind for kind in named if any(kind in {*p.blocks, *p.outside} for p in first.values())]
+    for row, (y, profiles) in enumerate(rows.items()):
+        for number, (axes, (label, profile)) in enumerate(zip(panels[row], profiles.items(), strict=True)):
+            depth = max((len(found) for found in profile.blocks.values()), default=0)
+            for kind, pen in zip(kinds, pens([named[kind] for kind in kinds]), strict=True):
+                inside = [(layer, value) for layer, value in enumerate(profile.blocks.get(kind, ())) if value > 0]
+                if inside:
+                    plot(axes, pen, inside)
+                if (alone := profile.outside.get(kind, 0.0)) > 0:
+                    own = None if inside else pen.label
+                    place = -1 if kind == "conv" else depth
+                    axes.plot(
+                        [place], [alone], pen.marker, color=pen.colour, markersize=5, label=own, gid=data_id(axes)
+                    )
+            axes.set_yscale("log")
+            axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
+            label_decades(axes.yaxis)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+            axes.set_xlim(-1.5, depth + 0.5)
+            axes.xaxis.set_major_formatter(partial(_layer, depth))
+            axes.set_title(label if row == 0 else "", fontsize=10, loc="left")
+            _dress_panel(axes, first=row == number == 0, y=y if number == 0 else "")
     return figure
 
 
@@ -158,12 +209,12 @@ def _layer(depth: int, value: float, _: int | None = None) -> str:
     return f"{value:g}" if 0 <= value < depth else ""
 
 
-def _dress_panel(axes: Axes, *, first: bool) -> None:
+def _dress_panel(axes: Axes, *, first: bool, y: str) -> None:
     """One legend for all panels: the first one's."""
     if not first:
         for line in axes.lines:
             line.set_label("")
-    dress(axes, x="layer", y="norm of a client's update" if first else "")
+    dress(axes, x="layer", y=y)
 
 
 def _gain(lines: Mapping[str, Sequence[tuple[float, Difference]]], x: str) -> Figure:

@@ -38,6 +38,7 @@ FILES = (*WHOLE, METRICS, DIAGNOSTICS, RESULTS, PLANNED)
 # Rounds with numbers per layer: fewer of a model with many tensors, so that a run takes about 100 kB.
 FEWEST_ROUNDS, MOST_ROUNDS, TENSORS = 3, 5, 210
 BY_LAYER = ("layers", "signal_to_noise", "server_norms", "trust_ratios")
+BY_WINDOW = ("gradient_norms", "gradient_deviations")  # of central runs: few, and drawn over the steps
 DIGITS, LAYER_DIGITS = 6, 3
 SPARSE = 60  # records between evaluations, of a run that is kept in brief
 # Of the model a run started from: the same in all runs of a suite, and the report reads its totals alone.
@@ -86,7 +87,7 @@ def thinned(records: Sequence[Mapping[str, Any]], *, rounds: int | None = None) 
     chosen = {full[round(k * last / steps)] for k in range(steps + 1)} if full and wanted else set()
     return [
         {
-            name: _rounded(value, LAYER_DIGITS if name in BY_LAYER else DIGITS)
+            name: _rounded(value, LAYER_DIGITS if name in (*BY_LAYER, *BY_WINDOW) else DIGITS)
             for name, value in record.items()
             if name not in BY_LAYER or n in chosen
         }

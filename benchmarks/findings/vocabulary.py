@@ -52,7 +52,10 @@ class Vocabulary:
             self.client_table,
             self.client_amounts,
         )
-        drawings = (self.wer_figure, self.norms_figure, self.gain_figure, self.client_figure)
+        drawings = (
+            *(self.wer_figure, self.norms_figure, self.gain_figure, self.client_figure),
+            *(self.spreads_figure, self.report_figure),
+        )
         return {function.__name__: function for function in (*sentences, *of_encoders, *others, *of_clients, *drawings)}
 
     def wer(self, run: str, *, test: str | None = None) -> str:
@@ -171,6 +174,14 @@ class Vocabulary:
         """What per-layer clipping changes against global clipping, over how unbalanced updates are."""
         drawing = figures.gain(self.kept, settings, kinds=("layer_norm", "attention"), name=name)
         return self._shown(drawing, settings)
+
+    def spreads_figure(self, *runs: str, name: str) -> str:
+        """Update norms per layer, mean and deviation over clients, side by side."""
+        return self._shown(figures.spreads(each(self.kept.run, runs), name=name), runs)
+
+    def report_figure(self, *runs: str, drawing: str, name: str) -> str:
+        """A figure of the report of these runs, by its name there: `drawing="updates-before"`."""
+        return self._shown(figures.reported(each(self.kept.run, runs), drawing=drawing, name=name), runs)
 
     def _shown(self, drawing: Drawing, names: Sequence[str] = ()) -> str:
         if drawing.name in self.drawn:

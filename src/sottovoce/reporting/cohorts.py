@@ -14,6 +14,7 @@ from sottovoce.reporting.drawings import Drawing, dress, new_axes, pens, percent
 from sottovoce.reporting.html import Section
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.run_facts import FACTS
+from sottovoce.users.rules import DEALT
 
 INTRO = "What a larger cohort is worth, and what a better start (the paper's Figures 2 to 4)."
 # What may tell two lines apart; a line is named by as many of these as it takes, in this order.
@@ -78,7 +79,7 @@ def _start(run: RunRecord) -> str:
 
 def _clients(run: RunRecord) -> str:
     rule = (run.federation.get("clients") or {}).get("rule", "speaker")
-    return "IID" if rule == "iid" else "by speaker" if rule == "speaker" else f"by {rule}"
+    return "IID" if rule in DEALT else "by speaker" if rule == "speaker" else f"by {rule}"
 
 
 def _figure(lines: Mapping[str, Points], central: Mapping[str, float]) -> Figure:

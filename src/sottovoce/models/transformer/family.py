@@ -77,6 +77,7 @@ def place_apart(name: str) -> Place:
 
 
 KINDS_APART = {
+    "input": "input scale",
     "conv": "convolution",
     "ln1": "norm 1 (ln1)",
     "wqkv": "q, k, v (wqkv)",

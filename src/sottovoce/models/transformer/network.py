@@ -213,7 +213,7 @@ def parameter_kind(name: str) -> str:
 def parameter_role(name: str) -> str:
     """What the paper calls a parameter in its figures, norms and matrices of a block apart.
 
-    One of conv, ln1, wqkv, wf, ln2, w1, w2, last_norm (behind the blocks), output.
+    One of conv, ln1, wqkv, wf, ln2, w1, w2, last_norm (behind the blocks), output; as released also input.
 
     >>> parameter_role("blocks.07.mlp.hidden.weight"), parameter_role("blocks.07.mlp.norm.bias")
     ('w1', 'ln2')
