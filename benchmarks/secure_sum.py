@@ -2,15 +2,18 @@
 
     python benchmarks/secure_sum.py                               16 nodes, 5M numbers, two of them go after sharing
     python benchmarks/secure_sum.py --noise                       the same with noise by clients
-    python benchmarks/secure_sum.py --clients 1000 --neighbours 158 --length 100000 --gone 50
+    python benchmarks/secure_sum.py --clients 1000 --neighbours 158 --gone 50           a fleet: 18 minutes of one core
     python benchmarks/secure_sum.py --clients 16 32 64 128        growth, everybody with everybody
     python benchmarks/secure_sum.py --clients 100000 --neighbours 224 --one    of so many, one client's reading of keys
 
 Processor seconds, so that other work on the machine counts little. "Round" is what a round takes where each client has
 a machine: in every phase the slowest client, and the server, one after another. Sums are compared with plain ones.
+Vectors are made, masked and added one by one, so that a fleet takes no more memory than a few of them.
 """
 
 import argparse
+import json
+import resource
 import statistics
 import time
 from collections import defaultdict
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("--neighbours", type=int, default=None, help="of each client (all others)")
     parser.add_argument("--gone", type=int, default=2, help="clients that go after sharing, before they send a vector")
     parser.add_argument("--noise", action="store_true", help="clients add the noise, too")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each sum besides")
     parser.add_argument("--one", action="store_true", help="one client alone, up to its shares: of any number of them")
     arguments = parser.parse_args()
     for clients in arguments.clients:
@@ -55,6 +59,8 @@ def main() -> None:
             continue
         measured.run(gone=arguments.gone)
         measured.show()
+        if arguments.json:
+            print(json.dumps(measured.figures(gone=arguments.gone)), flush=True)
 
 
 class Measured:
@@ -160,8 +166,33 @@ class Measured:
         noise = f", its noise {statistics.median(self.noise_seconds):.3f} s" if self.noise_seconds else ""
         print(
             f"a client {client:.3f} s{noise}; server {server:.2f} s; round {slowest + server:.2f} s; besides the "
-            f"vector {up / 1e3:.1f} kB up, {down / 1e3:.1f} kB down; wall, one process {self.wall:.1f} s\n"
+            f"vector {up / 1e3:.1f} kB up, {down / 1e3:.1f} kB down; wall, one process {self.wall:.1f} s, "
+            f"{_peak_mib():,.0f} MiB at most\n",
+            flush=True,
         )
+
+    def figures(self, *, gone: int) -> dict[str, object]:
+        """The same as plain data: medians over clients, by phase."""
+        return {
+            "clients": len(self.clients),
+            "group": self.group,
+            "length": self.terms.length,
+            "bits": self.terms.bits,
+            "gone": gone,
+            "client_seconds": {
+                phase.name.lower(): statistics.median(taken) for phase, taken in self.client_seconds.items()
+            },
+            "slowest_client_seconds": {phase.name.lower(): max(taken) for phase, taken in self.client_seconds.items()},
+            "server_seconds": {phase.name.lower(): taken for phase, taken in self.server_seconds.items()},
+            "bytes_up": {phase.name.lower(): max(sizes) for phase, sizes in self.up.items()},
+            "bytes_down": {phase.name.lower(): max(sizes) for phase, sizes in self.down.items()},
+            "wall_seconds": self.wall,
+            "peak_mib": _peak_mib(),
+        }
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _answer(client: Client, phase: Phase, order: bytes, words: Words | None) -> bytes:

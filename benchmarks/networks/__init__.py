@@ -1,0 +1,1 @@
+"""Servers and nodes as processes on this machine, for `benchmarks/deployment.py`."""

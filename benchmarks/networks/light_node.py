@@ -1,0 +1,110 @@
+"""A node without a recogniser: its "training" gives a fixed vector, and all else is as in `sottovoce join`.
+
+    python light_node.py SERVER KEY CA SETTINGS
+
+Link, TLS, keys, signatures and the protocol of secure sums are the package's own; orders are checked and answers
+signed. torch is not imported, so that many fit on one machine. SETTINGS is JSON: {"roster": file, "place": n, "least":
+n or null, "length": n, "server": file with the certificate of orders}. When told to end (SIGTERM) it prints what its
+answers have cost, by kind of order, as JSON.
+"""
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from sottovoce.deployment import worker
+from sottovoce.deployment.keys import fingerprint, load_certificate, load_private_key
+from sottovoce.deployment.masks import Words
+from sottovoce.deployment.messages import Kind, Order, open_order
+from sottovoce.deployment.roster import load_roster
+from sottovoce.deployment.secure_sum import Client
+from sottovoce.deployment.signatures import sign
+from sottovoce.deployment.sum_terms import Attempt, Terms
+
+LARGEST = 1 << 31
+
+
+def vector(place: int, step: int, length: int) -> Words:
+    """What `place` has learned in `step`: small numbers of both signs, as words."""
+    cells = np.random.default_rng([place, step]).integers(-1000, 1000, size=length, dtype=np.int32)
+    words: Words = cells.view(np.uint32)
+    return words
+
+
+@final
+class LightNode:
+    """Answers orders as a participant does."""
+
+    def __init__(self, key: Path, settings: dict[str, Any]) -> None:
+        self._key = load_private_key(key)
+        self._name = fingerprint(self._key.public_key())
+        self._server = load_certificate(Path(settings["server"])).public_key()
+        self._place, self._length = settings["place"], settings["length"]
+        self._terms = None
+        if settings["least"] is not None:
+            roster = tuple(user.key for user in load_roster(Path(settings["roster"])).users)
+            self._terms = Terms(roster=roster, least=settings["least"], length=self._length, bits=32)
+        self._client: Client | None = None
+        self._words: Words = np.zeros(0, dtype=np.uint32)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def answer(self, data: bytes) -> bytes:
+        begun, words = time.thread_time(), 0.0
+        order = open_order(data, key=self._server, node=self._name, limit=LARGEST)  # type: ignore[arg-type]
+        if order.kind is Kind.TRAIN:
+            drawing = time.thread_time()
+            self._words = vector(self._place, order.step, self._length)
+            words = time.thread_time() - drawing  # training is not what is measured
+        signed = order.answered(self._payload(order)).signed(self._key)
+        self.seconds[order.kind.name.lower()] += time.thread_time() - begun - words
+        self.seconds["training"] += words
+        return signed
+
+    def _payload(self, order: Order) -> bytes:
+        match order.kind:
+            case Kind.TERMS | Kind.START:
+                return b""
+            case Kind.TRAIN:
+                if self._terms is None:
+                    return self._words.tobytes()
+                attempt = Attempt(terms=self._terms, run=order.run, step=order.step, attempt=order.attempt)
+                self._client = Client(
+                    attempt, place=self._place, sign=partial(sign, self._key), remember=lambda phase: None
+                )
+                return b""
+        client = self._client
+        assert client is not None
+        match order.kind:
+            case Kind.KEYS:
+                return client.keys()
+            case Kind.SHARES:
+                return client.shares(order.payload)
+            case Kind.MASKED:
+                return client.masked(order.payload, self._words)
+            case Kind.SURVIVORS:
+                return client.survivors(order.payload)
+            case _:
+                return client.unmask(order.payload)
+
+
+def main() -> None:
+    server, key, ca, settings = sys.argv[1:]
+    node, stop = LightNode(Path(key), json.loads(settings)), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    authority = Path(ca).read_bytes()
+    worker.work(
+        server, key=node._key, authority=authority, answer=node.answer, limit=LARGEST, stop=stop, say=lambda _: None
+    )
+    print(json.dumps(node.seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""One recipe in several ways: simulated, and served with open sums, with secure ones, and with noise by clients."""
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from networks.served import Place, round_seconds, same_model, serve, simulate, training_seconds
+
+from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
+from sottovoce.corpora.problems import ProblemLog
+from sottovoce.privacy.ledger import verify
+from sottovoce.store import Store, pack
+from sottovoce.training.speakers import population_of
+from sottovoce.training.stores import ensure_store
+
+SERVED: Mapping[str, tuple[str, ...]] = {
+    "open": ("--sums", "open"),
+    "secure": ("--sums", "secure"),
+    "clients": ("--sums", "secure", "--noise", "clients"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A recipe by name and changes to it, in which ways it is run, and how many clients it then has."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    clients: int
+    ways: tuple[str, ...]
+
+
+def _changes(steps: int, cohort: int, every: int, *more: str) -> tuple[str, ...]:
+    own = {"steps": steps, "cohort_size": cohort, "server.schedule.total_steps": steps}
+    own |= {"evaluate_every": every, "checkpoint_every": every}
+    return tuple(f"federation.{key}={value}" for key, value in own.items()) + more
+
+
+# The people of the demo's crowd who have said most; all of them in every round.
+EIGHT = Scene(
+    recipe="demo/global",
+    overrides=_changes(12, 8, 3, "federation.clients.min_seconds=104.5"),
+    clients=8,
+    ways=("open", "secure", "clients"),
+)
+# Twice as many, of whom eight are in a round: enough voices to learn from.
+DEMO = Scene(
+    recipe="demo/global",
+    overrides=_changes(40, 8, 10, "federation.clients.min_seconds=86.1"),
+    clients=16,
+    ways=("open", "secure", "clients"),
+)
+# The whole crowd in ten silos, as Gao et al. divide their speakers; everybody's weight is capped, as privacy needs.
+SILOS = Scene(
+    recipe="demo/global",
+    overrides=_changes(
+        20,
+        10,
+        5,
+        "federation.clients={rule: silo, silos: 10}",
+        "federation.local.local_steps=10",
+        "federation.privacy.weighting=utterances",
+        "federation.privacy.weight_cap=200",
+    ),
+    clients=10,
+    ways=("open",),
+)
+
+
+def measure_ways(scene: Scene, folder: Path, *, seeds: Sequence[int]) -> dict[str, Any]:
+    """Every way for every seed; those that should must come out the same to the bit."""
+    place = settled(scene, folder)
+    found: dict[str, Any] = {"recipe": scene.recipe, "overrides": scene.overrides, "runs": {}}
+    for seed in seeds:
+        seeded = () if seed == 0 else (f"seed={seed}",)
+        runs = folder / "runs"
+        simulated = runs / f"simulation-{seed}"
+        spent = simulate(place, simulated, *seeded)
+        found["runs"][f"simulation-{seed}"] = figures(simulated) | {"processor_seconds": spent}
+        for way in scene.ways:
+            run = runs / f"{way}-{seed}"
+            costs = serve(place, run, *SERVED[way], more=seeded)
+            taken, trained = round_seconds(run), training_seconds(costs.homes)
+            same = same_model(run, simulated)
+            if way != "clients" and not same:
+                raise SystemExit(f"{run}: another model, or another ledger, than {simulated} has")
+            found["runs"][run.name] = figures(run) | {
+                "same_as_simulation": same,
+                "beyond_training_seconds": _quartiles([taken[step] - trained[step] for step in taken if step > 1]),
+                "training_seconds": _quartiles([*trained.values()]),
+                "server_processor_seconds": costs.server_seconds,
+                "node_processor_seconds": costs.node_seconds,
+                "bytes_up": costs.bytes_up,
+                "bytes_down": costs.bytes_down,
+            }
+        for name, one in found["runs"].items():
+            print(name, json.dumps(one), flush=True)
+    return found
+
+
+def settled(scene: Scene, folder: Path) -> Place:
+    """Stores and keys for the clients that a simulation of the same recipe has."""
+    from sottovoce.config import load_recipe
+
+    recipe = load_recipe(scene.recipe, list(scene.overrides))
+    ensure_store(recipe, folder / "stores", lambda _: None)
+    crowd = folder / "stores" / recipe.data.store
+    store = Store(crowd)
+    population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
+    if len(population) != scene.clients:
+        raise SystemExit(f"{scene.recipe}: {len(population)} clients, expected {scene.clients}")
+    people = tuple(client.id for client in population)
+    own = {name: crowd for name in people}
+    if recipe.federated.clients.rule == "silo":
+        for client in population:
+            own[client.id] = folder / "stores" / client.id
+            if not own[client.id].exists():
+                _pack_some(store, client.speakers.tolist(), own[client.id])
+    place = Place(folder=folder, recipe=scene.recipe, overrides=scene.overrides, people=people, store_of=own.__getitem__)
+    place.settle()
+    return place
+
+
+def _pack_some(store: Store, rows: list[int], out: Path) -> None:
+    """A store of some of `store`'s speakers: what a silo of them holds."""
+    speakers = []
+    for user in map(store.user, rows):
+        spoken = [
+            RenderedUtterance(
+                id=one.id, samples=one.samples, text=one.text, raw_text=one.raw_text, metadata=one.metadata
+            )
+            for one in map(store.utterance, user.utterances)
+        ]
+        speakers.append(RenderedSpeaker(user.name, user.split, spoken, user.metadata, in_time=user.in_time))
+    speakers.sort(key=lambda one: (one.split, one.name))
+    pack(Corpus(store.name, store.language, speakers, _as_it_is, ProblemLog()), out, workers=1)
+
+
+def _as_it_is(speaker: RenderedSpeaker) -> RenderedSpeaker:
+    return speaker
+
+
+def figures(run: Path) -> dict[str, Any]:
+    """What a finished run's folder says."""
+    results = json.loads((run / "results.json").read_text())
+    tested = next(iter(results["test"].values()))
+    before = next(iter(results["start"]["test"].values()))
+    spent = verify(run / "ledger.jsonl").epsilon
+    return {
+        "wer": tested["wer"],
+        "wer_interval": tested["wer_interval"],
+        "wer_before": before["wer"],
+        "epsilon_pld": spent.pld,
+        "epsilon_rdp": spent.rdp,
+        "round_seconds": _quartiles([*round_seconds(run).values()]),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _quartiles(values: Sequence[float]) -> dict[str, float]:
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median": median, "low": low, "high": high}
