@@ -12,6 +12,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
+from sottovoce.deployment.accounts import ACCOUNTS, Accounts
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.link import Answer, LocalLink
@@ -139,6 +140,7 @@ def fleet(
     revoked: frozenset[int] = frozenset(),
     least: int = 0,
     plan: Plan | None = None,
+    accounts: bool = False,
 ) -> Fleet:
     """`people` nodes; `meddle` puts something else in the place of some answers. Those listed as `None` are away."""
     plan = plan or plan_for(people)
@@ -150,7 +152,13 @@ def fleet(
     nodes = [Node(place, key, plan, terms) for place, key in enumerate(keys)]
     answers = {node.name.hex(): (meddle or {}).get(node.place, lambda node: node.answer)(node) for node in nodes}
     conversation = Conversation(link=LocalLink(answers), roster=roster, key=SERVER_KEY, run=RUN, recipe=RECIPE)
+    names = [user.name for user in roster.users]
     clients = ClientsOverNetwork(
-        conversation, OFFER, attempts=Attempts(folder / "attempts.json"), least=least, secure=terms
+        conversation,
+        OFFER,
+        attempts=Attempts(folder / "attempts.json"),
+        least=least,
+        secure=terms,
+        accounts=Accounts(folder / ACCOUNTS, names) if accounts else None,
     )
     return Fleet(nodes, clients, plan)

@@ -13,13 +13,14 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
 from torch import Tensor
 
+from sottovoce.deployment.accounts import Accounts
 from sottovoce.deployment.conversation import Answers, Conversation
 from sottovoce.deployment.messages import Kind, Refused
 from sottovoce.deployment.payloads import read_words, total_of, update_bytes, write_model
@@ -36,6 +37,8 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import Mode
 
+NOT_HERE = "not here when the round began"
+ANOTHER_LENGTH = "an update of another length"
 CLIPPED_AGAIN = "above its bound: clipped again here"
 NOT_OPENED = "their sum could not be opened"
 
@@ -65,7 +68,8 @@ class Patience:
 class ClientsOverNetwork:
     """Everybody in a roster. With `secure` terms the server gets their sum and nothing else.
 
-    `least` is how many must be here before a round begins. `attempts` is a file of this run's.
+    `least` is how many must be here before a round begins. `attempts` is a file of this run's. `accounts`, of open
+    sums alone, are everybody's own.
     """
 
     def __init__(
@@ -76,9 +80,11 @@ class ClientsOverNetwork:
         attempts: "Attempts",
         least: int,
         secure: Terms | None = None,
+        accounts: Accounts | None = None,
         patience: Patience | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._accounts = accounts
         self._conversation, self._offer, self._attempts = conversation, offer, attempts
         self._least, self._secure, self._patience, self._say = least, secure, patience or Patience(), say
         self._prepared: set[int] = set()
@@ -140,10 +146,13 @@ class ClientsOverNetwork:
         )
         self._prepared -= trained.missing.keys()  # whatever it was, they are asked anew before the next round
         reasons = trained.reasons
-        reasons["not here when the round began"] += len(drawn) - len(asked)
+        reasons[NOT_HERE] += len(drawn) - len(asked)
         shares = 0
         if self._secure is None:
-            total = _add_up(trained.payloads, plan, reasons)
+            total, odd = _add_up(trained.payloads, plan)
+            reasons.update(odd.values())
+            if self._accounts is not None:
+                self._settle(self._accounts, drawn, trained, odd)
         else:
             opened = self._sum_securely(sorted(trained.payloads), self._secure, reasons, step=step, attempt=attempt)
             total = plan.new_total() if opened is None else total_of(opened.total, plan)
@@ -153,6 +162,16 @@ class ClientsOverNetwork:
         if plan.settings.mode is not Mode.SECURE:
             diagnostics = Private(cohort=len(drawn), dropped=+reasons)
         return CohortSum(total.to(server_P.device), plan.denominator, noise_shares=shares, diagnostics=diagnostics)
+
+    def _settle(self, accounts: Accounts, drawn: list[int], trained: Answers, odd: Mapping[int, str]) -> None:
+        """What became of everybody who was drawn; `odd` are the updates that were not taken as they came."""
+        bad = {place: reason for place, reason in odd.items() if reason != CLIPPED_AGAIN}
+        away = {place: NOT_HERE for place in drawn if place not in trained.payloads and place not in trained.missing}
+        accounts.add(
+            summed=trained.payloads.keys() - bad.keys(),
+            clipped_again=odd.keys() - bad.keys(),
+            missing={**away, **trained.missing, **bad},
+        )
 
     def _sum_securely(
         self, places: list[int], terms: Terms, reasons: Counter[str], *, step: int, attempt: int
@@ -193,21 +212,21 @@ class ClientsOverNetwork:
         self._conversation.link.close()
 
 
-def _add_up(payloads: dict[int, bytes], plan: Plan, reasons: Counter[str]) -> Tensor:
-    """The sum of updates that nobody has vouched for but their senders: each is clipped once more.
+def _add_up(payloads: dict[int, bytes], plan: Plan) -> tuple[Tensor, dict[int, str]]:
+    """The sum of updates that nobody has vouched for but their senders, each clipped once more; and who was odd, how.
 
     For what an honest client sends, which is clipped and on the grid, that changes nothing.
     """
-    total, guard = plan.new_total(), _guard(plan)
-    for _, payload in sorted(payloads.items()):
+    total, guard, odd = plan.new_total(), _guard(plan), dict[int, str]()
+    for place, payload in sorted(payloads.items()):
         try:
             update_P = total_of(read_words(payload, plan), plan)
         except Refused:
-            reasons["an update of another length"] += 1
+            odd[place] = ANOTHER_LENGTH
             continue
-        stats = guard.accumulate(total, update_P)
-        reasons[CLIPPED_AGAIN] += int(stats.clipped)
-    return total
+        if bool(guard.accumulate(total, update_P).clipped):
+            odd[place] = CLIPPED_AGAIN
+    return total, odd
 
 
 def _guard(plan: Plan) -> Clipper:

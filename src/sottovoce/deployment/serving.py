@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sottovoce.config import Recipe
+from sottovoce.deployment.accounts import ACCOUNTS, Accounts, may_be_kept
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
 from sottovoce.deployment.keys import ORDERS, ORDERS_KEY, load_certificate, load_private_key
@@ -92,6 +93,13 @@ def reach(
         attempts=attempts,
         least=needed,
         secure=None if least_in_sum is None else invitation.sum_terms,
+        accounts=_accounts(roster, run, plan) if least_in_sum is None else None,
         patience=patience,
         say=say,
     )
+
+
+def _accounts(roster: Roster, run: RunFolder, plan: Plan) -> Accounts | None:
+    """Everybody's own, of open sums whose cohorts are no secret."""
+    names = [user.name for user in roster.users]
+    return Accounts(run.path / ACCOUNTS, names) if may_be_kept(plan) else None

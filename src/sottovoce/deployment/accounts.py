@@ -1,0 +1,83 @@
+"""What each client of open sums has given, as the server has seen it: an account of every silo's own.
+
+    ACCOUNTS in the run's folder: by name, in how many rounds they were summed, clipped again, or missing, and why
+
+The ledger counts everybody alike: as if they had been in every round for which they might be drawn. A silo that was away
+has spent less, and one whose updates had to be clipped again should be asked why. Accounts tell who was in a round, so
+that they are kept only where that hides nobody: in rehearsals, and where everybody is in every round.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, final
+
+from sottovoce.errors import InputError
+from sottovoce.files import read_json, sealed, unsealed, write_json
+from sottovoce.privacy.accounting import Epsilon, epsilon
+from sottovoce.privacy.events import GaussianRelease, repeated
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Mode
+
+ACCOUNTS = "accounts.json"
+
+
+@dataclass
+class Account:
+    """Of one client. `missing` has the reasons for rounds that it was drawn for and not summed in."""
+
+    summed: int = 0
+    clipped_again: int = 0
+    missing: Counter[str] = field(default_factory=Counter)
+
+    def spent(self, release: GaussianRelease, *, delta: float) -> Epsilon | None:
+        """ε of the rounds that it is in, for one who knows which those are; None where there are none.
+
+        Rounds are charged without amplification, because its presence in them is known.
+        """
+        if not self.summed:
+            return None
+        known = replace(release, sampling="poisson", sampling_rate=1.0, cohort_size=None, population_size=None)
+        return epsilon(repeated(known, self.summed), delta)
+
+
+def may_be_kept(plan: Plan) -> bool:
+    """Whether who was in a round may be written down: not where a release hides people by drawing them."""
+    return plan.settings.mode is Mode.SEEDED or plan.sampling_rate == 1
+
+
+@final
+class Accounts:
+    """Everybody's, in the file `path`, by their place among `names`."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self._path, self._names = path, tuple(names)
+        self.by_name = read_accounts(path) if path.exists() else {name: Account() for name in names}
+        if {*self.by_name} != {*names}:
+            raise InputError(f"{path} is of other people than the roster's: expected the same for all of a run")
+
+    def add(self, *, summed: Collection[int], clipped_again: Collection[int], missing: Mapping[int, str]) -> None:
+        """One attempt at a round, on the disk when this returns."""
+        for place in summed:
+            self.by_name[self._names[place]].summed += 1
+        for place in clipped_again:
+            self.by_name[self._names[place]].clipped_again += 1
+        for place, reason in missing.items():
+            self.by_name[self._names[place]].missing[reason] += 1
+        write_json(self._path, sealed({name: _plain(account) for name, account in self.by_name.items()}))
+
+
+def _plain(account: Account) -> dict[str, Any]:
+    return {"summed": account.summed, "clipped_again": account.clipped_again, "missing": dict(account.missing)}
+
+
+def read_accounts(path: Path) -> dict[str, Account]:
+    """By name; InputError where the file is another."""
+    found = unsealed(read_json(path), where=path)
+    try:
+        return {
+            name: Account(one["summed"], one["clipped_again"], Counter(one["missing"])) for name, one in found.items()
+        }
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(f"{path} holds no accounts of this release") from None

@@ -1,0 +1,89 @@
+"""Accounts of single clients: kept of open sums where that hides nobody, and shown with what each has spent."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.deployment.nodes import LAYOUT, fleet, plan_for
+from tests.deployment.places import ROUNDS, Place
+from tests.deployment.test_network import TOO_SHORT, says, silent_in, summed
+from typer.testing import CliRunner
+
+from sottovoce.cli import app
+from sottovoce.deployment.accounts import ACCOUNTS, Account, Accounts, may_be_kept, read_accounts
+from sottovoce.deployment.messages import Kind
+from sottovoce.errors import InputError
+from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.events import poisson_release, repeated
+from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.settings import Mode
+from sottovoce.training.run_folder import LEDGER
+
+EVERYBODY = 5
+
+
+def test_everybody_s_account_says_what_became_of_them(tmp_path: Path) -> None:
+    largest = np.full(LAYOUT.dimension, 2**31 - 1, dtype="<i4").tobytes()
+    odd = {0: silent_in(Kind.TRAIN), 1: says(largest), 2: says(TOO_SHORT)}
+    found = fleet(tmp_path, EVERYBODY, meddle=odd, accounts=True, revoked=frozenset({3}))
+    summed(found, step=0)
+    summed(found, step=1, cohort=[1, 4])
+    assert read_accounts(tmp_path / ACCOUNTS) == {
+        "p0": Account(missing=Counter({"away, or too late, or with too much to say": 1})),
+        "p1": Account(summed=2, clipped_again=2),
+        "p2": Account(missing=Counter({"an update of another length": 1})),
+        "p3": Account(missing=Counter({"not here when the round began": 1})),
+        "p4": Account(summed=2),
+    }
+
+
+def test_accounts_go_on_and_are_of_one_roster(tmp_path: Path) -> None:
+    for _ in range(2):
+        Accounts(tmp_path / ACCOUNTS, ["a", "b"]).add(summed=[1], clipped_again=[], missing={0: "away"})
+    assert read_accounts(tmp_path / ACCOUNTS)["b"] == Account(summed=2)
+    with pytest.raises(InputError, match="is of other people than the roster's"):
+        Accounts(tmp_path / ACCOUNTS, ["a", "c"])
+
+
+def test_a_release_writes_down_nobody_whom_it_hides_by_drawing() -> None:
+    release = {"noise_multiplier": 1.0, "root_seed": None, "mode": Mode.SECURE}
+    assert may_be_kept(plan_for(EVERYBODY))
+    assert may_be_kept(plan_for(EVERYBODY, cohort_size=3))
+    assert may_be_kept(plan_for(EVERYBODY, **release))
+    assert not may_be_kept(plan_for(EVERYBODY, cohort_size=3, **release))
+
+
+def test_what_somebody_has_spent_is_of_the_rounds_they_are_in() -> None:
+    release = poisson_release(2.0, sampling_rate=0.1)
+    spent = Account(summed=4).spent(release, delta=1e-5)
+    assert spent == epsilon(repeated(poisson_release(2.0, sampling_rate=1.0), 4), 1e-5)
+    assert Account().spent(release, delta=1e-5) is None
+
+
+def test_the_ledger_shows_accounts_of_open_sums_alone(tmp_path: Path, village_stores: Path) -> None:
+    place = Place(tmp_path, village_stores)
+    place.settle(cohort_size=9)
+    served = place.run_here("served", secure=False).folder
+    shown = CliRunner().invoke(app, ["ledger", str(served)])
+    assert shown.exit_code == 0
+    assert "Everybody's own account" in shown.output
+    told = json.loads(CliRunner().invoke(app, ["ledger", str(served), "--json"]).output)
+    assert told["accounts"].keys() == set(place.people)
+    everybody = verify(served / LEDGER).epsilon  # all of them are in every round
+    for one in told["accounts"].values():
+        assert one == {
+            "summed": ROUNDS,
+            "clipped_again": 0,
+            "missing": {},
+            "epsilon_pld": everybody.pld,
+            "epsilon_rdp": everybody.rdp,
+        }
+    (served / ACCOUNTS).write_text((served / ACCOUNTS).read_text().replace(": 3", ": 2"))
+    assert isinstance(CliRunner().invoke(app, ["ledger", str(served)]).exception, InputError)
+    masked = replace(place, folder=tmp_path / "masked")
+    masked.folder.mkdir()
+    masked.settle(cohort_size=9)
+    assert not (masked.run_here("served", secure=True).folder / ACCOUNTS).exists()
