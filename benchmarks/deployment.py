@@ -8,8 +8,8 @@
     python benchmarks/deployment.py start            its frozen gigabyte, to one node, once
 
 It needs the extra `federation` (`make network` makes an environment with it). `rounds`, `demo` and `silos` run
-`sottovoce serve` and `sottovoce join` as they are, each in a process, and a simulation on the same grid, whose model and
-ledger must come out the same to the bit. The other three have nodes that send fixed vectors (`networks/light_node.py`).
+`sottovoce serve` and `sottovoce join` as they are, each in a process, and a simulation on the same grid, whose model
+and ledger must come out the same to the bit. The others have nodes that send fixed vectors (`networks/light_node.py`).
 Figures go to benchmarks/deployment.json, one entry a command. Wall seconds are of a machine that all processes share;
 processor seconds count them apart.
 """
@@ -21,6 +21,7 @@ import platform
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,22 @@ def lora(folder: Path, arguments: argparse.Namespace) -> Figures:
 def start(folder: Path, arguments: argparse.Namespace) -> Figures:
     fleet = Fleet(folder=folder / "one", nodes=1, length=1000, secure=False, start=bytes(BASE_BYTES))
     found = fleet.measure(0)
-    print(f"{BASE_BYTES / 1e9:.2f} GB to one node: {found['ready_seconds']:.1f} s, {found['node_peak_mib'][0]:,.0f} MiB")
+    print(
+        f"{BASE_BYTES / 1e9:.2f} GB to one node: {found['ready_seconds']:.1f} s, {found['node_peak_mib'][0]:,.0f} MiB"
+    )
     return found
 
 
 def _show(title: str, found: Mapping[str, Any]) -> None:
     answers = found["node_answers_processor_seconds"]
     protocol = [sum(answers[kind][node] for kind in answers if kind != "training") for node in range(found["nodes"])]
-    print(f"{title}: round {_spread(found['round_seconds'])} s; processor: server", end=" ")
-    print(f"{_spread(found['server_processor_seconds'])} s, a node {_spread(sum(found['node_processor_seconds'], []))} s")
-    print(f"  of it answers {_spread(protocol)} s; until all were ready {found['ready_seconds']:.1f} s; a node's memory", end=" ")
-    print(f"{_spread(found['node_peak_mib'])} MiB", flush=True)
+    taken = [*chain(*found["node_processor_seconds"])]
+    print(
+        f"{title}: round {_spread(found['round_seconds'])} s; processor: server "
+        f"{_spread(found['server_processor_seconds'])} s, a node {_spread(taken)} s, of it answers {_spread(protocol)} s; "
+        f"until all were ready {found['ready_seconds']:.1f} s; a node's memory {_spread(found['node_peak_mib'])} MiB",
+        flush=True,
+    )
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from networks.light_node import vector
 from networks.served import Processes, peak_mib, processor_seconds
-
 from sottovoce.deployment import keys
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.flower import FlowerLink

@@ -1,10 +1,12 @@
-"""A relay for each node that counts what passes: bytes on the wire, with TLS, HTTP and everything that is sent twice."""
+"""A relay for each node that counts what passes: bytes on the wire, with TLS, HTTP and what is sent twice."""
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 _PIECE = 1 << 18
 
@@ -34,7 +36,7 @@ class Relay:
             server = await asyncio.start_server(self._handler(self.passed[name]), "127.0.0.1", 0)
             self.ports[name] = server.sockets[0].getsockname()[1]
 
-    def _handler(self, passed: Passed):  # type: ignore[no-untyped-def]
+    def _handler(self, passed: Passed) -> Handler:
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 there, back = await asyncio.open_connection("127.0.0.1", self._port)

@@ -2,20 +2,18 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from networks.relay import Passed, Relay
 
+from networks.relay import Passed, Relay
 from sottovoce.config import Recipe, load_recipe
 from sottovoce.deployment import keys
 from sottovoce.deployment.network import in_words
@@ -75,9 +73,7 @@ def simulate(place: Place, out: Path, *more: str) -> float:
         return _Here(ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)))
 
     begun = sum(os.times()[:2])
-    run_recipe(
-        recipe, out=out, resume=False, around=place.around, elsewhere=Elsewhere(population, in_words, clients)
-    )
+    run_recipe(recipe, out=out, resume=False, around=place.around, elsewhere=Elsewhere(population, in_words, clients))
     return sum(os.times()[:2]) - begun
 
 
@@ -99,10 +95,13 @@ class _Here:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Processor seconds of the server and of every node, all in all, and bytes of a round between two reports."""
+    """What a round has cost between the first report and the last, evaluations included.
+
+    Processor seconds of the server and of a node that was asked, and its bytes. `homes` have everybody's own ledgers.
+    """
 
     server_seconds: float
-    node_seconds: tuple[float, ...]
+    node_seconds: float
     bytes_up: float
     bytes_down: float
     homes: Path
@@ -155,26 +154,36 @@ def serve(place: Place, out: Path, *options: str, more: Sequence[str] = ()) -> C
             )
             for name in place.people
         }
-        reports: list[tuple[int, Passed]] = []
-        spent = 0.0
+        reports: list[_Report] = []
         for line in _lines(server):
             print(f"  {out.name}: {line}", flush=True)
             if line.startswith("round ") and not line.startswith("round 0:"):
-                reports.append((int(line.split()[1].rstrip(":").replace(",", "")), relay.total()))
-                spent = processor_seconds(server.pid)
+                taken = [processor_seconds(node.pid) for node in nodes.values()]
+                step = int(line.split()[1].rstrip(":").replace(",", ""))
+                reports.append(_Report(step, relay.total(), processor_seconds(server.pid), sum(taken)))
         if server.wait():
             raise SystemExit(f"{out}: the server has failed")
-        taken = tuple(processor_seconds(node.pid) for node in nodes.values())
         relay.close()
-    (first, before), (last, after) = reports[0], reports[-1]
-    share = (last - first) * len(place.people)
+    first, last = reports[0], reports[-1]
+    rounds = last.step - first.step
+    asked = sum(first.step < step <= last.step for step, _ in _trained(homes))
     return Costs(
-        server_seconds=spent,
-        node_seconds=taken,
-        bytes_up=(after.up - before.up) / share,
-        bytes_down=(after.down - before.down) / share,
+        server_seconds=(last.server - first.server) / rounds,
+        node_seconds=(last.nodes - first.nodes) / asked,
+        bytes_up=(last.passed.up - first.passed.up) / asked,
+        bytes_down=(last.passed.down - first.passed.down) / asked,
         homes=homes,
     )
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Where everything stood when the server told of a round."""
+
+    step: int
+    passed: Passed
+    server: float
+    nodes: float
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
@@ -210,21 +219,26 @@ def round_seconds(run: Path) -> dict[int, float]:
 
 
 def training_seconds(homes: Path) -> dict[int, float]:
-    """By step, how long the slowest node trained, as everybody's own ledger has it."""
+    """By step, how long the slowest node trained."""
     slowest: dict[int, float] = {}
+    for step, seconds in _trained(homes):
+        slowest[step] = max(slowest.get(step, 0.0), seconds)
+    return slowest
+
+
+def _trained(homes: Path) -> Iterator[tuple[int, float]]:
+    """Steps, counted from 1, and seconds of all training, as everybody's own ledger has it."""
     for ledger in homes.glob("*/ledger.jsonl"):
         for line in ledger.read_text().splitlines():
-            record = json.loads(line)
-            record = record.get("record", record)
+            record = json.loads(line)["record"]
             if record.get("answered") == "train":
-                step = record["step"] + 1
-                slowest[step] = max(slowest.get(step, 0.0), record["seconds"])
-    return slowest
+                yield record["step"] + 1, record["seconds"]
 
 
 def same_model(one: Path, other: Path) -> bool:
     """Whether two runs have ended with the same parameters, to the bit, and the same ledger, to the byte."""
     files = [folder / "checkpoints" / LATEST / PARAMETERS for folder in (one, other)]
-    return all(
-        (one / name).read_bytes() == (other / name).read_bytes() for name in (LEDGER,)
-    ) and files[0].read_bytes() == files[1].read_bytes()
+    return (
+        all((one / name).read_bytes() == (other / name).read_bytes() for name in (LEDGER,))
+        and files[0].read_bytes() == files[1].read_bytes()
+    )

@@ -3,13 +3,13 @@
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from networks.served import Place, round_seconds, same_model, serve, simulate, training_seconds
-
+from sottovoce.config import load_recipe
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.privacy.ledger import verify
@@ -92,8 +92,7 @@ def measure_ways(scene: Scene, folder: Path, *, seeds: Sequence[int]) -> dict[st
                 "same_as_simulation": same,
                 "beyond_training_seconds": _quartiles([taken[step] - trained[step] for step in taken if step > 1]),
                 "training_seconds": _quartiles([*trained.values()]),
-                "server_processor_seconds": costs.server_seconds,
-                "node_processor_seconds": costs.node_seconds,
+                "round_processor_seconds": {"server": costs.server_seconds, "node": costs.node_seconds},
                 "bytes_up": costs.bytes_up,
                 "bytes_down": costs.bytes_down,
             }
@@ -104,8 +103,6 @@ def measure_ways(scene: Scene, folder: Path, *, seeds: Sequence[int]) -> dict[st
 
 def settled(scene: Scene, folder: Path) -> Place:
     """Stores and keys for the clients that a simulation of the same recipe has."""
-    from sottovoce.config import load_recipe
-
     recipe = load_recipe(scene.recipe, list(scene.overrides))
     ensure_store(recipe, folder / "stores", lambda _: None)
     crowd = folder / "stores" / recipe.data.store
@@ -114,13 +111,15 @@ def settled(scene: Scene, folder: Path) -> Place:
     if len(population) != scene.clients:
         raise SystemExit(f"{scene.recipe}: {len(population)} clients, expected {scene.clients}")
     people = tuple(client.id for client in population)
-    own = {name: crowd for name in people}
+    own = dict.fromkeys(people, crowd)
     if recipe.federated.clients.rule == "silo":
         for client in population:
             own[client.id] = folder / "stores" / client.id
             if not own[client.id].exists():
                 _pack_some(store, client.speakers.tolist(), own[client.id])
-    place = Place(folder=folder, recipe=scene.recipe, overrides=scene.overrides, people=people, store_of=own.__getitem__)
+    place = Place(
+        folder=folder, recipe=scene.recipe, overrides=scene.overrides, people=people, store_of=own.__getitem__
+    )
     place.settle()
     return place
 

@@ -2,9 +2,9 @@
 
     ACCOUNTS in the run's folder: by name, in how many rounds they were summed, clipped again, or missing, and why
 
-The ledger counts everybody alike: as if they had been in every round for which they might be drawn. A silo that was away
-has spent less, and one whose updates had to be clipped again should be asked why. Accounts tell who was in a round, so
-that they are kept only where that hides nobody: in rehearsals, and where everybody is in every round.
+The ledger counts everybody alike: as if they had been in every round for which they might be drawn. A silo that was
+away has spent less, and one whose updates had to be clipped again should be asked why. Accounts tell who was in a
+round, so that they are kept only where that hides nobody: in rehearsals, and where everybody is in every round.
 """
 
 from collections import Counter
