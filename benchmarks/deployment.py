@@ -96,9 +96,10 @@ def _show(title: str, found: Mapping[str, Any]) -> None:
     protocol = [sum(answers[kind][node] for kind in answers if kind != "training") for node in range(found["nodes"])]
     taken = [*chain(*found["node_processor_seconds"])]
     print(
-        f"{title}: round {_spread(found['round_seconds'])} s; processor: server "
-        f"{_spread(found['server_processor_seconds'])} s, a node {_spread(taken)} s, of it answers {_spread(protocol)} s; "
-        f"until all were ready {found['ready_seconds']:.1f} s; a node's memory {_spread(found['node_peak_mib'])} MiB",
+        f"{title}: round {_spread(found['round_seconds'])} s; processor: "
+        f"server {_spread(found['server_processor_seconds'])} s, a node {_spread(taken)} s, "
+        f"of it answers {_spread(protocol)} s; until all were ready {found['ready_seconds']:.1f} s; "
+        f"a node's memory {_spread(found['node_peak_mib'])} MiB",
         flush=True,
     )
 
