@@ -1,13 +1,12 @@
 """Federations over a network, with real processes on this machine: what a round takes, sends and teaches.
 
     python benchmarks/deployment.py rounds           eight nodes of the demo: seconds beyond training, bytes, to the bit
-    python benchmarks/deployment.py demo             the demo with 16 people: WER, ε, seconds and bytes in four ways
-    python benchmarks/deployment.py silos            ten silos with the demo's crowd, open sums, each with its account
+    python benchmarks/deployment.py silos            the demo's crowd in ten silos: WER, ε, seconds and bytes, accounts
     python benchmarks/deployment.py sums             16 nodes, 5M numbers, sums that the server cannot open
     python benchmarks/deployment.py lora             what base with LoRA (r = 16) sends, to and from eight nodes
     python benchmarks/deployment.py start            its frozen gigabyte, to one node, once
 
-It needs the extra `federation` (`make network` makes an environment with it). `rounds`, `demo` and `silos` run
+It needs the extra `federation` (`make network` makes an environment with it). `rounds` and `silos` run
 `sottovoce serve` and `sottovoce join` as they are, each in a process, and a simulation on the same grid, whose model
 and ledger must come out the same to the bit. The others have nodes that send fixed vectors (`networks/light_node.py`).
 Figures go to benchmarks/deployment.json, one entry a command. Wall seconds are of a machine that all processes share;
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from networks.light import Fleet
-from networks.ways import DEMO, EIGHT, SILOS, measure_ways
+from networks.ways import EIGHT, SILOS, measure_ways
 
 from sottovoce.files import write_json
 
@@ -41,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*MEASURED])
     parser.add_argument("--folder", type=Path, default=None, help="where keys, stores and runs go (a temporary one)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of `demo`: a run in every way for each")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of `silos`: a run in every way for each")
     parser.add_argument("--rounds", type=int, default=5, help="of `sums`, `lora`")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -57,12 +56,8 @@ def rounds(folder: Path, arguments: argparse.Namespace) -> Figures:
     return measure_ways(EIGHT, folder, seeds=[0])
 
 
-def demo(folder: Path, arguments: argparse.Namespace) -> Figures:
-    return measure_ways(DEMO, folder, seeds=arguments.seeds)
-
-
 def silos(folder: Path, arguments: argparse.Namespace) -> Figures:
-    return measure_ways(SILOS, folder, seeds=[0])
+    return measure_ways(SILOS, folder, seeds=arguments.seeds)
 
 
 def sums(folder: Path, arguments: argparse.Namespace) -> Figures:
@@ -110,7 +105,6 @@ def _spread(values: Sequence[float]) -> str:
 
 MEASURED: Mapping[str, Callable[[Path, argparse.Namespace], Figures]] = {
     "rounds": rounds,
-    "demo": demo,
     "silos": silos,
     "sums": sums,
     "lora": lora,

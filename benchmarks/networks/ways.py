@@ -47,27 +47,12 @@ EIGHT = Scene(
     clients=8,
     ways=("open", "secure", "clients"),
 )
-# Twice as many, of whom eight are in a round: enough voices to learn from.
-DEMO = Scene(
-    recipe="demo/global",
-    overrides=_changes(40, 8, 10, "federation.clients.min_seconds=86.1"),
-    clients=16,
-    ways=("open", "secure", "clients"),
-)
-# The whole crowd in ten silos, as Gao et al. divide their speakers; everybody's weight is capped, as privacy needs.
+# The whole crowd in ten silos, as Gao et al. divide their speakers: enough voices to learn from.
 SILOS = Scene(
     recipe="demo/global",
-    overrides=_changes(
-        20,
-        10,
-        5,
-        "federation.clients={rule: silo, silos: 10}",
-        "federation.local.local_steps=10",
-        "federation.privacy.weighting=utterances",
-        "federation.privacy.weight_cap=200",
-    ),
+    overrides=_changes(30, 10, 10, "federation.clients={rule: silo, silos: 10}"),
     clients=10,
-    ways=("open",),
+    ways=("open", "secure", "clients"),
 )
 
 
