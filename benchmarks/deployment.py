@@ -19,6 +19,7 @@ import os
 import platform
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("what", choices=[*MEASURED])
     parser.add_argument("--folder", type=Path, default=None, help="where keys, stores and runs go (a temporary one)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of `silos`: a run in every way for each")
+    parser.add_argument("--share", type=float, default=1.0, help="of `start`: so much of it, where memory is short")
     parser.add_argument("--rounds", type=int, default=5, help="of `sums`, `lora`")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -78,10 +80,13 @@ def lora(folder: Path, arguments: argparse.Namespace) -> Figures:
 
 
 def start(folder: Path, arguments: argparse.Namespace) -> Figures:
-    fleet = Fleet(folder=folder / "one", nodes=1, length=1000, secure=False, start=bytes(BASE_BYTES))
-    found = fleet.measure(0)
+    size = int(arguments.share * BASE_BYTES)
+    fleet = Fleet(folder=folder / "one", nodes=1, length=1000, secure=False, start=os.urandom(size))
+    begun = time.process_time()
+    found = fleet.measure(0) | {"bytes": size, "server_processor_seconds": time.process_time() - begun}
     print(
-        f"{BASE_BYTES / 1e9:.2f} GB to one node: {found['ready_seconds']:.1f} s, {found['node_peak_mib'][0]:,.0f} MiB"
+        f"{size / 1e9:.2f} GB to one node: {found['ready_seconds']:.1f} s, processor of the server "
+        f"{found['server_processor_seconds']:.1f} s; the node's memory {found['node_peak_mib'][0]:,.0f} MiB"
     )
     return found
 
