@@ -20,6 +20,7 @@ from sottovoce.deployment.network import in_words
 from sottovoce.deployment.roster import entry
 from sottovoce.federated.cohort import ClientsHere, CohortSum
 from sottovoce.models.saved import PARAMETERS, Recogniser
+from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import LATEST
@@ -236,9 +237,10 @@ def _trained(homes: Path) -> Iterator[tuple[int, float]]:
 
 
 def same_model(one: Path, other: Path) -> bool:
-    """Whether two runs have ended with the same parameters, to the bit, and the same ledger, to the byte."""
-    files = [folder / "checkpoints" / LATEST / PARAMETERS for folder in (one, other)]
-    return (
-        all((one / name).read_bytes() == (other / name).read_bytes() for name in (LEDGER,))
-        and files[0].read_bytes() == files[1].read_bytes()
-    )
+    """Whether two runs have ended with the same parameters, to the bit, and their ledgers say the same.
+
+    But for the digest of what was read: a server knows silos by their names, and not who is in them.
+    """
+    files = [(folder / "checkpoints" / LATEST / PARAMETERS).read_bytes() for folder in (one, other)]
+    ledgers = [[record | {"inputs": ""} for record in read_chain(folder / LEDGER).records] for folder in (one, other)]
+    return files[0] == files[1] and ledgers[0] == ledgers[1]

@@ -61,29 +61,37 @@ def measure_ways(scene: Scene, folder: Path, *, seeds: Sequence[int]) -> dict[st
     place = settled(scene, folder)
     found: dict[str, Any] = {"recipe": scene.recipe, "overrides": scene.overrides, "runs": {}}
     for seed in seeds:
-        seeded = () if seed == 0 else (f"seed={seed}",)
-        runs = folder / "runs"
-        simulated = runs / f"simulation-{seed}"
-        spent = simulate(place, simulated, *seeded)
-        found["runs"][f"simulation-{seed}"] = figures(simulated) | {"processor_seconds": spent}
+        simulated = folder / "runs" / f"simulation-{seed}"
+        spent = simulate(place, simulated, *_seeded(seed))
+        found["runs"][simulated.name] = figures(simulated) | {"processor_seconds": spent}
         for way in scene.ways:
-            run = runs / f"{way}-{seed}"
-            costs = serve(place, run, *SERVED[way], more=seeded)
-            taken, trained = round_seconds(run), training_seconds(costs.homes)
-            same = same_model(run, simulated)
-            if way != "clients" and not same:
-                raise SystemExit(f"{run}: another model, or another ledger, than {simulated} has")
-            found["runs"][run.name] = figures(run) | {
-                "same_as_simulation": same,
-                "beyond_training_seconds": _quartiles([taken[step] - trained[step] for step in taken if step > 1]),
-                "training_seconds": _quartiles([*trained.values()]),
-                "round_processor_seconds": {"server": costs.server_seconds, "node": costs.node_seconds},
-                "bytes_up": costs.bytes_up,
-                "bytes_down": costs.bytes_down,
-            }
+            found["runs"][f"{way}-{seed}"] = measure_served(place, way, seed=seed, simulated=simulated)
         for name, one in found["runs"].items():
             print(name, json.dumps(one), flush=True)
     return found
+
+
+def _seeded(seed: int) -> tuple[str, ...]:
+    """0 is the recipe's own."""
+    return () if seed == 0 else (f"seed={seed}",)
+
+
+def measure_served(place: Place, way: str, *, seed: int, simulated: Path) -> dict[str, Any]:
+    """One served run, held against the simulation. Noise by clients is never the same twice."""
+    run = simulated.with_name(f"{way}-{seed}")
+    costs = serve(place, run, *SERVED[way], more=_seeded(seed))
+    taken, trained = round_seconds(run), training_seconds(costs.homes)
+    same = same_model(run, simulated)
+    if way != "clients" and not same:
+        raise SystemExit(f"{run}: another model, or another ledger, than {simulated} has")
+    return figures(run) | {
+        "same_as_simulation": same,
+        "beyond_training_seconds": _quartiles([taken[step] - trained[step] for step in taken if step > 1]),
+        "training_seconds": _quartiles([*trained.values()]),
+        "round_processor_seconds": {"server": costs.server_seconds, "node": costs.node_seconds},
+        "bytes_up": costs.bytes_up,
+        "bytes_down": costs.bytes_down,
+    }
 
 
 def settled(scene: Scene, folder: Path) -> Place:
