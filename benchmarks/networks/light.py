@@ -51,7 +51,8 @@ class Fleet:
             begun = time.perf_counter()
             assert clients.ready(lambda: False)
             ready = time.perf_counter() - begun
-            plan, server_P = self._plan(), torch.randn(self.length)
+            plan = self._plan()
+            server_P = torch.randn(plan.layout.flat_size)
             wall, server, taken = list[float](), list[float](), list[list[float]]()
             for step in range(rounds + 1):
                 before = [processor_seconds(node.pid) for node in nodes]
