@@ -87,6 +87,9 @@ class _Here:
     def ready(self, interrupted: Callable[[], bool]) -> bool:
         return True
 
+    def end(self, rounds: int) -> None:
+        pass
+
     def sum(self, *arguments: Any, **named: Any) -> CohortSum:
         return self.here.sum(*arguments, **named)
 
