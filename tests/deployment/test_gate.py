@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sottovoce.deployment.gate import Event, Gate, Receive, Scope, Send
+from sottovoce.deployment.gate import AT_ONCE, Event, Gate, Receive, Scope, Send
 
 PATHS = {"/v1/fleet/pull-messages": 10}
 
@@ -31,6 +31,10 @@ class _Inside:
         await send({"type": "http.response.body", "body": b""})
 
 
+def somebody(scope: Scope) -> str | None:
+    return None if (b"a", b"stranger") in scope["headers"] else "anna"
+
+
 def asked(
     path: str, bodies: Sequence[bytes] = (b"",), *, forgiving: bool = False, **scope: Any
 ) -> tuple[int, int, int]:
@@ -46,7 +50,7 @@ def asked(
         sent.append(event)
 
     request = {"type": "http", "method": "POST", "path": path, "headers": [], **scope}
-    asyncio.run(Gate(inside, paths=PATHS)(request, receive, send))
+    asyncio.run(Gate(inside, paths=PATHS, knows=somebody)(request, receive, send))
     assert [event["type"] for event in sent] == ["http.response.start", "http.response.body"]
     return sent[0]["status"], inside.reached, read
 
@@ -88,6 +92,60 @@ def test_what_does_not_say_how_large_it_is_is_read_up_to_its_bound(forgiving: bo
     assert asked("/v1/fleet/pull-messages", endless, forgiving=forgiving) == (413, 1, 3)
 
 
+def test_of_a_stranger_nothing_is_read() -> None:
+    assert asked("/v1/fleet/pull-messages", headers=[(b"a", b"stranger")]) == (401, 0, 0)
+
+
+def test_one_node_has_so_many_requests_at_a_time_and_others_as_many() -> None:
+    """All but the last wait inside; somebody else is let in all the same, and so is the node when they are done."""
+
+    async def all_at_once() -> list[int]:
+        opened, statuses = asyncio.Event(), list[int]()
+
+        async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["headers"] != [(b"a", b"last")]:
+                await opened.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def send(event: Event) -> None:
+            statuses.extend([event["status"]] if "status" in event else [])
+
+        async def receive() -> Event:
+            return {"type": "http.request", "body": b""}
+
+        gate = Gate(inside, paths=PATHS, knows=lambda scope: "anna" if scope["user"] == "anna" else "bert")
+        request: Scope = {"type": "http", "method": "POST", "path": "/v1/fleet/pull-messages", "headers": []}
+        waiting = [asyncio.ensure_future(gate(request | {"user": "anna"}, receive, send)) for _ in range(AT_ONCE)]
+        await asyncio.sleep(0)
+        one_more = request | {"headers": [(b"a", b"last")]}
+        await gate(one_more | {"user": "anna"}, receive, send)
+        await gate(one_more | {"user": "bert"}, receive, send)
+        opened.set()
+        await asyncio.gather(*waiting)
+        await gate(one_more | {"user": "anna"}, receive, send)
+        return statuses
+
+    assert asyncio.run(all_at_once()) == [503, 200, *[200] * AT_ONCE, 200]
+
+
+def test_a_body_that_stops_is_given_up_and_a_whole_one_may_wait() -> None:
+    async def stops(*, after: int) -> int:
+        sent, events = list[Event](), iter([{"type": "http.request", "body": b"1", "more_body": True}] * after)
+
+        async def receive() -> Event:
+            return next(events, None) or await asyncio.Event().wait()  # type: ignore[func-returns-value]
+
+        async def send(event: Event) -> None:
+            sent.append(event)
+
+        gate = Gate(_Inside(), paths=PATHS, knows=somebody, silent_seconds=0)
+        await gate({"type": "http", "method": "POST", "path": "/v1/fleet/pull-messages", "headers": []}, receive, send)
+        status: int = sent[0]["status"]
+        return status
+
+    assert asyncio.run(stops(after=0)) == 408
+
+
 def test_a_websocket_is_closed() -> None:
     sent: list[Event] = []
 
@@ -98,5 +156,5 @@ def test_a_websocket_is_closed() -> None:
         raise AssertionError("nothing is read of it")
 
     scope = {"type": "websocket", "path": "/v1/fleet/pull-messages", "headers": []}
-    asyncio.run(Gate(_Inside(), paths=PATHS)(scope, receive, send))
+    asyncio.run(Gate(_Inside(), paths=PATHS, knows=somebody)(scope, receive, send))
     assert sent == [{"type": "websocket.close", "code": 1008}]

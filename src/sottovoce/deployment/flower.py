@@ -8,31 +8,34 @@ registered here, by the public keys of a roster, and cannot register themselves.
 """
 
 import asyncio
-import socket
-import ssl
 import threading
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, final
 
-import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from fastapi import Depends, FastAPI, HTTPException, Request
 from flwr.app import Metadata
 from flwr.app.message import make_message
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, NOOP_FEDERATION_ID, NodeStatus, TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    NOOP_FEDERATION_ID,
+    NodeStatus,
+    TaskType,
+)
 from flwr.supercore.date import now
 from flwr.supercore.error import http_error_translator
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.object_store import NoObjectInStoreError
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_signature
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
@@ -40,7 +43,8 @@ from flwr.superlink.routers.fleet.router import router as fleet_router
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from sottovoce.deployment.gate import Gate, Receive, Scope, Send
+from sottovoce.deployment.gate import AT_ONCE, Gate, Receive, Scope, Send
+from sottovoce.deployment.listening import Listener
 from sottovoce.deployment.parcels import (
     CHUNK,
     HEARTBEAT_SECONDS,
@@ -52,12 +56,14 @@ from sottovoce.deployment.parcels import (
     take_apart,
     unpacked,
 )
-from sottovoce.errors import InputError
 
 HELD_SECONDS = 3.0  # a node's question whether there is an order is answered when there is one, or after so long
 
 _FRAME = 1 << 12  # bytes of a request besides what it carries
 _TREE = 1 << 7  # bytes that a request needs to name one object
+
+_STRANGERS = 64  # connections that are left where every node has all of its own
+_ANNOUNCEMENTS = 1000  # of one answer: a node tries again when the network breaks
 
 _PULL = "/v1/fleet/pull-messages"
 _LOOK_AGAIN = 0.02  # seconds
@@ -78,12 +84,14 @@ PATHS = {
 # The server's end.
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Asked:
-    """An order that waits for its answer."""
+    """An order that waits for its answer; `announced` is what that is made of, once its node has said so."""
 
     name: str
     most_objects: int
+    announced: bytes | None = None
+    announcements: int = 0
 
 
 @final
@@ -103,22 +111,20 @@ class FlowerLink:
         self._ids = {name: self._register(public_key) for name, public_key in nodes.items()}
         self._names = {node_id: name for name, node_id in self._ids.items()}
         self._run = self._start_run()
-        self._callers = {_caller(public_key): name for name, public_key in nodes.items()}
+        self._keys, self._callers = dict(nodes), {_caller(public_key): name for name, public_key in nodes.items()}
         self._waiting: set[str] = set()  # for whom there is an order that they have not fetched
         self._asked: dict[str, _Asked] = {}
         self._arrived = threading.Event()
-        config = uvicorn.Config(
-            self._application(), ssl_certfile=certificate, ssl_keyfile=key, lifespan="off", ws="none", log_config=None
+        self._closing = False
+        self._listener = Listener(
+            self._application(),
+            host,
+            port,
+            certificate=certificate,
+            key=key,
+            connections=_STRANGERS + AT_ONCE * len(nodes),
         )
-        try:
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            raise InputError(f"{certificate} with {key} cannot be used ({error.strerror})") from None
-        listening = _listen(host, port)
-        self.port: int = listening.getsockname()[1]
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="nodes' API", daemon=True)
-        self._thread.start()
+        self.port = self._listener.port
 
     def _register(self, public_key: EllipticCurvePublicKey) -> int:
         node_id: int = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key_to_bytes(public_key), 0)
@@ -158,20 +164,29 @@ class FlowerLink:
             if scope["path"].startswith("/v1/fleet/push-"):
                 self._arrived.set()
 
-        return Gate(noticed, paths=PATHS)
+        return Gate(noticed, paths=PATHS, knows=self._known)
 
     async def _hold(self, scope: Scope) -> None:
-        """Let whoever asks for orders wait until there is one: they hear of it at once, and ask less often.
-
-        Who it is has not been proved here, nor does it matter: a stranger may wait, and is refused then.
-        """
-        given = dict(scope["headers"]).get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode())
-        name = self._callers.get(given or b"")
+        """Let a node that asks for orders wait until there is one: it hears of it at once, and asks less often."""
+        name = self._callers[_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER)]
         until = time.monotonic() + HELD_SECONDS
-        while name not in self._waiting and time.monotonic() < until and not self._server.should_exit:
+        while name not in self._waiting and time.monotonic() < until and not self._closing:
             await asyncio.sleep(_LOOK_AGAIN)
-        if name is not None:
-            self._waiting.discard(name)
+        self._waiting.discard(name)
+
+    def _known(self, scope: Scope) -> str | None:
+        """Who asks, if it is somebody of the roster who has signed the head of this request.
+
+        How old that is, and whether they ask in their own name, Flower looks at when it has read the rest.
+        """
+        name = self._callers.get(_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER))
+        if name is None:
+            return None
+        try:
+            signature = b64decode(_header(scope, FLEET_HTTP_SIGNATURE_HEADER), validate=True)
+        except ValueError:
+            return None
+        return name if verify_signature(self._keys[name], _header(scope, TIMESTAMP_HEADER), signature) else None
 
     def _admit(self, request: Request) -> None:
         """What Flower itself lets a node do that has proved who it is, and should not."""
@@ -188,8 +203,9 @@ class FlowerLink:
                 raise HTTPException(403)
             metadata, tree = asked.messages_list[0].metadata, asked.message_object_trees[0]
             order = self._asked.get(metadata.reply_to_message_id)
-            own = metadata.src_node_id == asked.node.node_id
-            if order is None or not own or _more_than(order.most_objects, tree):
+            sender = self._names.get(asked.node.node_id)
+            own = metadata.src_node_id == asked.node.node_id and order is not None and order.name == sender
+            if order is None or not own or not _may_announce(order, tree, metadata.message_id):
                 raise HTTPException(403)
 
     def _give_up(self, name: str) -> None:
@@ -298,8 +314,13 @@ class FlowerLink:
         self._state.delete_sessions_in_run(self._run)
 
     def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
+        self._closing = True
+        self._listener.close()
+
+
+def _header(scope: Scope, name: str) -> bytes:
+    value: bytes = dict(scope["headers"]).get(name.encode(), b"")
+    return value
 
 
 def _caller(public_key: EllipticCurvePublicKey) -> bytes:
@@ -316,14 +337,15 @@ def _more_than(most: int, tree: Any) -> bool:
     return tree.ByteSize() > most * _TREE or len(_objects(tree)) > most
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(1024)  # from here on nobody is turned away, though nobody is heard yet
-    except OSError as error:
-        listening.close()
-        raise InputError(f"--listen {host}:{port}: {error.strerror}") from None
-    return listening
+def _may_announce(order: _Asked, tree: Any, message_id: str) -> bool:
+    """Whether an answer to `order` may be made of the objects of `tree`: of few enough, and the same as ever.
+
+    They are deleted by the answer's name, so that nothing else may be their root.
+    """
+    order.announcements += 1
+    if tree.object_id != message_id or _more_than(order.most_objects, tree) or order.announcements > _ANNOUNCEMENTS:
+        return False
+    announced: bytes = tree.SerializeToString(deterministic=True)
+    if order.announced is None:
+        order.announced = announced
+    return order.announced == announced

@@ -1,9 +1,12 @@
-"""The gate before the nodes' API: nothing else behind it can be reached, and nothing large is read.
+"""The gate before the nodes' API: nobody else reaches it, nothing else behind it can be reached, nothing large is read.
 
-An ASGI application around another one. Who asks for a path that is not listed is refused before a byte of what they
-send is read; on a listed path no more than its bound is, whatever the request says of its own length.
+An ASGI application around another one. Who asks for a path that is not listed, or has not proved in the head of the
+request who they are, is refused before a byte of what they send is read. On a listed path no more than its bound is,
+whatever the request says of its own length; and so many requests of one node at a time.
 """
 
+import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, final
@@ -13,20 +16,33 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Knows = Callable[[Scope], str | None]
 
-CLOSED, TOO_LARGE = 403, 413
+UNKNOWN, CLOSED, TOO_SLOW, TOO_LARGE, TOO_MANY = 401, 403, 408, 413, 503  # nodes try again after the last
+AT_ONCE = 8  # requests of one node: it asks for orders, is heard of, and brings an answer; twice that where it is back
+SILENT_SECONDS = 120.0  # that the next part of a request, or of taking its answer, may take: a chunk at 0.3 Mbit/s
 
 
-class _TooLarge(Exception):
-    """More than the path's bound has come."""
+class _Refused(Exception):
+    """What has come of a request, or has not, is the end of it: `status`."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 @final
 class Gate:
-    """Lets POST requests to `paths` through to `inside`, each with at most so many bytes; refuses everything else."""
+    """Lets POST requests of those whom `knows` names through to `inside`: to `paths`, each with at most so many bytes.
 
-    def __init__(self, inside: Application, *, paths: Mapping[str, int]) -> None:
-        self._inside, self._paths = inside, dict(paths)
+    Everything else is refused.
+    """
+
+    def __init__(
+        self, inside: Application, *, paths: Mapping[str, int], knows: Knows, silent_seconds: float = SILENT_SECONDS
+    ) -> None:
+        self._inside, self._paths, self._knows, self._silent = inside, dict(paths), knows, silent_seconds
+        self._busy = Counter[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         most = self._paths.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -34,30 +50,45 @@ class Gate:
             await _refuse(CLOSED, scope, send)
         elif not _says_at_most(scope, most):
             await _refuse(TOO_LARGE, scope, send)
+        elif (name := self._knows(scope)) is None:
+            await _refuse(UNKNOWN, scope, send)
+        elif self._busy[name] >= AT_ONCE:
+            await _refuse(TOO_MANY, scope, send)
         else:
-            await self._let_through(scope, receive, send, most=most)
+            self._busy[name] += 1
+            try:
+                await self._let_through(scope, receive, send, most=most)
+            finally:
+                self._busy[name] -= 1
 
     async def _let_through(self, scope: Scope, receive: Receive, send: Send, *, most: int) -> None:
-        read, answered = 0, False
+        read, whole, answered = 0, False, False
+        refused: _Refused | None = None
 
         async def counted() -> Event:
-            nonlocal read
-            event = await receive()
+            nonlocal read, whole, refused
+            try:
+                event = await (receive() if whole else asyncio.wait_for(receive(), self._silent))
+            except TimeoutError:
+                refused = _Refused(TOO_SLOW)
+                raise refused from None
             read += len(event.get("body", b""))
+            whole = not event.get("more_body", False)
             if read > most:
-                raise _TooLarge
+                refused = _Refused(TOO_LARGE)
+                raise refused
             return event
 
         async def noted(event: Event) -> None:
             nonlocal answered
-            if read <= most:  # what the inside makes of the exception is not the answer
+            if refused is None:  # what the inside makes of the exception is not the answer
                 answered = True
-                await send(event)
+                await asyncio.wait_for(send(event), self._silent)
 
-        with suppress(_TooLarge):
+        with suppress(_Refused, TimeoutError):
             await self._inside(scope, counted, noted)
-        if read > most and not answered:
-            await _refuse(TOO_LARGE, scope, send)
+        if refused is not None and not answered:
+            await _refuse(refused.status, scope, send)
 
 
 def _says_at_most(scope: Scope, most: int) -> bool:

@@ -48,6 +48,7 @@ Say = Callable[[str], None]
 
 SOONEST, LATEST = 0.02, 1.0  # seconds between two attempts: longer from one to the next
 PATIENCE = 5.0  # seconds between two attempts to reach a server that is gone
+LONGEST = 86_400.0  # seconds that an order may take
 CLOCKS = 4.0  # seconds that clocks may differ: Flower refuses a node that is 5 ahead
 _MOST_BYTES = CHUNK + (1 << 20)  # of one reply of the server
 
@@ -91,7 +92,7 @@ def work(
         ],
         verify=context,
     )
-    _bound_responses(client)
+    _trust_little(client)
     with client:
         while not stop.is_set():
             if not is_here():
@@ -180,13 +181,21 @@ def _answer_orders(
             pause = 0.0 if held else min(2 * pause or SOONEST, LATEST)
             continue
         pause = 0.0
-        message = message_from_proto(found.messages_list[0])
-        until = time.monotonic() + message.metadata.ttl
-        order = unpacked(message)
+        message, tree, order = _read(found)
+        until = time.monotonic() + (ttl if 0 <= (ttl := message.metadata.ttl) <= LONGEST else 0.0)
         if order is None:
-            order = _fetched(client, node, message, found.message_object_trees[0], limit=limit, until=until)
+            order = _fetched(client, node, message, tree, limit=limit, until=until)
         if order is not None and (reply := answer(order)) is not None:
             _bring(client, node, Message(packed(reply), reply_to=message), until=until)
+
+
+def _read(found: Any) -> tuple[Message, Any, bytes | None]:
+    """A message, the tree of its objects, and its bytes if they came with it."""
+    try:
+        message = message_from_proto(found.messages_list[0])
+        return message, found.message_object_trees[0], unpacked(message)
+    except Exception:  # whatever Flower's reader of untrusted bytes stumbles over
+        raise httpx.RemoteProtocolError("no message") from None
 
 
 def _fetched(client: Any, node: Any, message: Message, tree: Any, *, limit: int, until: float) -> bytes | None:
@@ -254,6 +263,8 @@ def _authentic(call: Callable[[], T]) -> T:
         if error.response.is_client_error:
             raise _Unwanted from None
         raise httpx.RemoteProtocolError(f"status {error.response.status_code}") from None
+    except ValueError:  # Flower's word for what is no protobuf
+        raise httpx.RemoteProtocolError("no answer") from None
 
 
 def _seconds_ahead(response: httpx.Response) -> float | None:
@@ -283,11 +294,13 @@ def _check_certificate(error: Exception, server: str) -> None:
         seen = seen.__cause__ or seen.__context__
 
 
-def _bound_responses(client: ProtobufClient) -> None:
-    """A server, too, sends no more than was agreed: looked at before it is read."""
+def _trust_little(client: ProtobufClient) -> None:
+    """A server, too, sends no more than was agreed, nor us elsewhere: looked at before it is read, or unpacked."""
 
     def check(response: httpx.Response) -> None:
-        if int(response.headers.get("content-length", _MOST_BYTES + 1)) > _MOST_BYTES:
+        packed = "content-encoding" in response.headers  # however little it says that it is
+        if packed or int(response.headers.get("content-length", _MOST_BYTES + 1)) > _MOST_BYTES:
             raise httpx.RemoteProtocolError("more than was agreed")
 
+    client._client.follow_redirects = False
     client._client.event_hooks["response"].append(check)
