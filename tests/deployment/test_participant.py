@@ -583,6 +583,16 @@ def test_an_update_is_masked_once(secure: Village) -> None:
     assert code(secure, replace(secure.train(ANNA), **when)) is Code.REPEATED
 
 
+def test_an_order_that_is_not_safe_is_told_to_its_user_once(secure: Village) -> None:
+    when = begin(secure)
+    for _ in range(4):
+        code(secure, secure.order(ANNA, Kind.KEYS, **when))
+    assert secure.said == [
+        "round 3: the server's order to KEYS was not followed, as it would not be safe (out_of_turn): nothing more "
+        "leaves this node in this attempt"
+    ]
+
+
 def test_of_many_threads_one_has_its_attempt_answered(village: Village) -> None:
     """Each sees a node that has not answered yet, unless orders are followed one at a time."""
     village.welcome(ANNA)

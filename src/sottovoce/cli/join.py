@@ -176,7 +176,7 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
 
     That sets `stop`, where it is given.
     """
-    from sottovoce.deployment.messages import Kind, Refused, peek_order
+    from sottovoce.deployment.messages import Code, Kind, Refused, code_of, peek_order
 
     def told(data: bytes) -> bytes:
         answered = participant.answer(data)
@@ -185,7 +185,9 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
         except Refused:
             return answered
         if order.kind is Kind.TRAIN:
-            say(f"round {order.step + 1:,}: asked to train, answered with {len(answered):,} bytes")
+            code = code_of(answered)
+            what = f"answered with {len(answered):,} bytes" if code is Code.DONE else f"refused ({code.name.lower()})"
+            say(f"round {order.step + 1:,}: asked to train, {what}")
         if (rounds := participant.ended) is not None:
             participant.ended = None
             say(f"this run is over after {rounds:,} rounds: nothing more is asked of you")

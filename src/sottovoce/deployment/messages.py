@@ -155,6 +155,11 @@ def open_answer(data: bytes, *, order: Order, key: PublicKey, limit: int) -> Ans
     return Answer(code, found)
 
 
+def code_of(answer: bytes) -> Code:
+    """What an answer of our own says became of its order."""
+    return Code(answer[5])
+
+
 def _header(tag: bytes, order: Order, code: Code) -> bytes:
     for name, size in (("run", 16), ("nonce", 16), ("node", 32), ("recipe", 32)):
         promise(len(getattr(order, name)) == size, f"{name} of a message: expected {size} bytes")

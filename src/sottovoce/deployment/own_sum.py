@@ -19,7 +19,8 @@ from sottovoce.privacy.plan import Plan
 class OwnSum:
     """One attempt, with this node's share of the noise where clients add it.
 
-    `remember` writes an order down as answered, before its answer leaves; Refused where it was answered before.
+    `remember` writes an order down as answered, before its answer leaves; Refused where it was answered before. `say`
+    is for the node's user: a server that asks for what is not safe is told of to them, and to nobody else why.
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class OwnSum:
         plan: Plan,
         key: PrivateKey,
         remember: Callable[[Order, int], None],
+        say: Callable[[str], None],
     ) -> None:
-        self._order, self._update, self._remember = order, update, remember
-        self.is_over = False
+        self._order, self._update, self._remember, self._say = order, update, remember, say
+        self.is_over = self._told = False
         terms = invitation.sum_terms
         attempt = Attempt(terms=terms, run=order.run, step=order.step, attempt=order.attempt)
         if plan.noise_shares is not None:
@@ -61,8 +63,13 @@ class OwnSum:
                 case Kind.UNMASK:
                     self.is_over = True
                     return client.unmask(payload)
-        except Unsafe:
-            self.is_over = True
+        except Unsafe as unsafe:
+            if not self._told:  # once, however often it asks
+                self._say(
+                    f"round {order.step + 1:,}: the server's order to {order.kind.name} was not followed, as it would "
+                    f"not be safe ({unsafe}): nothing more leaves this node in this attempt"
+                )
+            self.is_over = self._told = True
         raise Refused(Code.UNEXPECTED)
 
     def _left(self, phase: Phase) -> None:

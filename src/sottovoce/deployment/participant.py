@@ -219,7 +219,13 @@ class Participant:
             return order.answered(update.tobytes())
         self._remember(order, 0, seconds, idle=idle)
         service.secure_sum = OwnSum(
-            order, invitation, update, plan=training.plan, key=self._key, remember=self._remember
+            order,
+            invitation,
+            update,
+            plan=training.plan,
+            key=self._key,
+            remember=self._remember,
+            say=self._say,
         )
         return order.answered()
 
