@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.deployment.village import Content, Village, pack_village, recipe_of
+
+if TYPE_CHECKING:
+    from tests.deployment.hamlet import Hamlet
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +34,12 @@ def settle(tmp_path: Path, village_stores: Path) -> Iterator[Settle]:
     yield settled
     for village in made:
         village.close()
+
+
+@pytest.fixture(scope="session")
+def hamlet(tmp_path_factory: pytest.TempPathFactory, village_stores: Path) -> Iterator["Hamlet"]:
+    """People who are processes; each test finds them honest and all here, or makes them so."""
+    from tests.deployment.hamlet import hamlet_at
+
+    with hamlet_at(tmp_path_factory.mktemp("hamlet"), village_stores) as found:
+        yield found

@@ -32,6 +32,10 @@ FORKS.set_forkserver_preload(
         # What runs load when they come to account for their privacy.
         "dp_accounting.pld",
         "scipy.optimize",
+        "sottovoce.deployment.participant",
+        # Where flwr is installed: what cannot be imported is left out.
+        "sottovoce.deployment.flower",
+        "sottovoce.deployment.worker",
     ]
 )
 
