@@ -33,9 +33,9 @@ demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-# All files that skip where flwr is not installed. CI runs them with MARKS='not long_network'.
+# All files that skip where flwr is not installed. CI runs them with MARKS='not long_network'. Groups share a village.
 network: $(NETWORK)/.installed  ## run the tests of clients over a network with real processes (minutes)
-	$(NETWORK)/bin/python -m pytest --numprocesses auto --dist worksteal $(if $(MARKS),-m '$(MARKS)') \
+	$(NETWORK)/bin/python -m pytest --numprocesses auto --dist loadgroup $(if $(MARKS),-m '$(MARKS)') \
 	  $$(grep --files-with-matches importorskip tests/deployment/test_*.py)
 
 # flwr asks for older packages than those in constraints.txt. Its environment has these, and behind them, for all else,
