@@ -206,3 +206,15 @@ def test_help_does_not_wait_for_the_accountants() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_plan_counts_what_is_measured_of_clients(sottovoce: Command) -> None:
+    done = sottovoce("plan", *SMALL, "--noise-multiplier", 6, "--client-wers", 4, "--client-wer-noise", 8, "--json")
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    assert plan["client_wer"] == {"measured": 4, "noise_multiplier": 8.0}
+    alone = json.loads(sottovoce("plan", *SMALL, "--noise-multiplier", 6, "--json").out)
+    assert plan["epsilon_rdp"] > alone["epsilon_rdp"]
+    done = sottovoce("plan", *SMALL, "--noise-multiplier", 6, "--client-wers", 4)
+    assert done.code == 2
+    assert "expected both or neither" in done.err

@@ -18,6 +18,14 @@ def village_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def four_each(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same people with four utterances, of which they can hold out two."""
+    folder = tmp_path_factory.mktemp("four")
+    pack_village(folder, utterances=4)
+    return folder
+
+
 Settle = Callable[..., Village]
 
 

@@ -16,14 +16,16 @@ from sottovoce.deployment.accounts import ACCOUNTS, Accounts
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.link import Answer, LocalLink
+from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Kind, Order, open_order
 from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer
-from sottovoce.deployment.payloads import read_model, words_of
+from sottovoce.deployment.payloads import read_model, terms_of, words_of
 from sottovoce.deployment.roster import Roster, User
 from sottovoce.deployment.secure_sum import Client
 from sottovoce.deployment.signatures import PrivateKey, sign
 from sottovoce.deployment.sum_terms import Attempt, Phase, Terms, Unsafe
 from sottovoce.flat.layout import Layout
+from sottovoce.privacy.client_wer import contribution
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import torch_stream
@@ -49,6 +51,11 @@ def update_of(place: int, step: int) -> Tensor:
     return update_P
 
 
+def pair_of(place: int, plan: Plan) -> Tensor:
+    """How well the client at `place` is understood; some have more words than count."""
+    return contribution(3 * place, 1 + 30 * place, most_words=plan.clip_bound)
+
+
 @dataclass
 class Node:
     """A client's end: `answer` is what a link hands orders to. `orders` are those it has heard."""
@@ -60,6 +67,8 @@ class Node:
     holds: bytes = b""
     orders: list[Order] = field(default_factory=list)
     client: Client | None = None
+    wer_plan: Plan | None = None
+    asked: Kind = Kind.TRAIN
 
     def answer(self, data: bytes) -> bytes | None:
         order = open_order(data, key=SERVER_KEY.public_key(), node=self.name, limit=LIMIT)
@@ -78,8 +87,12 @@ class Node:
     def heard(self) -> list[Kind]:
         return [order.kind for order in self.orders]
 
-    def words(self, step: int) -> bytes:
-        return words_of(self.plan.clip(update_of(self.place, step)), self.plan).tobytes()
+    def words(self, step: int) -> Words:
+        """Of its update, or of what it has understood: whatever it was asked for last."""
+        if self.asked is Kind.TRAIN:
+            return words_of(self.plan.clip(update_of(self.place, step)), self.plan)
+        assert self.wer_plan is not None
+        return words_of(self.wer_plan.clip(pair_of(self.place, self.wer_plan)), self.wer_plan)
 
     def payload(self, order: Order) -> bytes:
         match order.kind:
@@ -90,11 +103,15 @@ class Node:
                 return b""
             case Kind.END:
                 return b""
-            case Kind.TRAIN:
+            case Kind.TRAIN | Kind.WER:
+                self.asked = order.kind
                 read_model(order.payload, LAYOUT)
                 if self.terms is None:
-                    return self.words(order.step)
-                attempt = Attempt(terms=self.terms, run=order.run, step=order.step, attempt=order.attempt)
+                    return self.words(order.step).tobytes()
+                plan = self.plan if order.kind is Kind.TRAIN else self.wer_plan
+                assert plan is not None
+                terms = terms_of(self.terms, plan)
+                attempt = Attempt(terms=terms, run=order.run, step=order.step, attempt=order.attempt)
                 self.client = Client(
                     attempt, place=self.place, sign=lambda data: sign(self.key, data), remember=lambda _: None
                 )
@@ -106,8 +123,7 @@ class Node:
             case Phase.SHARES:
                 return self.client.shares(order.payload)
             case Phase.MASKED:
-                update = self.plan.clip(update_of(self.place, order.step))
-                return self.client.masked(order.payload, words_of(update, self.plan))
+                return self.client.masked(order.payload, self.words(order.step))
             case Phase.SURVIVORS:
                 return self.client.survivors(order.payload)
             case Phase.UNMASK:
@@ -141,6 +157,7 @@ def fleet(
     least: int = 0,
     plan: Plan | None = None,
     accounts: bool = False,
+    wer_plan: Plan | None = None,
 ) -> Fleet:
     """`people` nodes; `meddle` puts something else in the place of some answers. Those listed as `None` are away."""
     plan = plan or plan_for(people)
@@ -149,7 +166,7 @@ def fleet(
     terms = None
     if secure:
         terms = Terms(roster=tuple(key.public_key() for key in keys), least=3, length=LAYOUT.dimension, bits=32)
-    nodes = [Node(place, key, plan, terms) for place, key in enumerate(keys)]
+    nodes = [Node(place, key, plan, terms, wer_plan=wer_plan) for place, key in enumerate(keys)]
     answers = {node.name.hex(): (meddle or {}).get(node.place, lambda node: node.answer)(node) for node in nodes}
     conversation = Conversation(link=LocalLink(answers), roster=roster, key=SERVER_KEY, run=RUN, recipe=RECIPE)
     names = [user.name for user in roster.users]

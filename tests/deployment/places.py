@@ -24,11 +24,13 @@ from sottovoce.deployment.participant import Participant
 from sottovoce.deployment.people import roster_population
 from sottovoce.deployment.roster import entry, load_roster
 from sottovoce.deployment.serving import reach
+from sottovoce.federated.client_wer import ListenersHere
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import LATEST
+from sottovoce.training.client_wer import listeners_here
 from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import build_engine
 from sottovoce.training.run_folder import LEDGER, RunFolder
@@ -82,7 +84,10 @@ class Place:
         population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
 
         def clients(run: RunFolder, plan: Plan, start: Recogniser) -> _Here:
-            return _Here(ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)))
+            return _Here(
+                ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)),
+                listeners_here(recipe, population, start, device=CPU),
+            )
 
         elsewhere = Elsewhere(population, planned, clients)
         run_recipe(recipe, out=self.folder / out, resume=False, around=self.around, elsewhere=elsewhere)
@@ -153,6 +158,7 @@ class _Here:
     """All clients in this process, always ready."""
 
     here: ClientsHere
+    listeners: ListenersHere | None = None
 
     def ready(self, interrupted: Callable[[], bool]) -> bool:
         return True
@@ -162,6 +168,10 @@ class _Here:
 
     def sum(self, *arguments: Any, **named: Any) -> Any:
         return self.here.sum(*arguments, **named)
+
+    def wer(self, *arguments: Any, **named: Any) -> Any:
+        assert self.listeners is not None
+        return self.listeners.wer(*arguments, **named)
 
     def close(self) -> None:
         self.here.close()

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -70,6 +71,8 @@ def test_every_setting_is_a_clients_business_or_is_not() -> None:
         {"federation.privacy": {"clip_bound": 0.05, "noise_multiplier": 8.0, "delta": 1e-3, "share": "dim"}},
         {"federation.privacy": {"clip_bound": 0.05, "noise_multiplier": 8.0, "delta": 1e-3, "mode": "secure"}},
         {"federation.precision": "float32"},
+        {"federation.model_bits": 16},
+        {"federation.clients": {"holdout": 0.2}, "federation.client_wer": {"words": 9, "noise_multiplier": 8.0}},
     ],
     ids=str,
 )
@@ -208,7 +211,7 @@ def test_any_changed_letter_is_one_line_or_says_what_it_says(village: Village, d
         section = found
         for part in path:
             section = section[part]
-        section[last] = data.draw(ODD)
+        section[last] = deepcopy(data.draw(ODD))  # what is drawn next may change what lies in it
     sent = json.dumps(found, sort_keys=True, separators=(",", ":")).encode()
     try:
         assert Invitation.read(sent).content == sent

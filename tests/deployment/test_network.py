@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.deployment.nodes import KEYS, LAYOUT, RUN, SERVER_KEY, Fleet, Meddle, Node, fleet, plan_for
+from tests.deployment.nodes import KEYS, LAYOUT, RUN, SERVER_KEY, Fleet, Meddle, Node, fleet, pair_of, plan_for
 
 from sottovoce.deployment.link import Answer
 from sottovoce.deployment.messages import Code, Kind, open_order
 from sottovoce.deployment.network import CLIPPED_AGAIN, Attempts
 from sottovoce.federated.cohort import CohortSum
+from sottovoce.privacy.client_wer import ClientWer
+from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 
 EVERYBODY = 5
@@ -91,14 +93,14 @@ def silent_in(kind: Kind) -> Meddle:
     return meddle
 
 
-def says(payload: bytes, *, code: Code = Code.DONE) -> Meddle:
-    """Answers TRAIN with `payload`, or refuses it."""
+def says(payload: bytes, *, code: Code = Code.DONE, to: Kind = Kind.TRAIN) -> Meddle:
+    """Answers TRAIN (or what else is `to`) with `payload`, or refuses it."""
 
     def meddle(node: Node) -> Answer:
         def answer(data: bytes) -> bytes | None:
             answered = node.answer(data)
             order = node.orders[-1]
-            if order.kind is not Kind.TRAIN:
+            if order.kind is not to:
                 return answered
             return (order.answered(payload) if code is Code.DONE else order.refused(code)).signed(node.key)
 
@@ -116,7 +118,7 @@ def in_the_name_of_another(node: Node) -> Answer:
         if order.kind is not Kind.TRAIN:
             return answered
         other = replace(order, node=bytes(32))
-        return other.answered(node.words(order.step)).signed(node.key)
+        return other.answered(node.words(order.step).tobytes()).signed(node.key)
 
     return answer
 
@@ -127,7 +129,7 @@ def with_a_strangers_key(node: Node) -> Answer:
         order = node.orders[-1]
         if order.kind is not Kind.TRAIN:
             return answered
-        return order.answered(node.words(order.step)).signed(ec.generate_private_key(ec.SECP384R1()))
+        return order.answered(node.words(order.step).tobytes()).signed(ec.generate_private_key(ec.SECP384R1()))
 
     return answer
 
@@ -285,3 +287,55 @@ def test_every_order_of_a_round_names_its_run_step_and_attempt(tmp_path: Path) -
     assert [(order.run, order.step, order.attempt) for order in trains] == [(RUN, 7, 1), (RUN, 7, 2)]
     assert trains[0].nonce != trains[1].nonce
     assert KEYS[0] is found.nodes[0].key
+
+
+# How well people are understood.
+
+
+ASKED = ClientWer(words=50, noise_multiplier=4.0, every=2)
+
+
+def pairs(found: Fleet, plan: Plan, *, step: int = 2) -> CohortSum:
+    assert found.clients.ready(lambda: False)
+    everybody = np.arange(len(found.nodes), dtype=np.int64)
+    return found.clients.wer(MODEL_P, everybody, layout=LAYOUT, plan=plan, step=step)
+
+
+def expected_pairs(places: list[int], plan: Plan) -> torch.Tensor:
+    total = plan.new_total()
+    for place in places:
+        plan.accumulate(total, pair_of(place, plan))
+    return total
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_pairs_add_up_to_the_bit_between_rounds(tmp_path: Path, secure: bool) -> None:
+    plan = ASKED.plan(plan_for(EVERYBODY))
+    found = fleet(tmp_path, EVERYBODY, secure=secure, wer_plan=plan)
+    summed(found, step=0)
+    result = pairs(found, plan)
+    assert torch.equal(result.total, expected_pairs([*range(EVERYBODY)], plan))
+    assert torch.equal(summed(found, step=2).total, found.expected([*range(EVERYBODY)], step=2))
+    asked = [order for order in found.nodes[0].orders if order.kind in (Kind.TRAIN, Kind.WER)]
+    assert [(order.kind, order.step, order.attempt) for order in asked] == [
+        (Kind.TRAIN, 0, 1),
+        (Kind.WER, 2, 2),
+        (Kind.TRAIN, 2, 3),
+    ]
+
+
+@pytest.mark.parametrize("lie", [2**62, -(2**62), 2**40])
+def test_a_pair_above_its_bound_is_clipped_again(tmp_path: Path, lie: int) -> None:
+    plan = ASKED.plan(plan_for(EVERYBODY))
+    payload = np.array([lie, 1], dtype="<i8").tobytes()
+    found = fleet(tmp_path, EVERYBODY, meddle={0: says(payload, to=Kind.WER)}, wer_plan=plan)
+    result = pairs(found, plan)
+    added = result.total - expected_pairs([1, 2, 3, 4], plan)
+    assert torch.linalg.vector_norm(added) <= plan.clip_bound
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_who_goes_when_asked_for_a_pair_counts_as_zero(tmp_path: Path, secure: bool) -> None:
+    plan = ASKED.plan(plan_for(EVERYBODY))
+    found = fleet(tmp_path, EVERYBODY, secure=secure, meddle={2: silent_in(Kind.WER)}, wer_plan=plan)
+    assert torch.equal(pairs(found, plan).total, expected_pairs([0, 1, 3, 4], plan))

@@ -92,6 +92,7 @@ def test_any_signed_payload_is_one_answer(village: Village, kind: Kind, payload:
         Code.UNREADABLE,
         Code.UNTRUSTED,
         Code.UNEXPECTED,
+        Code.NOT_ACCEPTED,
     }
 
 
@@ -542,7 +543,7 @@ def open_update(village: Village, name: str) -> Any:
     service = village.joined[name]._service
     assert service is not None
     assert service.secure_sum is not None
-    return service.secure_sum._update
+    return service.secure_sum._words
 
 
 @pytest.mark.parametrize("phase", [*Phase, None], ids=lambda phase: "nobody" if phase is None else phase.name.lower())

@@ -21,6 +21,7 @@ from sottovoce.deployment.payloads import (
     write_start,
 )
 from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.federated.cohort import as_sent
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.models.saved import Recogniser, fresh
@@ -56,6 +57,32 @@ def test_a_model_comes_back() -> None:
     sent = write_model(model_P, LAYOUT)
     assert len(sent) == 4 * LAYOUT.dimension
     assert torch.equal(read_model(sent, LAYOUT), model_P)
+
+
+WILD = [0.0, 1.0, -1 / 3, 1e-9, 6e-8, -1e30, 70_000.0, 65_504.0, torch.inf, -torch.inf]
+
+
+def test_of_16_bits_it_is_half_as_long_and_comes_back_as_it_was_rounded() -> None:
+    model_P = updates(1)[0]
+    model_P[: len(WILD)] = torch.tensor(WILD)
+    sent_P = as_sent(model_P, 16)
+    sent = write_model(sent_P, LAYOUT, model_bits=16)
+    assert len(sent) == 2 * LAYOUT.dimension
+    assert torch.equal(read_model(sent, LAYOUT, model_bits=16), sent_P)
+    assert torch.equal(as_sent(sent_P, 16), sent_P)
+    assert as_sent(model_P, None) is model_P
+    with pytest.raises(Refused):
+        read_model(sent, LAYOUT)
+    with pytest.raises(BrokenPromise, match="more bits than it is sent with"):
+        write_model(updates(1)[0], LAYOUT, model_bits=16)
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_float16_is_within_half_of_its_last_place(value: float) -> None:
+    """2⁻¹¹ of itself where float16 is normal, 2⁻²⁵ below that; and never infinite."""
+    rounded = float(as_sent(torch.tensor([value]), 16))
+    kept = min(max(value, -65_504.0), 65_504.0)
+    assert abs(rounded - kept) <= max(abs(kept) * 2.0**-11, 2.0**-25)
 
 
 @given(length=st.integers(0, 400))

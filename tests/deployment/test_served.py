@@ -3,6 +3,7 @@
 Nothing here waits for a time to pass: each step follows from what a process has said.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from tests.tones import speaker, write_recordings
 from sottovoce.deployment import keys, own_ledger
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
-from sottovoce.training.run_folder import LEDGER
+from sottovoce.training.run_folder import LEDGER, RESULTS
 
 pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation`)")
 
@@ -127,10 +128,10 @@ Settled = Callable[..., Processes]
 def settled(tmp_path: Path, village_stores: Path) -> Iterator[Settled]:
     made: list[Processes] = []
 
-    def settle(people: list[str], **federation: Any) -> Processes:
+    def settle(people: list[str], *, stores: Path = village_stores, **federation: Any) -> Processes:
         folder = tmp_path / str(len(made))
         folder.mkdir()
-        place = Place(folder, village_stores, people)
+        place = Place(folder, stores, people)
         place.settle(**federation)
         made.append(Processes(place))
         return made[-1]
@@ -160,6 +161,28 @@ def test_nine_processes_with_secure_sums_make_the_model_of_a_simulation(settled:
     for node in nodes:
         assert OVER in finished(node).splitlines()
     assert read_chain(nine.home(NAMES[0]) / own_ledger.LEDGER).records[-1]["rounds"] == ROUNDS
+
+
+@pytest.mark.long_network
+def test_people_say_how_well_they_are_understood_and_get_models_of_16_bits(settled: Settled, four_each: Path) -> None:
+    """Killed when somebody has been asked for a pair, the server asks again, and it is charged once."""
+    asked = {"words": 2, "noise_multiplier": 2.0}
+    given: dict[str, Any] = {"stores": four_each, "cohort_size": 3, "steps": 2, "model_bits": 16}
+    given |= {"clients": {"holdout": 0.5}, "client_wer": asked}
+    three = settled(THREE, **given)
+    server = three.serve("--sums", "secure")
+    nodes = [three.join(name, server) for name in THREE]
+    until(nodes[0], "after round 2: asked how well you are understood")
+    server.process.kill()
+    server.process.wait()
+    finished(three.serve("--sums", "secure", "--resume", port=server.port).process)
+    served, twin = three.place.folder / "served", settled(THREE, **given).place.run_here("here", secure=True).folder
+    check_same(served, twin)
+    found = [json.loads((folder / RESULTS).read_text())["client_wer"] for folder in (served, twin)]
+    assert found[0] == found[1]
+    assert [each["step"] for each in found[0]] == [2]
+    ledger = verify(served / LEDGER)
+    assert (ledger.steps, ledger.attempts, ledger.measured, ledger.measured_attempts) == (2, 2, 1, 1)
 
 
 def test_a_server_that_is_killed_in_a_round_goes_on_with_the_same_nodes(settled: Settled) -> None:

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 from tests.deployment.places import ROUNDS, Place, check_same
 
 from sottovoce.deployment.link import Answer
 from sottovoce.deployment.messages import Kind, peek_order
 from sottovoce.deployment.network import with_noise_by_clients
+from sottovoce.federated.cohort import as_sent
+from sottovoce.models.saved import PARAMETERS
 from sottovoce.privacy.ledger import verify
+from sottovoce.training.checkpoint import LATEST
 from sottovoce.training.run_folder import DIAGNOSTICS, LEDGER
 
 Settled = Callable[..., Place]
@@ -103,3 +109,39 @@ def test_noise_by_clients_is_charged_as_noise_by_the_server(settled: Settled) ->
     by_clients = verify(outcome.folder / LEDGER)
     by_server = verify(place.simulate("simulated") / LEDGER)
     assert by_clients.spent == by_server.spent
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["open", "secure"])
+def test_models_of_16_bits_make_the_simulation_s_run_and_take_half_the_bytes(settled: Settled, secure: bool) -> None:
+    """What clients get is rounded in both; the server's own model is not, and its ledger is as ever."""
+    sent: list[int] = []
+
+    def counts(answer: Answer) -> Answer:
+        def counting(data: bytes) -> bytes | None:
+            order = peek_order(data, limit=1 << 30)
+            if order.kind is Kind.TRAIN:
+                sent.append(len(order.payload))
+            return answer(data)
+
+        return counting
+
+    place = settled(model_bits=16)
+    outcome = place.run_here("served", secure=secure, meddle=dict.fromkeys(place.people, counts))
+    assert outcome.results is not None
+    check_same(outcome.folder, place.simulate("simulated"))
+    told = outcome.results["communication"]
+    assert set(sent) == {told["bytes_down"]}
+    assert 2 * told["bytes_down"] == told["bytes_up"]
+    model = load_file(outcome.folder / "checkpoints" / LATEST / PARAMETERS)
+    assert any(not torch.equal(as_sent(tensor, 16), tensor) for tensor in model.values())
+
+
+def test_a_simulation_of_16_bits_is_another_run(settled: Settled) -> None:
+    place = settled()
+    exact = place.simulate("exact")
+    recipe = yaml.safe_load(place.recipe_file.read_text())
+    recipe["federation"]["model_bits"] = 16
+    place.recipe_file.write_text(yaml.safe_dump(recipe))
+    rounded = place.simulate("rounded")
+    models = [load_file(folder / "checkpoints" / LATEST / PARAMETERS) for folder in (exact, rounded)]
+    assert any(not torch.equal(models[0][name], models[1][name]) for name in models[0])

@@ -15,7 +15,7 @@ from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Answer, Kind, Order, fresh_nonce, open_answer
 from sottovoce.deployment.own_ledger import Quota
 from sottovoce.deployment.participant import Participant
-from sottovoce.deployment.payloads import read_words, total_of, update_bytes, write_model, write_start
+from sottovoce.deployment.payloads import read_words, terms_of, total_of, update_bytes, write_model, write_start
 from sottovoce.deployment.secure_sum import Server
 from sottovoce.deployment.signatures import PrivateKey
 from sottovoce.deployment.sum_terms import Attempt, Phase
@@ -175,9 +175,13 @@ class Village:
             words = self.opened(cohort.tolist(), **when)
         return CohortSum(total_of(words, plan), plan.denominator)
 
-    def opened(self, places: list[int], **when: int) -> Words:
-        """The secure sum of people who have trained; who refuses, or is `gone` from a phase on, drops out."""
-        server = Server(Attempt(terms=self.invitation.sum_terms, run=RUN, **when))
+    def opened(self, places: list[int], *, plan: Plan | None = None, **when: int) -> Words:
+        """The secure sum of people who have trained; who refuses, or is `gone` from a phase on, drops out.
+
+        `plan` is what the sum is under, where it is not of updates.
+        """
+        terms = terms_of(self.invitation.sum_terms, plan or self.plan)
+        server = Server(Attempt(terms=terms, run=RUN, **when))
         orders = server.begin(places)
         while orders:
             for place, payload in orders.items():
@@ -196,8 +200,9 @@ class Village:
             participant.close()
 
 
-def pack_village(folder: Path) -> None:
-    """A store for each person, and one of all."""
-    pack_tones(folder / "tones", letters=(2, 3), utterances=3)
+def pack_village(folder: Path, *, utterances: int = 3) -> None:
+    """A store for each person, and one of all; nobody has anything to hold out unless they have said four things."""
+    pack_tones(folder / "tones", letters=(2, 3), utterances=utterances)
     for number in NUMBERS:
-        pack_tones(folder / speaker(number).name, people=range(number, number + 1), letters=(2, 3), utterances=3)
+        own = range(number, number + 1)
+        pack_tones(folder / speaker(number).name, people=own, letters=(2, 3), utterances=utterances)

@@ -107,3 +107,27 @@ def test_a_page_may_be_written_again(tmp_path: Path) -> None:
     assert write_report({"demo": run}, run, title="Again") == first
     with pytest.raises(FileNotFoundError):
         write_report({"demo": tmp_path / "nowhere"}, run, title="Nothing")
+
+
+def test_how_well_clients_were_understood_is_in_the_notes_and_on_the_page(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", wer=0.3456)
+    measured = [
+        {"step": 30, "client_wer": None, "client_wer_interval": [0.0, 1.0], "client_words": 0.0},
+        {"step": 60, "client_wer": 0.271, "client_wer_interval": [0.201, 0.352], "client_words": 4321.4},
+    ]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in measured)
+    results = json.loads((run / "results.json").read_text())
+    results["client_wer"] = [
+        {"step": one["step"], "wer": one["client_wer"], "wer_interval": one["client_wer_interval"], "words": 9.0}
+        for one in measured
+    ]
+    (run / "results.json").write_text(json.dumps(results))
+    summary = write_report({"demo": run}, run, title="A title")
+    assert any(
+        "WER of clients’ held-out speech 27.1% (20.1% to 35.2% with its noise) after round 60, the last of 2" in note
+        for note in summary.notes
+    )
+    page = flat(summary.path.read_text())
+    for cell in ("27.1 %", "20.1 %–35.2 %", "4,321"):
+        assert cell in page, cell

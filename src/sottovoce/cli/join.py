@@ -176,7 +176,7 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
 
     That sets `stop`, where it is given.
     """
-    from sottovoce.deployment.messages import Code, Kind, Refused, code_of, peek_order
+    from sottovoce.deployment.messages import Kind, Refused, peek_order
 
     def told(data: bytes) -> bytes:
         answered = participant.answer(data)
@@ -185,9 +185,9 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
         except Refused:
             return answered
         if order.kind is Kind.TRAIN:
-            code = code_of(answered)
-            what = f"answered with {len(answered):,} bytes" if code is Code.DONE else f"refused ({code.name.lower()})"
-            say(f"round {order.step + 1:,}: asked to train, {what}")
+            say(f"round {order.step + 1:,}: asked to train, {_what(answered)}")
+        if order.kind is Kind.WER:
+            say(f"after round {order.step:,}: asked how well you are understood, {_what(answered)}")
         if (rounds := participant.ended) is not None:
             participant.ended = None
             say(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
@@ -196,6 +196,13 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
         return answered
 
     return told
+
+
+def _what(answered: bytes) -> str:
+    from sottovoce.deployment.messages import Code, code_of
+
+    code = code_of(answered)
+    return f"answered with {len(answered):,} bytes" if code is Code.DONE else f"refused ({code.name.lower()})"
 
 
 def _digest(text: str) -> bytes:

@@ -44,6 +44,12 @@ def plan(
     parameters: Annotated[
         int | None, typer.Option(help="D: size of the model, for the noise beside an update.")
     ] = None,
+    client_wers: Annotated[
+        int | None, typer.Option(metavar="N", help="Measure clients' WER so often besides; with --client-wer-noise.")
+    ] = None,
+    client_wer_noise: Annotated[
+        float | None, typer.Option(metavar="Z", help="The noise multiplier of those, as in `federation.client_wer`.")
+    ] = None,
     clip_bound: Annotated[float, typer.Option(help="C: bound on one user's update; ε does not depend on it.")] = 0.01,
     scale: Annotated[
         str | None, typer.Option(metavar="N,N,…", help="The same σ_DP, q and T with S and K this many times larger.")
@@ -65,6 +71,7 @@ def plan(
     Example: sottovoce plan --population 69506000 --cohort 204800 --sigma-dp 3e-6 --steps 2034 --delta 1e-9
     """
     from sottovoce.privacy import planner
+    from sottovoce.privacy.events import Measured
 
     sizes = {"--population": population, "--cohort": cohort, "--steps": steps, "--delta": delta}
     if paper is not None:
@@ -88,6 +95,11 @@ def plan(
 
         check_plot(plot)
     factors = _factors(scale)
+    if (client_wers is None) != (client_wer_noise is None):
+        raise InputError("--client-wers and --client-wer-noise: expected both or neither")
+    measured = None
+    if client_wers is not None and client_wer_noise is not None:
+        measured = Measured(count=client_wers, noise_multiplier=client_wer_noise)
 
     planned = planner.plan_run(
         population,
@@ -100,6 +112,7 @@ def plan(
         parameters=parameters,
         clip_bound=clip_bound,
         accountant=accountant.value,
+        measured=measured,
     )
     scaled = planner.scale_plan(planned, factors=factors)
     needed = None

@@ -41,6 +41,10 @@ def serve(
             metavar="N", help="With noise by clients: so many may tell theirs; a third of --least by default."
         ),
     ] = None,
+    model_bits: Annotated[
+        int | None,
+        typer.Option(metavar="16", help="Send models with 16 bits a number: as federation.model_bits=16."),
+    ] = None,
     wait_for: Annotated[
         int | None,
         typer.Option(metavar="N", help="Rounds begin while so many nodes are here, or more where it must be."),
@@ -78,7 +82,10 @@ def serve(
     except ModuleNotFoundError:
         raise InputError(NEEDS) from None
 
-    experiment = load_experiment(recipe, overrides or [])
+    if model_bits not in (None, 16):
+        raise InputError(f"--model-bits {model_bits}: expected 16, or nothing for the 32 that models have")
+    sent = [] if model_bits is None else [f"federation.model_bits={model_bits}"]
+    experiment = load_experiment(recipe, [*(overrides or []), *sent])
     if isinstance(experiment, Suite) or experiment.federation is None:
         raise InputError(f"{recipe}: expected one federated run, such as demo/global")
     if sums not in ("secure", "open"):

@@ -14,7 +14,9 @@ from sottovoce.models.trainable import parse_part
 from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.calibration import Accountant, noise_of_run
+from sottovoce.privacy.client_wer import ClientWer
 from sottovoce.privacy.clipping import Normalise, Share
+from sottovoce.privacy.events import Measured
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
 from sottovoce.users import PopulationSettings
@@ -101,8 +103,9 @@ class Privacy(Section):
         users_also_in_seed: int,
         root_seed: int,
         time_line: Literal["zero", "skip"] | None = None,
+        measured: Measured | None = None,
     ) -> PrivacySettings:
-        """The plan's settings for a population that is there; a target has become its noise."""
+        """The plan's settings for a population that is there; a target (for all releases) is noise now."""
         elsewhere = ("population_size", "extrapolate", "target_epsilon", "accountant")
         own = {name: getattr(self, name) for name in Privacy.model_fields if name not in elsewhere}
         if self.target_epsilon is not None:
@@ -114,6 +117,7 @@ class Privacy(Section):
                 delta=self.delta,
                 sampling=self.sampling.value,
                 accountant=self.accountant or "pld",
+                measured=measured,
             )
         elif self.noise_multiplier is None and self.sigma_dp is None:
             own["noise_multiplier"] = 0.0
@@ -186,9 +190,17 @@ class Federation(Section):
     weighted by, under `privacy.weighting: wer_released` alone. `test_clients` says on how many clients' held-out speech
     the model is tested before and after, `all` or so many, in simulations. `test_along: true` scores the test sets too
     whenever the dev speakers are, for curves over rounds (Pelikan et al., Figures 11, 12); nothing is chosen by them.
+    `client_wer` measures the model on clients' held-out speech where that is, by noised sums that are charged for like
+    rounds. `model_bits: 16` has clients train from the model as float16 holds it, which is half as much to send; the
+    server's own keeps its float32.
     """
 
-    unwritten = frozenset({"rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "measure"})
+    unwritten = frozenset(
+        {
+            *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer"),
+            *("model_bits", "measure"),
+        }
+    )
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
@@ -208,6 +220,8 @@ class Federation(Section):
     checkpoint_every: int = Field(default=50, ge=1)
     test_clients: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
     test_along: Literal[True] | None = None
+    client_wer: ClientWer | None = None
+    model_bits: Literal[16] | None = None
     measure: MeasureName | None = None
     patience: int | None = Field(default=None, ge=1)
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -235,6 +249,8 @@ class Federation(Section):
             )
         if self.test_clients is not None and self.clients.holdout is None:
             raise ValueError(f"test_clients={self.test_clients} without held-out speech: expected clients.holdout")
+        if self.client_wer is not None and self.clients.holdout is None:
+            raise ValueError("client_wer without held-out speech to measure on: expected clients.holdout")
         if self.test_clients is not None and self.privacy.mode is Mode.SECURE:
             raise ValueError(
                 f"test_clients={self.test_clients} with privacy.mode=secure: what a model does for single clients is "
@@ -253,6 +269,11 @@ class Federation(Section):
             )
         if weighting is not Weighting.WER_RELEASED and self.shared_dev is not None:
             raise ValueError(f"shared_dev with privacy.weighting={weighting}: only wer_released reads it")
+
+    @property
+    def measured(self) -> Measured | None:
+        """What is released besides the rounds."""
+        return None if self.client_wer is None else self.client_wer.measured(self.steps)
 
     @property
     def weighed_on(self) -> SharedDev | None:

@@ -16,7 +16,7 @@ from typing import Any, final
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sealed, unsealed, write_json
 from sottovoce.privacy.accounting import Epsilon, epsilon
-from sottovoce.privacy.events import GaussianRelease, repeated
+from sottovoce.privacy.events import GaussianRelease, Measured, run_event
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 
@@ -31,15 +31,16 @@ class Account:
     clipped_again: int = 0
     missing: Counter[str] = field(default_factory=Counter)
 
-    def spent(self, release: GaussianRelease, *, delta: float) -> Epsilon | None:
+    def spent(self, release: GaussianRelease, *, delta: float, measured: Measured | None = None) -> Epsilon | None:
         """ε of the rounds that it is in, for one who knows which those are; None where there are none.
 
-        Rounds are charged without amplification, because its presence in them is known.
+        Rounds are charged without amplification, because its presence in them is known. What was `measured` besides is
+        charged as if it had been asked every time: that is not written down.
         """
-        if not self.summed:
+        if not self.summed and measured is None:
             return None
         known = replace(release, sampling="poisson", sampling_rate=1.0, cohort_size=None, population_size=None)
-        return epsilon(repeated(known, self.summed), delta)
+        return epsilon(run_event(known, self.summed, measured), delta)
 
 
 def may_be_kept(plan: Plan) -> bool:

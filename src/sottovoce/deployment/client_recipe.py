@@ -15,7 +15,18 @@ from sottovoce.users.population import PRIVACY_UNITS
 RECIPE, NOT_OF_RECIPE = ("seed", "data", "model", "federation"), ("about", "paper", "tokens", "central")
 DATA = ("train", "people_seed", "longest_seconds")
 NOT_OF_DATA = ("store", "prepare", "seed_part", "part", "dev", "test")
-FEDERATION = ("steps", "cohort_size", "trainable", "clients", "local", "privacy", "precision")
+FEDERATION = (
+    "steps",
+    "cohort_size",
+    "trainable",
+    "clients",
+    "local",
+    "privacy",
+    "precision",
+    "client_wer",
+    "model_bits",
+)
+ONLY_WHERE_ASKED = frozenset({"client_wer", "model_bits"})  # of `federation`: letters without are as before
 NOT_OF_FEDERATION = (
     *("seed_model", "rescale_norms", "server", "server_pass", "shared_dev", "engine", "stack_size", "workers"),
     *("evaluate_every", "checkpoint_every", "test_clients", "measure", "patience"),
@@ -34,7 +45,11 @@ def clients_part(recipe: Recipe) -> dict[str, Any]:
     """As plain data; what is not finite is written as a word, since JSON has no number for it."""
     content = recipe.model_dump(mode="json")
     data = {name: content["data"].get(name) for name in DATA} | {"people_seed": recipe.people_seed}
-    federation = {name: content["federation"].get(name) for name in FEDERATION}
+    federation = {
+        name: value
+        for name in FEDERATION
+        if (value := content["federation"].get(name)) is not None or name not in ONLY_WHERE_ASKED
+    }
     private = {name: value for name, value in federation["privacy"].items() if name not in NOT_OF_PRIVACY}
     part = {
         "seed": recipe.seed,
@@ -69,7 +84,8 @@ def check_closed(part: Mapping[str, Any]) -> None:
         "federation": (part.get("federation"), FEDERATION),
     }
     for where, (section, known) in sections.items():
-        if not isinstance(section, dict) or set(section) != set(known):
+        # One that is there with nothing in it is found out by its spelling.
+        if not isinstance(section, dict) or not set(known) - ONLY_WHERE_ASKED <= set(section) <= set(known):
             raise InputError(
                 f"the invitation's recipe{where and f' ({where})'}: expected {', '.join(known)}, each once"
             )

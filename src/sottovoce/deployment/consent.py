@@ -4,6 +4,7 @@ from sottovoce.deployment.client_noise import epsilon_for_server
 from sottovoce.deployment.invitation import Invitation
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release
+from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.promise import both
 from sottovoce.privacy.settings import Mode, Weighting
 
@@ -21,12 +22,14 @@ def words(invitation: Invitation) -> list[str]:
         f"What is trained: a model of family {recipe.model.family}, {settings.trainable or 'all of it'} "
         f"({invitation.length:,} parameters), on your recordings{' and their texts' if recipe.reads_texts else ''}, on "
         "this machine.",
-        f"Each time: {amount}, with at most {local.batch_seconds:g} s of speech at once, learning rate {local.lr:g}.",
+        f"Each time: {amount}, with at most {local.batch_seconds:g} s of speech at once, learning rate {local.lr:g}"
+        f"{', from a model that comes with 16 bits a number' if settings.model_bits == 16 else ''}.",
         f"What leaves this machine: one update of {invitation.length:,} numbers ({megabytes:,.2f} MB), never longer "
         f"than {private.clip_bound:g} (the clip bound), rounded to multiples of {plan.grid:.3g}. No recordings, texts, "
         "losses, counts or error messages.",
         _seen(invitation),
         _noise(invitation),
+        *_measured(invitation),
         _promised(invitation),
         f"How often: {steps:,} rounds, in each of which you are asked with probability {plan.sampling_rate:.3g} "
         f"({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, {_at_most(invitation)}.",
@@ -41,7 +44,9 @@ def words(invitation: Invitation) -> list[str]:
 def _at_most(invitation: Invitation) -> str:
     if invitation.private.mode is Mode.SEEDED:
         return "and again for every round that was lost, however many the server says these are"
-    return f"never more than {invitation.recipe.federated.steps:,}"
+    settings = invitation.recipe.federated
+    besides = "" if settings.measured is None else f", and {settings.measured.count:,} times for those numbers"
+    return f"never more than {settings.steps:,}{besides}"
 
 
 def _seen(invitation: Invitation) -> str:
@@ -63,13 +68,35 @@ def _noise(invitation: Invitation) -> str:
         return "Noise: none."
     who = "the server adds it to the sum, which it has seen by then"
     if shares is not None:
-        by_server = epsilon_for_server(plan, rounds=1, delta=private.delta)
         who = (
             "everybody adds a share before masking, so that the server sees no sum without noise: one with you in it "
-            f"tells it ε = {both(by_server)}, if no more than {shares.colluding:,} others tell it their share"
+            f"tells it ε = {_told_server(plan)}, if no more than {shares.colluding:,} others tell it their share"
         )
     std = plan.released_std_sum
     return f"Noise: of standard deviation {std:.3g} ({std / private.clip_bound:.3g} times the clip bound); {who}."
+
+
+def _told_server(plan: Plan) -> str:
+    """By one sum with somebody in it."""
+    return both(epsilon_for_server(plan, rounds=1, delta=plan.settings.delta))
+
+
+def _measured(invitation: Invitation) -> list[str]:
+    """What is asked besides updates, where anything is."""
+    settings, plan = invitation.recipe.federated, invitation.wer_plan
+    asked, share = settings.client_wer, settings.clients.holdout
+    if asked is None or plan is None or share is None:
+        return []
+    when = "" if asked.every is None else f"after every {asked.every:,} rounds and "
+    times = asked.measured(settings.steps).count
+    by_server = "" if plan.noise_shares is None else f"; one with you in it tells the server ε = {_told_server(plan)}"
+    return [
+        f"How well you are understood: {times:,} times ({when}after the last), whoever is drawn anew tries the model "
+        f"on their own held-out recordings: {share:.0%} of them, at least two, which are never trained on. "
+        f"Two numbers leave: how many words it got wrong, and how many right, scaled down to "
+        f"{asked.words:g} together if they are more. They go the same way as an update; the noise on their sums has a "
+        f"standard deviation of {plan.released_std_sum:.3g}{by_server}."
+    ]
 
 
 def _promised(invitation: Invitation) -> str:
@@ -77,9 +104,11 @@ def _promised(invitation: Invitation) -> str:
     if private.mode is Mode.SEEDED:
         return "What is promised: nothing. This is a rehearsal: whoever has its seed can take the noise off again."
     assert invitation.epsilon is not None
+    measures = invitation.recipe.federated.client_wer is not None
+    measured, seen = (" and word counts", " and the error rates") if measures else ("", "")
     return (
         f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}, "
-        f"for all rounds together, against everybody who sees the models{_but_not(invitation)}."
+        f"for all rounds{measured} together, against everybody who sees the models{seen}{_but_not(invitation)}."
     )
 
 
@@ -88,8 +117,17 @@ def _but_not(invitation: Invitation) -> str:
     private = invitation.private
     if invitation.secure is None or private.cohort_size == private.population_size:
         return ""
-    once = epsilon(poisson_release(private.z, sampling_rate=1.0), private.delta)
+    once = _once(private.z, private.delta)
+    asked = invitation.recipe.federated.client_wer
+    pairs = (
+        "" if asked is None else f", each sum of words right and wrong {_once(asked.noise_multiplier, private.delta)}"
+    )
     return (
         " and not who took part. But people in the same sum see that you are in it, as the server does: of the rounds "
-        f"that you are both in, each one tells them ε = {both(once)}"
+        f"that you are both in, each one tells them ε = {once}{pairs}"
     )
+
+
+def _once(noise_multiplier: float, delta: float) -> str:
+    """ε of one sum to somebody who knows who is in it."""
+    return both(epsilon(poisson_release(noise_multiplier, sampling_rate=1.0), delta))

@@ -33,7 +33,7 @@ from sottovoce.flat.layout import Layout
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.clipping import Normalise, Share
-from sottovoce.privacy.events import NoGuarantee, repeated
+from sottovoce.privacy.events import NoGuarantee, run_event
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
@@ -75,7 +75,7 @@ class Invitation:
             raise InputError("the invitation names a node twice: expected everybody once")
         if self.length < 1 or len(self.start) != 32 or len(self.layout) != 32:
             raise InputError("the invitation is of no model: expected a digest and a length")
-        _ = self.outline
+        _ = self.outline, self.wer_plan
         if self.secure is not None:
             self._check_least(self.sum_terms.least)
         if self.noise_shares is not None and (self.secure is None or self.secure.least < self.noise_shares.least):
@@ -186,6 +186,7 @@ class Invitation:
             no_unit_reason=None,
             users_also_in_seed=0,  # the server knows, and refuses
             root_seed=derive(recipe.seed, "privacy"),
+            measured=settings.measured,
         )
 
     def plan(self, layout: Layout) -> Plan:
@@ -207,6 +208,12 @@ class Invitation:
         )
 
     @cached_property
+    def wer_plan(self) -> Plan | None:
+        """What measuring clients' word error rate clips, rounds and accounts for; None where nobody asks for it."""
+        asked = self.recipe.federated.client_wer
+        return None if asked is None else asked.plan(self.outline)
+
+    @cached_property
     def outline(self) -> Plan:
         """A plan whose bound is not shared out among layers, which changes nothing of what is promised."""
         whole = replace(self.private, share=Share.GLOBAL, normalise=Normalise.NEVER, alpha={}, layer_groups={})
@@ -214,11 +221,12 @@ class Invitation:
 
     @cached_property
     def epsilon(self) -> Epsilon | None:
-        """ε of all rounds; None where nothing is promised."""
+        """ε of all rounds, and of what is measured between them; None where nothing is promised."""
         event = self.outline.event
         if isinstance(event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
-        return epsilon(repeated(event, self.recipe.federated.steps), self.private.delta)
+        settings = self.recipe.federated
+        return epsilon(run_event(event, settings.steps, settings.measured), self.private.delta)
 
 
 # As it travels: with the certificate of whoever signs the orders that follow.

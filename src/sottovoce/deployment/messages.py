@@ -41,6 +41,7 @@ class Kind(IntEnum):
     SURVIVORS = 7
     UNMASK = 8
     END = 9  # the run is over after `step` rounds: there will be no more orders
+    WER = 10  # here is a model: try it on what you hold out; the answer is a pair of numbers, or nothing, as of TRAIN
 
 
 class Code(IntEnum):

@@ -2,6 +2,7 @@
 
     before a round   who is new is told the terms, and given the start model; enough must be here
     a round          model out ─► everybody trains and clips ─► updates on the grid, or a secure sum of them ─► one sum
+    client_wer       the same with a pair of numbers in the place of an update
 
 Whoever was drawn and does not answer counts as zero, and the sum is divided by S all the same. A step has been charged
 before anybody is asked (`run_round`). Attempts have numbers of their own, which only grow, whatever becomes of this
@@ -23,7 +24,7 @@ from torch import Tensor
 from sottovoce.deployment.accounts import Accounts
 from sottovoce.deployment.conversation import Answers, Conversation
 from sottovoce.deployment.messages import Kind, Refused
-from sottovoce.deployment.payloads import read_words, total_of, update_bytes, write_model
+from sottovoce.deployment.payloads import read_words, terms_of, total_of, update_bytes, write_model
 from sottovoce.deployment.secure_sum import Opened
 from sottovoce.deployment.secure_sum import Server as SecureSum
 from sottovoce.deployment.sum_terms import Attempt, NoSum, Terms
@@ -31,6 +32,7 @@ from sottovoce.errors import InputError
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.federated.private import Private
 from sottovoce.files import read_json, sealed, unsealed, write_json
+from sottovoce.flat.layout import Layout
 from sottovoce.privacy.clipping import Clipper, Normalise
 from sottovoce.privacy.noise_shares import NoiseShares, largest_cohort
 from sottovoce.privacy.plan import Plan
@@ -69,7 +71,8 @@ class ClientsOverNetwork:
     """Everybody in a roster. With `secure` terms the server gets their sum and nothing else.
 
     `least` is how many must be here before a round begins. `attempts` is a file of this run's. `accounts`, of open
-    sums alone, are everybody's own.
+    sums alone, are everybody's own. Models are sent with `model_bits` a number (None: 32), which is as many as they
+    have.
     """
 
     def __init__(
@@ -82,11 +85,13 @@ class ClientsOverNetwork:
         secure: Terms | None = None,
         accounts: Accounts | None = None,
         patience: Patience | None = None,
+        model_bits: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._accounts = accounts
         self._conversation, self._offer, self._attempts = conversation, offer, attempts
         self._least, self._secure, self._patience, self._say = least, secure, patience or Patience(), say
+        self._model_bits = model_bits
         self._prepared: set[int] = set()
         self._refused: dict[int, float] = {}
 
@@ -132,36 +137,48 @@ class ClientsOverNetwork:
         self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
     ) -> CohortSum:
         assert turns is None, "time lines are refused over a network"
+        summed = self._gather(Kind.TRAIN, self._sent(server_P, plan.layout), cohort, plan=plan, step=step)
+        return replace(summed, total=summed.total.to(server_P.device))
+
+    def wer(self, server_P: Tensor, cohort: Indices, *, layout: Layout, plan: Plan, step: int) -> CohortSum:
+        return self._gather(Kind.WER, self._sent(server_P, layout), cohort, plan=plan, step=step)
+
+    def _sent(self, server_P: Tensor, layout: Layout) -> bytes:
+        return write_model(server_P, layout, model_bits=self._model_bits)
+
+    def _gather(self, kind: Kind, model: bytes, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
+        """Have everybody in `cohort` do with `model` what `kind` says; the sum, under `plan`, of what comes of it."""
         attempt = self._attempts.begin()
         drawn = cohort.tolist()
         asked = [place for place in drawn if place in self._prepared]
         limit = 0 if self._secure is not None else update_bytes(plan)
-        trained = self._conversation.ask(
-            Kind.TRAIN,
-            dict.fromkeys(asked, write_model(server_P, plan.layout)),
+        answered = self._conversation.ask(
+            kind,
+            dict.fromkeys(asked, model),
             step=step,
             attempt=attempt,
             seconds=self._patience.training,
             limit=limit,
         )
-        self._prepared -= trained.missing.keys()  # whatever it was, they are asked anew before the next round
-        reasons = trained.reasons
+        self._prepared -= answered.missing.keys()  # whatever it was, they are asked anew before the next round
+        reasons = answered.reasons
         reasons[NOT_HERE] += len(drawn) - len(asked)
         shares = 0
         if self._secure is None:
-            total, odd = _add_up(trained.payloads, plan)
+            total, odd = _add_up(answered.payloads, plan)
             reasons.update(odd.values())
-            if self._accounts is not None:
-                self._settle(self._accounts, drawn, trained, odd)
+            if self._accounts is not None and kind is Kind.TRAIN:
+                self._settle(self._accounts, drawn, answered, odd)
         else:
-            opened = self._sum_securely(sorted(trained.payloads), self._secure, reasons, step=step, attempt=attempt)
+            terms = terms_of(self._secure, plan)
+            opened = self._sum_securely(sorted(answered.payloads), terms, reasons, step=step, attempt=attempt)
             total = plan.new_total() if opened is None else total_of(opened.total, plan)
             if opened is not None and plan.noise_shares is not None:
                 shares = len(opened.survivors)
         diagnostics = None
         if plan.settings.mode is not Mode.SECURE:
             diagnostics = Private(cohort=len(drawn), dropped=+reasons)
-        return CohortSum(total.to(server_P.device), plan.denominator, noise_shares=shares, diagnostics=diagnostics)
+        return CohortSum(total, plan.denominator, noise_shares=shares, diagnostics=diagnostics)
 
     def _settle(self, accounts: Accounts, drawn: list[int], trained: Answers, odd: Mapping[int, str]) -> None:
         """What became of everybody who was drawn; `odd` are the updates that were not taken as they came."""

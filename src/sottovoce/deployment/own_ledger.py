@@ -56,7 +56,7 @@ class _Spent:
     def add(self, record: dict[str, Any]) -> None:
         """One answer."""
         idle = record.get("idle", False)
-        self.rounds += record["answered"] == _ROUND and not idle
+        self.rounds += record["answered"] in (_ROUND, _WER) and not idle
         self.zeros += idle
         self.seconds += record["seconds"]
         self.bytes += record["bytes"]
@@ -68,6 +68,7 @@ class _Acceptance:
 
     run: str | None = None
     updates: int = 0
+    wers: int = 0
 
 
 @dataclass
@@ -149,13 +150,23 @@ class OwnLedger:
 
     def check_round(self, order: Order, *, rounds: int, most_updates: int | None) -> None:
         """Refused unless `order` begins a new attempt at one of the `rounds` that its user has accepted."""
-        if not self.has_accepted_for(order.recipe, order.run) or order.step >= rounds:
+        accepted = self._check_attempt(order, is_accepted=order.step < rounds)
+        if most_updates is not None and accepted.updates >= most_updates:
+            raise Refused(Code.NOT_ACCEPTED)
+
+    def check_wer(self, order: Order, *, is_due: bool, most_wers: int | None) -> None:
+        """The same for measuring how well they are understood."""
+        accepted = self._check_attempt(order, is_accepted=is_due)
+        if most_wers is not None and accepted.wers >= most_wers:
+            raise Refused(Code.NOT_ACCEPTED)
+
+    def _check_attempt(self, order: Order, *, is_accepted: bool) -> _Acceptance:
+        if not self.has_accepted_for(order.recipe, order.run) or not is_accepted:
             raise Refused(Code.NOT_ACCEPTED)
         accepted = self._accepted[order.recipe.hex()]
         if order.attempt <= self._runs[order.run.hex()].attempt:
             raise Refused(Code.REPEATED)
-        if most_updates is not None and accepted.updates >= most_updates:
-            raise Refused(Code.NOT_ACCEPTED)
+        return accepted
 
     def add(self, order: Order, *, size: int, seconds: float, now: datetime, idle: bool = False) -> None:
         """Write down that an answer of `size` bytes to `order` leaves; Refused where one has left before.
@@ -202,16 +213,18 @@ class OwnLedger:
             self._runs[record["ended"]].is_over = True
             self._accepted[record["recipe"]].run = record["ended"]
             return
-        run, is_round = self._runs[record["run"]], record["answered"] == _ROUND
+        run, kind = self._runs[record["run"]], record["answered"]
         if record["attempt"] > run.attempt:
             run.attempt, run.kinds = record["attempt"], set()
-        run.kinds.add(record["answered"])
+        run.kinds.add(kind)
         self._days[record["day"]].add(record)
-        if is_round and (accepted := self._accepted.get(record["recipe"])) is not None:
-            accepted.run, accepted.updates = record["run"], accepted.updates + 1
+        if kind in (_ROUND, _WER) and (accepted := self._accepted.get(record["recipe"])) is not None:
+            accepted.run = record["run"]
+            accepted.updates += kind == _ROUND
+            accepted.wers += kind == _WER
 
 
-_ROUND = Kind.TRAIN.name.lower()
+_ROUND, _WER = Kind.TRAIN.name.lower(), Kind.WER.name.lower()
 
 
 def _day(now: datetime) -> str:

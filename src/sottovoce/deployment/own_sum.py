@@ -1,4 +1,6 @@
-"""A node's part in a secure sum: it holds a trained update in memory until the update has left, masked, or never."""
+"""A node's part in a secure sum: it holds words (of an update, or of a pair) in memory until they have left, masked, or
+never.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +11,7 @@ from sottovoce.deployment.client_noise import add_share
 from sottovoce.deployment.invitation import Invitation
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Kind, Order, Refused
+from sottovoce.deployment.payloads import terms_of
 from sottovoce.deployment.secure_sum import Client
 from sottovoce.deployment.signatures import PrivateKey, sign
 from sottovoce.deployment.sum_terms import Attempt, Phase, Unsafe
@@ -27,19 +30,19 @@ class OwnSum:
         self,
         order: Order,
         invitation: Invitation,
-        update: Words,
+        words: Words,
         *,
         plan: Plan,
         key: PrivateKey,
         remember: Callable[[Order, int], None],
         say: Callable[[str], None],
     ) -> None:
-        self._order, self._update, self._remember, self._say = order, update, remember, say
+        self._order, self._words, self._remember, self._say = order, words, remember, say
         self.is_over = self._told = False
-        terms = invitation.sum_terms
+        terms = terms_of(invitation.sum_terms, plan)
         attempt = Attempt(terms=terms, run=order.run, step=order.step, attempt=order.attempt)
         if plan.noise_shares is not None:
-            add_share(update, plan=plan, terms=terms)
+            add_share(words, plan=plan, terms=terms)
         place = terms.roster.index(key.public_key())
         self._client = Client(attempt, place=place, sign=partial(sign, key), remember=self._left)
 
@@ -55,8 +58,8 @@ class OwnSum:
                 case Kind.SHARES:
                     return client.shares(payload)
                 case Kind.MASKED:
-                    masked = client.masked(payload, self._update)
-                    self._update = self._update[:0].copy()  # bare it is needed no more
+                    masked = client.masked(payload, self._words)
+                    self._words = self._words[:0].copy()  # bare they are needed no more
                     return masked
                 case Kind.SURVIVORS:
                     return client.survivors(payload)
@@ -73,5 +76,5 @@ class OwnSum:
         raise Refused(Code.UNEXPECTED)
 
     def _left(self, phase: Phase) -> None:
-        size = self._update.nbytes if phase is Phase.MASKED else 0
+        size = self._words.nbytes if phase is Phase.MASKED else 0
         self._remember(replace(self._order, kind=Kind[phase.name]), size)

@@ -1,5 +1,6 @@
 """Training on a node: one client of a simulation, with its functions, and words of the public grid at the end."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,37 +12,67 @@ from sottovoce.deployment.masks import Words
 from sottovoce.deployment.own_speech import own_client
 from sottovoce.deployment.payloads import words_of
 from sottovoce.evaluation.evaluate import check_language
-from sottovoce.federated.cohort import sum_part
+from sottovoce.federated.client_wer import ListenersHere
+from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
 from sottovoce.federated.engines.engine import Engine
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.sampling import Indices
 from sottovoce.store import Store
+from sottovoce.training.client_wer import check_writes, listeners_here
 from sottovoce.training.engines import build_engine
 from sottovoce.training.trained_part import trained_part
 
 
 @dataclass(frozen=True, eq=False)
 class OwnTraining:
-    """What a node needs in every round: its plan, and an engine that knows one client, `index`."""
+    """What a node needs in every round: its plan, and an engine that knows one client, `index`.
+
+    With `wer_plan` and `listeners` it can also say how well that client is understood.
+    """
 
     plan: Plan
     engine: Engine
     index: int
     device: torch.device
+    wer_plan: Plan | None = None
+    listeners: ListenersHere | None = None
 
     def update(self, server_P: Tensor, *, step: int) -> Words:
         """Train from the server's model, clip, and put on the grid. Zeros where anything goes wrong with it."""
-        try:
-            client = np.array([self.index], dtype=np.int64)
-            part = sum_part(self.engine, server_P.to(self.device), client, plan=self.plan, step=step)
-            return words_of(part.total, self.plan)
-        except Exception:  # as in a release: whether, and how, a client fails tells of its speech
-            return self.nothing()
 
-    def nothing(self) -> Words:
-        """The update of somebody who has learned nothing."""
-        return words_of(self.plan.new_total(), self.plan)
+        def train() -> PartialSum:
+            return sum_part(self.engine, server_P.to(self.device), self._client, plan=self.plan, step=step)
+
+        return _words_or_zeros(train, self.plan)
+
+    def wer(self, server_P: Tensor, *, step: int) -> Words:
+        """Try the server's model on what is held out, the same way: a pair on the grid, or zeros."""
+        plan, listeners = self.wer_plan, self.listeners
+        assert plan is not None
+        assert listeners is not None
+
+        def listen() -> CohortSum:
+            return listeners.wer(server_P.to(self.device), self._client, layout=self.plan.layout, plan=plan, step=step)
+
+        return _words_or_zeros(listen, plan)
+
+    @property
+    def _client(self) -> Indices:
+        return np.array([self.index], dtype=np.int64)
+
+
+def nothing(plan: Plan) -> Words:
+    """What somebody adds to a sum under `plan` who has learned, or heard, nothing."""
+    return words_of(plan.new_total(), plan)
+
+
+def _words_or_zeros(compute: Callable[[], PartialSum | CohortSum], plan: Plan) -> Words:
+    try:
+        return words_of(compute().total, plan)
+    except Exception:  # as in a release: whether, and how, a client fails tells of its speech
+        return nothing(plan)
 
 
 def prepare(
@@ -50,7 +81,9 @@ def prepare(
     """Everything that can be refused before the first round is refused here, in one line."""
     recipe = invitation.recipe
     check_language(start, store)
+    check_writes(recipe, start)
     plan = invitation.plan(Layout.of(trained_part(recipe, start).initial))
     population, index = own_client(recipe, store, user=user)
     engine = build_engine("sequential", recipe, population, start, plan, device=device)
-    return OwnTraining(plan, engine, index, device)
+    listeners = listeners_here(recipe, population, start, device=device)
+    return OwnTraining(plan, engine, index, device, invitation.wer_plan, listeners)

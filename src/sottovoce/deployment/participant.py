@@ -1,6 +1,7 @@
 """A participant: orders in, answers out, with somebody's speech between them that never leaves.
 
     TERMS ─► accepted? ─► START ─► TRAIN ─► update                     the server sees it
+                       │          WER ─► pair, misheard and understood
                        │                 └► KEYS ─► … ─► UNMASK        the server sees a sum
                        └► END: the run is over
 
@@ -27,14 +28,16 @@ from cryptography import x509
 from sottovoce.deployment.certificates import key_of_orders, parse_certificate
 from sottovoce.deployment.invitation import Invitation, opened_letter
 from sottovoce.deployment.keys import fingerprint
+from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Answer, Code, Kind, Order, Refused, check_signature, peek_order, unreadable
 from sottovoce.deployment.own_ledger import OwnLedger, Quota
 from sottovoce.deployment.own_sum import OwnSum
-from sottovoce.deployment.own_training import OwnTraining, prepare
+from sottovoce.deployment.own_training import OwnTraining, nothing, prepare
 from sottovoce.deployment.payloads import read_model, read_start, update_bytes
 from sottovoce.deployment.signatures import PrivateKey, PublicKey
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
+from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 
@@ -140,6 +143,8 @@ class Participant:
             return order.answered()
         if order.kind is Kind.TRAIN and service.training is not None:
             return self._train(order, service, service.training)
+        if order.kind is Kind.WER and service.training is not None:
+            return self._listen(order, service, service.training)
         if service.secure_sum is not None:
             return order.answered(service.secure_sum.answer(order))
         raise Refused(Code.UNEXPECTED)
@@ -199,30 +204,59 @@ class Participant:
             return prepare(invitation, start, self._store, user=self._user, device=self._device)
 
     def _train(self, order: Order, service: "_Service", training: OwnTraining) -> Answer:
-        """The update, or nothing yet where it will be masked; written down before it leaves."""
-        invitation, size = service.invitation, update_bytes(training.plan)
+        """The update, or nothing yet where it will be masked."""
+        invitation = service.invitation
         rounds = invitation.recipe.federated.steps
-        # A rehearsal that was killed makes lost rounds again; where something is promised, T of them are T.
-        most = rounds if invitation.private.mode is Mode.SECURE else None
-        self._ledger.check_round(order, rounds=rounds, most_updates=most)
+        self._ledger.check_round(order, rounds=rounds, most_updates=self._most(invitation, rounds))
+        return self._computed(order, service, training, plan=training.plan, compute=training.update)
+
+    def _listen(self, order: Order, service: "_Service", training: OwnTraining) -> Answer:
+        """The pair that tells how well its user is understood, in the same way."""
+        invitation = service.invitation
+        settings = invitation.recipe.federated
+        if settings.client_wer is None or training.wer_plan is None:
+            raise Refused(Code.NOT_ACCEPTED)
+        self._ledger.check_wer(
+            order,
+            is_due=settings.client_wer.is_due(order.step, steps=settings.steps),
+            most_wers=self._most(invitation, settings.client_wer.measured(settings.steps).count),
+        )
+        return self._computed(order, service, training, plan=training.wer_plan, compute=training.wer)
+
+    def _most(self, invitation: Invitation, planned: int) -> int | None:
+        """A rehearsal that was killed makes lost rounds again; where something is promised, T of them are T."""
+        return planned if invitation.private.mode is Mode.SECURE else None
+
+    def _computed(
+        self,
+        order: Order,
+        service: "_Service",
+        training: OwnTraining,
+        *,
+        plan: Plan,
+        compute: Callable[..., Words],
+    ) -> Answer:
+        """What `compute` makes of the order's model, or nothing yet; written down before it leaves."""
+        invitation, size = service.invitation, update_bytes(plan)
         service.secure_sum = None  # a new attempt: whatever became of the last one
         self._check_bytes(service)
-        server_P = read_model(order.payload, training.plan.layout)
+        bits = invitation.recipe.federated.model_bits
+        server_P = read_model(order.payload, training.plan.layout, model_bits=bits)
         idle = not self._ledger.may_train(self._quota, now=self._now())
         if idle:
             self._say("today's limit is reached: what is sent is zeros")
         begun = time.perf_counter()
-        update = training.nothing() if idle else training.update(server_P, step=order.step)
+        words = nothing(plan) if idle else compute(server_P, step=order.step)
         seconds = time.perf_counter() - begun
         if invitation.secure is None:
             self._remember(order, size, seconds, idle=idle)
-            return order.answered(update.tobytes())
+            return order.answered(words.tobytes())
         self._remember(order, 0, seconds, idle=idle)
         service.secure_sum = OwnSum(
             order,
             invitation,
-            update,
-            plan=training.plan,
+            words,
+            plan=plan,
             key=self._key,
             remember=self._remember,
             say=self._say,

@@ -1,8 +1,9 @@
 """Numbers as they travel: a round's model down, an update up, a start model once. Little-endian, and without padding.
 
-    model      the trained parameters in the order of their layout, float32
+    model      the trained parameters in the order of their layout, float32, or float16 where people accepted that
     update     as many words of 32 or 64 bits: how many cells of the plan's grid, negative ones as two's complement, so
                that words add up modulo 2³² or 2⁶⁴ and the sum of all is the sum of updates
+    pair       of a word error rate: the same with two words, of 64 bits
     start      lengths of tokens and language (8 bytes each), tokens.json, language, parameters as safetensors
 
 Lengths are known before anything arrives, but for the start model's, whose digest people have accepted.
@@ -10,6 +11,7 @@ Lengths are known before anything arrives, but for the start model's, whose dige
 
 import json
 import struct
+from dataclasses import replace
 
 import numpy as np
 import safetensors.torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Refused
+from sottovoce.deployment.sum_terms import Terms
 from sottovoce.errors import InputError, promise
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Options, find_family
@@ -26,23 +29,32 @@ from sottovoce.models.saved import Recogniser, check_parameters
 from sottovoce.privacy.plan import Plan
 from sottovoce.text.tokens import parse_tokens, written_tokens
 
-_FLOAT = np.dtype("<f4")
+_FLOAT, _HALF = np.dtype("<f4"), np.dtype("<f2")
 _LENGTHS = struct.Struct("<QQ")
 
 
-def model_bytes(layout: Layout) -> int:
-    return _FLOAT.itemsize * layout.dimension
+def model_bytes(layout: Layout, *, model_bits: int | None = None) -> int:
+    return _float(model_bits).itemsize * layout.dimension
 
 
-def write_model(flat_P: Tensor, layout: Layout) -> bytes:
-    return torch.cat(layout.parts(flat_P.detach())).cpu().numpy().astype(_FLOAT, copy=False).tobytes()
+def write_model(flat_P: Tensor, layout: Layout, *, model_bits: int | None = None) -> bytes:
+    """A model as it travels. Of 16 bits, it has been rounded before (`as_sent`): nothing is lost here."""
+    values = torch.cat(layout.parts(flat_P.detach())).cpu().numpy()
+    written = values.astype(_float(model_bits), copy=False)
+    if model_bits is not None:
+        promise(np.array_equal(written, values, equal_nan=True), "a model of more bits than it is sent with")
+    return written.tobytes()
 
 
-def read_model(payload: bytes, layout: Layout) -> Tensor:
-    """The model [P]; Refused where it has another length."""
-    if len(payload) != model_bytes(layout):
+def read_model(payload: bytes, layout: Layout, *, model_bits: int | None = None) -> Tensor:
+    """The model [P] in float32; Refused where it has another length."""
+    if len(payload) != model_bytes(layout, model_bits=model_bits):
         raise Refused(Code.UNREADABLE)
-    return _spread(torch.from_numpy(np.frombuffer(payload, dtype=_FLOAT).astype(np.float32)), layout)
+    return _spread(torch.from_numpy(np.frombuffer(payload, dtype=_float(model_bits)).astype(np.float32)), layout)
+
+
+def _float(model_bits: int | None) -> np.dtype[np.floating]:
+    return _HALF if model_bits == 16 else _FLOAT
 
 
 def _spread(values: Tensor, layout: Layout) -> Tensor:
@@ -60,6 +72,11 @@ def _signed(plan: Plan) -> np.dtype[np.signedinteger]:
 
 def update_bytes(plan: Plan) -> int:
     return _signed(plan).itemsize * plan.layout.dimension
+
+
+def terms_of(terms: Terms, plan: Plan) -> Terms:
+    """The same terms for secure sums of words under `plan`: updates have others than pairs."""
+    return replace(terms, length=plan.layout.dimension, bits=32 if _signed(plan).itemsize == 4 else 64)
 
 
 def words_of(total_P: Tensor, plan: Plan) -> Words:

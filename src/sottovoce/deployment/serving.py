@@ -95,6 +95,7 @@ def reach(
         secure=None if least_in_sum is None else invitation.sum_terms,
         accounts=_accounts(roster, run, plan) if least_in_sum is None else None,
         patience=patience,
+        model_bits=recipe.federated.model_bits,
         say=say,
     )
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sottovoce.errors import promise
 from sottovoce.federated.engines.engine import Dropped, Engine, Together
 from sottovoce.federated.private import Private
 from sottovoce.federated.weighting import WeightedSum
@@ -40,6 +41,18 @@ class CohortSum:
     interrupted: bool = False
     noise_shares: int = 0
     diagnostics: Private | None = None
+
+
+def as_sent(server_P: Tensor, model_bits: int | None) -> Tensor:
+    """The model that clients get, in the type it has: rounded to the nearest float16 where they get 16 bits a number.
+
+    What float16 cannot hold is brought to its largest number: one wild parameter must not be infinite for everybody.
+    """
+    if model_bits is None:
+        return server_P
+    promise(model_bits == 16, f"model_bits={model_bits}: expected 16, or none")
+    largest = torch.finfo(torch.float16).max
+    return server_P.clamp(-largest, largest).to(torch.float16).to(server_P.dtype)
 
 
 class Clients(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sottovoce.federated.cohort import Clients
+from sottovoce.federated.cohort import Clients, as_sent
 from sottovoce.federated.private import Private
 from sottovoce.federated.server import Server, ServerStep
 from sottovoce.federated.turns import Turns
@@ -50,6 +50,7 @@ def run_round(
     digest: str,
     server_pass: ServerPass | None = None,
     turns: Turns | None = None,
+    model_bits: int | None = None,
 ) -> Round:
     """Round `step`: moves `server` in place. `digest` is the fingerprint of its parameters.
 
@@ -57,14 +58,15 @@ def run_round(
     that too: whatever a cohort does to this process, another attempt, with another cohort, costs again.
 
     `server_pass` trains on after the noise, on data of no client: it costs nothing, and nothing here checks its data.
-    `turns` is where clients stand on their time lines; everybody in the cohort has had one when this returns.
+    `turns` is where clients stand on their time lines; everybody in the cohort has had one when this returns. With
+    `model_bits` clients train from a rounded model (`as_sent`), and their updates move the server's own.
     """
     among = None if turns is None else turns.among
     cohort = plan.sample(step, attempt=ledger.next_attempt(step), among=among)
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
     charge = plan.charge(ledger, step=step, parameters=digest, cohort=commitment)
     told: dict[str, Any] = {} if turns is None else {"turns": turns.of(cohort)}
-    summed = clients.sum(server.parameters_P, cohort, plan=plan, step=step, **told)
+    summed = clients.sum(as_sent(server.parameters_P, model_bits), cohort, plan=plan, step=step, **told)
     if summed.diagnostics is not None:
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)
         summed.diagnostics.denominator = summed.denominator

@@ -16,12 +16,14 @@ from sottovoce.privacy.events import (
     LARGEST_POPULATION,
     LARGEST_STEPS,
     Event,
+    Measured,
     Sampling,
     check_sizes,
     check_whole,
     fixed_size_release,
     poisson_release,
     repeated,
+    run_event,
 )
 from sottovoce.privacy.pld import CAREFUL, QUICK, PldCap
 from sottovoce.privacy.rdp import check_delta
@@ -97,25 +99,26 @@ def noise_of_run(
     sampling: Sampling = "poisson",
     accountant: Accountant = "pld",
     cap: PldCap = CAREFUL,
+    measured: Measured | None = None,
 ) -> float:
     """The noise multiplier with which a run's ε is the target, or as little below it as six digits can say.
 
     What `sottovoce plan` prints and what a recipe with `target_epsilon` is run with. Adaptive clipping changes nothing:
-    its count is part of the step (see `adaptive`).
+    its count is part of the step (see `adaptive`). What is `measured` besides is part of ε, with the noise it has.
     """
     check_sizes(population_size, cohort_size=cohort_size)
     check_whole("central_steps", central_steps, most=LARGEST_STEPS)
 
-    def run_event(z: float) -> Event:
+    def whole_run(z: float) -> Event:
         if sampling == "fixed_size":
             step = fixed_size_release(z, cohort_size=cohort_size, population_size=population_size)
         else:
             step = poisson_release(z, sampling_rate=cohort_size / population_size)
-        return repeated(step, central_steps)
+        return run_event(step, central_steps, measured)
 
     if sampling == "fixed_size":  # of which no tight PLD is known
         accountant = "rdp"
-    return noise_multiplier_for(target_epsilon, run_event=run_event, delta=delta, accountant=accountant, cap=cap)
+    return noise_multiplier_for(target_epsilon, run_event=whole_run, delta=delta, accountant=accountant, cap=cap)
 
 
 def steps_for(target_epsilon: float, *, step_event: Event, delta: float, accountant: Accountant = "pld") -> int:
@@ -140,10 +143,12 @@ def population_for(
     delta: float,
     max_cohort: int | None = None,
     accountant: Accountant = "pld",
+    measured: Callable[[int], Measured | None] = lambda cohort: None,
 ) -> tuple[int, int]:
     """The smallest population (to 0.1 %) for which the recipe reaches the target, and its cohort.
 
-    σ_DP, q and T stay; the cohort is qK up to `max_cohort`, and from there on only the population grows.
+    σ_DP, q and T stay; the cohort is qK up to `max_cohort`, and from there on only the population grows. `measured` is
+    what such a run measures besides with cohorts of so many.
     """
     _check_target(target_epsilon)
 
@@ -154,7 +159,7 @@ def population_for(
     def spent(population: int) -> float:
         cohort = cohort_of(population)
         step = poisson_release(sigma_dp * cohort, sampling_rate=cohort / population)
-        return event_epsilon(repeated(step, central_steps), delta=delta, accountant=accountant)
+        return event_epsilon(run_event(step, central_steps, measured(cohort)), delta=delta, accountant=accountant)
 
     high = low = math.ceil(1 / sampling_rate)
     if spent(low) <= target_epsilon:

@@ -6,7 +6,7 @@ neighbouring relation says how far one user can move that sum: by C when added o
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sottovoce.errors import InputError
@@ -151,6 +151,27 @@ def composed(*events: Event) -> Composition:
         for part, count in parts_of(event):
             counts[part] = counts.get(part, 0) + count
     return Composition(tuple(counts.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a run releases besides its rounds: so many sums over cohorts like a round's, with noise of their own."""
+
+    count: int
+    noise_multiplier: float
+
+
+def run_event(step: GaussianRelease | NoGuarantee, steps: int, measured: Measured | None = None) -> Composition:
+    """`steps` rounds, and what is measured besides.
+
+    >>> whole = run_event(poisson_release(1.0, sampling_rate=0.01), 20, Measured(count=2, noise_multiplier=8.0))
+    >>> [(part.noise_multiplier, count) for part, count in whole.parts]
+    [(1.0, 20), (8.0, 2)]
+    """
+    if measured is None or isinstance(step, NoGuarantee):
+        return repeated(step, steps)
+    other = replace(step, noise_multiplier=measured.noise_multiplier)
+    return composed(repeated(step, steps), repeated(other, measured.count))
 
 
 def parts_of(event: Event) -> tuple[tuple[GaussianRelease | NoGuarantee, int], ...]:

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.calibration import event_epsilon
-from sottovoce.privacy.events import poisson_release, repeated
-from sottovoce.privacy.planner import USEFUL_EPSILON, PlannedRun
+from sottovoce.privacy.events import poisson_release, run_event
+from sottovoce.privacy.planner import USEFUL_EPSILON, PlannedRun, measured_by
 
 NOISE_FACTORS = (1 / 3, 1.0, 3.0, 10.0)
 
@@ -89,4 +89,4 @@ def _epsilon_at(plan: PlannedRun, sigma_dp: float, population_size: int, max_coh
     cohort = max(1, round(plan.sampling_rate * population_size))
     cohort = cohort if max_cohort is None else min(cohort, max_cohort)
     step = poisson_release(sigma_dp * cohort, sampling_rate=cohort / population_size)
-    return event_epsilon(repeated(step, plan.central_steps), delta=plan.delta)
+    return event_epsilon(run_event(step, plan.central_steps, measured_by(plan, cohort)), delta=plan.delta)

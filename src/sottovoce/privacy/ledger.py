@@ -2,8 +2,10 @@
 
 One header says what the run is. Before each release an *intent* is on the disk (step, attempt, event, clip bound,
 digest of the parameters, commitment to the cohort, ε so far); at each checkpoint a *commit* follows with the digest of
-the result, and a *budget* wherever somebody changed it. What `intend` gives back, a `Charge`, pays for one release and
-no more. There is no clock in it: a resumed simulation writes the same bytes as one that was never interrupted.
+the result, and a *budget* wherever somebody changed it. Where clients' word error rate is measured, each time is a
+*client_wer* with the same fields; its step is how many were made before. What `intend` and `measure` give back, a
+`Charge`, pays for one release and no more. There is no clock in it: a resumed simulation writes the same bytes as one
+that was never interrupted.
 
     seeded      steps after the checkpoint are done again with the same cohort and noise: checked, and charged once
     secure      steps after the checkpoint are new attempts with new cohort and noise: charged again
@@ -26,7 +28,15 @@ from rich.table import Table
 from sottovoce.errors import InputError, promise
 from sottovoce.privacy.accounting import Epsilon, RunningEpsilon, epsilon
 from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
-from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, event_from_json, event_to_json, repeated
+from sottovoce.privacy.events import (
+    Event,
+    GaussianRelease,
+    NoGuarantee,
+    composed,
+    event_from_json,
+    event_to_json,
+    repeated,
+)
 from sottovoce.privacy.sampling import Indices
 
 VERSION = 1
@@ -51,7 +61,7 @@ class BudgetSpent(Exception):
 class Charge:
     """A step that is paid for: the right to release one noised sum and, in adaptive clipping, one noised count.
 
-    Guarantee: each at most once. Only `Ledger.intend` makes one, but for tests and measurements that release nothing.
+    Guarantee: each at most once. Only a `Ledger` makes one, but for tests and measurements that release nothing.
     """
 
     def __init__(self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float, attempt: int = 1) -> None:
@@ -75,6 +85,8 @@ class Header:
     `inputs` is a digest of what a seeded run reads (the store, the seed model): replaying a step's noise over other
     data would let the two releases be subtracted. A secure run never replays, and its ledger may be shown to anybody,
     who could try guesses of the private data against a digest: there it has none.
+
+    `client_wer` is what measuring clients' word error rate releases each time, and how often (`ClientWer.in_ledger`).
     """
 
     run: str
@@ -85,11 +97,13 @@ class Header:
     epsilon_budget: float | None = None
     inputs: str = ""
     central_steps: int | None = None
+    client_wer: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         promise(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
 
     def as_record(self) -> Record:
+        later = {"central_steps": self.central_steps, "client_wer": self.client_wer}
         return {
             "kind": "header",
             "version": VERSION,
@@ -100,7 +114,7 @@ class Header:
             "delta": self.delta,
             "epsilon_budget": self.epsilon_budget,
             "inputs": self.inputs,
-        } | ({} if self.central_steps is None else {"central_steps": self.central_steps})
+        } | {name: value for name, value in later.items() if value is not None}
 
 
 def cohort_commitment(cohort: Indices, *, nonce: bytes) -> str:
@@ -121,6 +135,8 @@ class _State:
     last_step: int | None = None  # of the last intent
     top_step: int | None = None  # of all intents
     commits: dict[int, Record] = field(default_factory=dict)
+    measured: dict[int, Record] = field(default_factory=dict)  # the last attempt after so many steps
+    measured_attempts: int = 0
 
     @property
     def committed_step(self) -> int | None:
@@ -133,6 +149,8 @@ class _State:
 
 def _start(header: Record) -> _State:
     _release(header)
+    if "client_wer" in header:
+        _release(header["client_wer"])
     return _State(header, header["epsilon_budget"], RunningEpsilon(delta=header["delta"]))
 
 
@@ -143,22 +161,39 @@ def _check(state: _State, record: Record) -> None:
             _check_intent(state, record)
         case "commit":
             _check_commit(state, record)
+        case "client_wer":
+            _check_measured(state, record)
         case "budget":
             if record["epsilon_budget"] is not None and not record["epsilon_budget"] > 0:
                 raise InputError(f"epsilon_budget={record['epsilon_budget']}: expected a positive number")
         case kind:
-            raise InputError(f"kind={kind!r}: expected intent, commit or budget")
+            raise InputError(f"kind={kind!r}: expected intent, commit or budget, or client_wer")
 
 
 def _check_intent(state: _State, record: Record) -> None:
     step, top = record["step"], state.top_step
     if top is not None and (step > top + 1 or (state.seeded and step != top + 1)):
         raise InputError(f"step={step} after step {top}: a step is missing or repeated")
-    if record["attempt"] != _attempts_at(state, step) + 1:
-        raise InputError(f"attempt={record['attempt']} at step {step}: expected {_attempts_at(state, step) + 1}")
+    _check_attempt(record, state.intents)
     if record["event"] != state.header["event"]:
         raise InputError(f"event={record['event']} at step {step}: the header says {state.header['event']}")
     _check_epsilon(record, state.spent.peek(_release(record)))
+
+
+def _check_measured(state: _State, record: Record) -> None:
+    step, told = record["step"], state.header.get("client_wer")
+    if told is None or record["event"] != told["event"]:
+        raise InputError(f"client_wer={record['event']} after step {step}: the header says {told}")
+    if state.top_step is None or not 0 < step <= state.top_step + 1 or (state.seeded and step in state.measured):
+        raise InputError(f"client_wer after {step} steps: a step is missing, or it is repeated")
+    _check_attempt(record, state.measured)
+    _check_epsilon(record, state.spent.peek(_release(record)))
+
+
+def _check_attempt(record: Record, known: Mapping[int, Record]) -> None:
+    step, expected = record["step"], _attempts_at(known, record["step"]) + 1
+    if record["attempt"] != expected:
+        raise InputError(f"attempt={record['attempt']} at step {step}: expected {expected}")
 
 
 def _check_commit(state: _State, record: Record) -> None:
@@ -190,12 +225,16 @@ def _apply(state: _State, record: Record) -> None:
             state.top_step = step if state.top_step is None else max(state.top_step, step)
         case "commit":
             state.commits[record["step"]] = record
+        case "client_wer":
+            state.spent.add(_release(record))
+            state.measured[record["step"]] = record
+            state.measured_attempts += 1
         case "budget":
             state.budget = record["epsilon_budget"]
 
 
-def _attempts_at(state: _State, step: int) -> int:
-    return state.intents[step]["attempt"] if step in state.intents else 0
+def _attempts_at(known: Mapping[int, Record], step: int) -> int:
+    return known[step]["attempt"] if step in known else 0
 
 
 def _release(record: Record) -> GaussianRelease | NoGuarantee:
@@ -276,6 +315,7 @@ class Ledger:
         elif self._state.budget != header["epsilon_budget"]:  # no part of what was released: it may change
             self._write({"kind": "budget", "epsilon_budget": header["epsilon_budget"]})
         self._next = min(self._state.intents, default=None) if self._base is None else self._base + 1
+        self._measured: int | None = None  # after so many steps, since it was opened
 
     def _write(self, record: Record) -> Mark:
         _check(self._state, record)
@@ -295,7 +335,14 @@ class Ledger:
 
     def next_attempt(self, step: int) -> int:
         """Which attempt at `step` the next one is: the first, unless a crash has lost what was charged for."""
-        return 1 if self._state.seeded else _attempts_at(self._state, step) + 1
+        return self._next_attempt(self._state.intents, step)
+
+    def next_measurement(self, step: int) -> int:
+        """The same for measuring clients' word error rate after `step` steps."""
+        return self._next_attempt(self._state.measured, step)
+
+    def _next_attempt(self, known: Mapping[int, Record], step: int) -> int:
+        return 1 if self._state.seeded else _attempts_at(known, step) + 1
 
     def intend(
         self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
@@ -308,20 +355,39 @@ class Ledger:
         state, written = self._state, event_to_json(event)
         promise(written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}")
         promise(self._next in (None, step), f"step={step}: the step after the last is {self._next}")
-        known = state.intents.get(step)
         inputs = {"event": written, "clip_bound": _json_number(clip_bound), "parameters": parameters, "cohort": cohort}
         charge = Charge(event, step=step, clip_bound=clip_bound, attempt=self.next_attempt(step))
-        if known is not None and state.seeded:
-            _check_same_inputs(known, inputs)
-            charge.epsilon = known["epsilon"]
-        else:
-            after = state.spent.peek(event)
-            if state.budget is not None and after > state.budget:
-                raise BudgetSpent(step=step, epsilon=self.epsilon, epsilon_next=after, epsilon_budget=state.budget)
-            attempt, charge.epsilon = _attempts_at(state, step) + 1, _json_number(after)
-            self._write({"kind": "intent", "step": step, "attempt": attempt, **inputs, "epsilon": charge.epsilon})
+        self._pay(charge, "intent", inputs, known=state.intents)
         self._next = step + 1
         return charge
+
+    def measure(
+        self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
+    ) -> Charge:
+        """Charges one measurement of clients' word error rate after `step` steps, as `intend` charges a step."""
+        told, written = self._state.header.get("client_wer"), event_to_json(event)
+        promise(told is not None and written == told["event"], f"event={event}: the header accounts for {told}")
+        promise(step == self._next, f"client_wer after {step} steps: the step after the last is {self._next}")
+        promise(step not in (0, self._measured), f"client_wer after {step} steps: a second one, or of nothing")
+        inputs = {"event": written, "clip_bound": _json_number(clip_bound), "parameters": parameters, "cohort": cohort}
+        charge = Charge(event, step=step, clip_bound=clip_bound, attempt=self.next_measurement(step))
+        self._pay(charge, "client_wer", inputs, known=self._state.measured)
+        self._measured = step
+        return charge
+
+    def _pay(self, charge: Charge, kind: str, inputs: Record, *, known: Mapping[int, Record]) -> None:
+        """Write `charge` down, unless a seeded run has done so before; BudgetSpent where that is too much."""
+        state, step = self._state, charge.step
+        before = known.get(step)
+        if before is not None and state.seeded:
+            _check_same_inputs(before, inputs)
+            charge.epsilon = before["epsilon"]
+            return
+        after = state.spent.peek(charge.event)
+        if state.budget is not None and after > state.budget:
+            raise BudgetSpent(step=step, epsilon=self.epsilon, epsilon_next=after, epsilon_budget=state.budget)
+        attempt, charge.epsilon = _attempts_at(known, step) + 1, _json_number(after)
+        self._write({"kind": kind, "step": step, "attempt": attempt, **inputs, "epsilon": charge.epsilon})
 
     def commit(self, *, step: int, result: str, epsilon_pld: float | None = None) -> Mark:
         """Seals the steps since the last commit with the digest of their result; the mark goes into the checkpoint."""
@@ -408,6 +474,8 @@ class LedgerReport:
     attempts: int
     committed_step: int | None
     spent: Event
+    measured: int = 0  # how often clients' word error rate was
+    measured_attempts: int = 0
 
     @cached_property
     def epsilon(self) -> Epsilon:
@@ -431,10 +499,15 @@ class LedgerReport:
             "steps": self.steps,
             "attempts": self.attempts,
             "committed_step": self.committed_step,
+            **({} if "client_wer" not in self.header else self._measured_json()),
             "length": self.mark.length,
             "head": self.mark.head,
             "torn_bytes": self.torn_bytes,
         }
+
+    def _measured_json(self) -> dict[str, object]:
+        told = dict(self.header["client_wer"])
+        return {"client_wer": {**told, "measured": self.measured, "attempts": self.measured_attempts}}
 
     def table(self) -> Table:
         """The same for the terminal."""
@@ -446,7 +519,7 @@ class LedgerReport:
         rows = {
             "run": self.header["run"],
             "mode": release if mode == "secure" else f"{mode}: a simulation, not a release",
-            "each step": event.get("reason") or ", ".join(f"{k}={v}" for k, v in event.items() if k != "kind"),
+            "each step": _told(event),
             "steps": f"{self.steps} charged, {0 if self.committed_step is None else self.committed_step + 1} committed",
             "attempts": f"{self.attempts}, {repeats} of them repeated after a crash" if repeats else self.attempts,
             "ε (PLD)": by_pld,
@@ -458,10 +531,20 @@ class LedgerReport:
         }
         if self.header["plan"].get("time_line") == "zero":
             rows["time lines"] = DRAWN_WHEN_DRY
+        if (told := self.header.get("client_wer")) is not None:
+            again = self.measured_attempts - self.measured
+            rows["WER of clients"] = (
+                f"measured {self.measured} times{f', and {again} times again after a crash' if again else ''}, of at "
+                f"most {told['words']:g} words a person: {_told(told['event'])}; ε covers it"
+            )
         table = Table(title=str(self.path), show_header=False)
         for name, value in rows.items():
             table.add_row(name, escape(str(value)))
         return table
+
+
+def _told(event: Mapping[str, Any]) -> str:
+    return event.get("reason") or ", ".join(f"{name}={value}" for name, value in event.items() if name != "kind")
 
 
 def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:
@@ -484,5 +567,13 @@ def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:
         steps=len(state.intents),
         attempts=state.attempts,
         committed_step=state.committed_step,
-        spent=repeated(_release(state.header), state.attempts),
+        spent=_spent(state),
+        measured=len(state.measured),
+        measured_attempts=state.measured_attempts,
     )
+
+
+def _spent(state: _State) -> Event:
+    rounds = repeated(_release(state.header), state.attempts)
+    told = state.header.get("client_wer")
+    return rounds if told is None else composed(rounds, repeated(_release(told), state.measured_attempts))

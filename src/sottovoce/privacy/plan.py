@@ -444,12 +444,18 @@ class Plan:
         return {**described, "layout": layout, **rule, **sums, **shares}
 
     def ledger_header(
-        self, *, run: str, inputs: str = "", repeatable: bool = True, central_steps: int | None = None
+        self,
+        *,
+        run: str,
+        inputs: str = "",
+        repeatable: bool = True,
+        central_steps: int | None = None,
+        client_wer: Mapping[str, Any] | None = None,
     ) -> Header:
         """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by simulations only.
 
         `repeatable`: whether the run's arithmetic repeats itself to the bit, so that lost steps can be done again.
-        `central_steps`: how many are promised.
+        `central_steps`: how many are promised. `client_wer`: what is measured besides (`ClientWer.in_ledger`).
         """
         seeded = self.settings.mode is Mode.SEEDED
         return Header(
@@ -461,6 +467,7 @@ class Plan:
             epsilon_budget=self.settings.epsilon_budget,
             inputs=inputs if seeded else "",
             central_steps=central_steps,
+            client_wer=client_wer,
         )
 
 

@@ -5,16 +5,16 @@ The functions behind `sottovoce plan`, and their tables. Sampling is Poisson, ne
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.accounting import Epsilon, poisson_epsilon
+from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.calibration import Accountant, noise_of_run, population_for
-from sottovoce.privacy.events import LARGEST_STEPS, check_sizes, check_whole
+from sottovoce.privacy.events import LARGEST_STEPS, Measured, check_sizes, check_whole, poisson_release, run_event
 from sottovoce.privacy.pld import CAREFUL, PldCap
 from sottovoce.privacy.rdp import check_delta
 
@@ -24,7 +24,10 @@ USEFUL_EPSILON = 10.0  # beyond it, the paper and most practice call a guarantee
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run's noise and its ε. Names as in the glossary; `noise_to_update` is the noise's norm over C."""
+    """A run's noise and its ε. Names as in the glossary; `noise_to_update` is the noise's norm over C.
+
+    ε covers what is `measured` besides: clients' word error rates.
+    """
 
     population_size: int
     cohort_size: int
@@ -35,6 +38,7 @@ class PlannedRun:
     parameters: int | None
     epsilon: Epsilon
     warnings: tuple[str, ...]
+    measured: Measured | None = None
 
     @property
     def sampling_rate(self) -> float:
@@ -63,6 +67,12 @@ class PlannedRun:
 
     def to_json(self) -> dict[str, Any]:
         """Every number of the plan under its glossary name."""
+        besides = {}
+        if self.measured is not None:
+            besides["client_wer"] = {
+                "measured": self.measured.count,
+                "noise_multiplier": self.measured.noise_multiplier,
+            }
         return {
             "epsilon_pld": self.epsilon.pld,
             "epsilon_pld_reason": self.epsilon.pld_reason,
@@ -83,6 +93,7 @@ class PlannedRun:
             "noise_std_mean": self.noise_std_mean,
             "parameters": self.parameters,
             "noise_to_update": self.noise_to_update,
+            **besides,
             "warnings": list(self.warnings),
         }
 
@@ -100,11 +111,13 @@ def plan_run(
     clip_bound: float = PAPER_CLIP_BOUND,
     accountant: Accountant = "pld",
     cap: PldCap = CAREFUL,
+    measured: Measured | None = None,
 ) -> PlannedRun:
     """The plan for one of: a noise multiplier, the paper's σ_DP, or a target ε.
 
     Guarantee: (ε, δ) for adding or removing one user, if the run samples by Poisson with probability S/K, clips to C
-    and adds noise of std z·C to the sum. `accountant` says which ε a target is meant for.
+    and adds noise of std z·C to the sum. `accountant` says which ε a target is meant for. What is
+    `measured` besides, over cohorts of its own, is part of ε.
 
     >>> plan = plan_run(69_506_000, cohort_size=204_800, sigma_dp=3e-6, central_steps=2034, delta=1e-9)
     >>> round(plan.noise_multiplier, 4), round(plan.epsilon.rdp, 1)
@@ -116,6 +129,9 @@ def plan_run(
     _check_positive("clip_bound", clip_bound)
     if parameters is not None:
         _check_positive("parameters", parameters)
+    if measured is not None:
+        check_whole("client_wers", measured.count, most=LARGEST_STEPS)
+        _check_positive("client_wer_noise", measured.noise_multiplier)
     given = {"noise_multiplier": noise_multiplier, "sigma_dp": sigma_dp, "target_epsilon": target_epsilon}
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) != 1:
@@ -130,6 +146,7 @@ def plan_run(
             delta=delta,
             accountant=accountant,
             cap=cap,
+            measured=measured,
         )
     elif sigma_dp is not None:
         _check_positive("sigma_dp", sigma_dp)
@@ -138,7 +155,8 @@ def plan_run(
         assert noise_multiplier is not None
         _check_positive("noise_multiplier", noise_multiplier)
         z = noise_multiplier
-    epsilon = poisson_epsilon(z, sampling_rate=sampling_rate, central_steps=central_steps, delta=delta, cap=cap)
+    step = poisson_release(z, sampling_rate=sampling_rate)
+    spent = epsilon(run_event(step, central_steps, measured), delta, cap=cap)
     return PlannedRun(
         population_size=population_size,
         cohort_size=cohort_size,
@@ -147,8 +165,9 @@ def plan_run(
         noise_multiplier=z,
         clip_bound=clip_bound,
         parameters=parameters,
-        epsilon=epsilon,
-        warnings=_warnings(population_size, delta, epsilon, _noise_to_update(z / cohort_size, parameters)),
+        epsilon=spent,
+        warnings=_warnings(population_size, delta, spent, _noise_to_update(z / cohort_size, parameters)),
+        measured=measured,
     )
 
 
@@ -186,6 +205,7 @@ def smallest_population(
         delta=plan.delta,
         max_cohort=max_cohort,
         accountant=accountant,
+        measured=lambda cohort: measured_by(plan, cohort),
     )
     return _replan(plan, population, cohort, cap)
 
@@ -211,6 +231,8 @@ def plan_table(plan: PlannedRun) -> Table:
         ("noise_std_mean z·C/S", number(plan.noise_std_mean)),
     ):
         table.add_row(label, value)
+    if plan.measured is not None:
+        table.add_row("WERs of clients, in ε", f"{plan.measured.count:,}, z = {plan.measured.noise_multiplier:g}")
     if plan.parameters is not None:
         table.add_row("parameters D", f"{plan.parameters:,}")
         table.add_row("noise to update √D·z/S", number(plan.noise_to_update))
@@ -256,7 +278,16 @@ def _replan(plan: PlannedRun, population_size: int, cohort_size: int, cap: PldCa
         parameters=plan.parameters,
         clip_bound=plan.clip_bound,
         cap=cap,
+        measured=measured_by(plan, cohort_size),
     )
+
+
+def measured_by(plan: PlannedRun, cohort_size: int) -> Measured | None:
+    """With as much noise on the mean as the plan's, as its updates have: the multiplier grows with the cohort."""
+    if plan.measured is None:
+        return None
+    z = plan.measured.noise_multiplier * cohort_size / plan.cohort_size
+    return replace(plan.measured, noise_multiplier=z)
 
 
 def _noise_to_update(sigma_dp: float, parameters: int | None) -> float | None:

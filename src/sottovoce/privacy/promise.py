@@ -11,15 +11,27 @@ from functools import cached_property
 from typing import Any
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.accounting import Epsilon, epsilon
+from sottovoce.privacy.accounting import Epsilon, RunningEpsilon, epsilon
 from sottovoce.privacy.calibration import steps_for
-from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, composed, parts_of, repeated
+from sottovoce.privacy.client_wer import is_due, planned
+from sottovoce.privacy.events import (
+    Event,
+    GaussianRelease,
+    NoGuarantee,
+    composed,
+    event_from_json,
+    parts_of,
+    repeated,
+)
 from sottovoce.privacy.ledger import LedgerReport
 
 
 @dataclass(frozen=True)
 class Promise:
-    """A run's promise: `steps` of them, of which `made` are made. `event` is all of it, repeated attempts included."""
+    """A run's promise: `steps` of them, of which `made` are made. `event` is all of it, repeated attempts included.
+
+    `measured` is how often clients' word error rate is measured, in all of them.
+    """
 
     event: Event
     delta: float
@@ -27,6 +39,7 @@ class Promise:
     simulated: bool
     steps: int
     made: int
+    measured: int = 0
 
     @cached_property
     def epsilon(self) -> Epsilon:
@@ -42,7 +55,8 @@ class Promise:
         """What is promised and how much of it is made; None without a guarantee."""
         if isinstance(self.release, NoGuarantee):
             return None
-        return f"ε = {both(self.epsilon)} promised for {self.steps:,} rounds; {self.made:,} made"
+        measured = f" and {self.measured:,} WERs of clients" if self.measured else ""
+        return f"ε = {both(self.epsilon)} promised for {self.steps:,} rounds{measured}; {self.made:,} made"
 
 
 def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Promise:
@@ -51,21 +65,65 @@ def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Pro
     Steps that are still to come are promised with those that are made, each repeated attempt on top. A budget takes
     away what it would not allow.
     """
-    (release, attempts), *_ = parts_of(ledger.spent)
-    delta, planned = ledger.header["delta"], ledger.header.get("central_steps") or central_steps or 0
-    if not isinstance(planned, int):
-        raise InputError(f"{ledger.path} line 1: central_steps={planned!r}: expected a whole number")
-    left = max(planned - ledger.steps, 0)
+    release, attempts = parts_of(ledger.spent)[0][0], ledger.attempts
+    delta, steps = ledger.header["delta"], ledger.header.get("central_steps") or central_steps or 0
+    if not isinstance(steps, int):
+        raise InputError(f"{ledger.path} line 1: central_steps={steps!r}: expected a whole number")
+    if ledger.header.get("client_wer") is not None:
+        return _with_client_wer(ledger, release, steps)
+    left = max(steps - ledger.steps, 0)
     if left and ledger.epsilon_budget is not None:
         left = min(left, max(_affordable(release, ledger.epsilon_budget, delta=delta) - attempts, 0))
+    return _promise(ledger, repeated(release, attempts + left), steps=ledger.steps + left)
+
+
+def _promise(ledger: LedgerReport, event: Event, *, steps: int, measured: int = 0) -> Promise:
     return Promise(
-        event=repeated(release, attempts + left),
-        delta=delta,
+        event=event,
+        delta=ledger.header["delta"],
         privacy_unit=(ledger.header.get("plan") or {}).get("privacy_unit"),
         simulated=ledger.header["mode"] != "secure",
-        steps=ledger.steps + left,
+        steps=steps,
         made=ledger.steps,
+        measured=measured,
     )
+
+
+def _with_client_wer(ledger: LedgerReport, release: GaussianRelease | NoGuarantee, steps: int) -> Promise:
+    """The same where clients' word error rate is measured between the rounds: all that is still to come of both."""
+    told = ledger.header["client_wer"]
+    every, measure = told.get("every"), event_from_json(told["event"])
+    if every is not None and not (isinstance(every, int) and every > 0):
+        raise InputError(f"{ledger.path} line 1: client_wer.every={every!r}: expected a whole number, or none")
+    rounds = max(steps - ledger.steps, 0)
+    measured = max(planned(max(steps, ledger.steps), every=every) - ledger.measured, 0)
+    if ledger.epsilon_budget is not None:
+        rounds, measured = _paid_for(ledger, release, measure, rounds, measured, steps=steps, every=every)
+    event = composed(ledger.spent, repeated(release, rounds), repeated(measure, measured))
+    return _promise(ledger, event, steps=ledger.steps + rounds, measured=ledger.measured + measured)
+
+
+def _paid_for(
+    ledger: LedgerReport, release: Event, measure: Event, rounds: int, measured: int, *, steps: int, every: int | None
+) -> tuple[int, int]:
+    """How many of these a budget allows, in the order in which they come: as a run will find out."""
+    assert ledger.epsilon_budget is not None
+    spent, budget = RunningEpsilon(delta=ledger.header["delta"]), ledger.epsilon_budget
+    spent.add(ledger.spent)
+    # Those that are due by now and were never made (somebody stopped) may still be.
+    late = measured - sum(is_due(step, steps=steps, every=every) for step in range(ledger.steps + 1, steps + 1))
+    made = [0, 0]
+    for step in range(ledger.steps, ledger.steps + rounds + 1):
+        if step > ledger.steps:
+            if spent.peek(release) > budget:
+                break
+            spent.add(release)
+            made[0] += 1
+        for _ in range(late if step == ledger.steps else int(is_due(step, steps=steps, every=every))):
+            if spent.peek(measure) <= budget:
+                spent.add(measure)
+                made[1] += 1
+    return made[0], made[1]
 
 
 def _affordable(release: Event, epsilon_budget: float, *, delta: float) -> int:
@@ -134,5 +192,6 @@ def figures(promise: Promise, ledger: LedgerReport) -> dict[str, Any]:
         "epsilon_pld_reason": found.pld_reason,
         "epsilon_rdp": None if isinstance(promise.release, NoGuarantee) else found.rdp,
         "promised_steps": promise.steps,
+        **({"promised_client_wers": promise.measured} if promise.measured else {}),
         "spent": {name: spent[name] for name in ("epsilon_pld", "epsilon_rdp")},
     }

@@ -14,6 +14,7 @@ from sottovoce.reporting.run_facts import settings_tables
 from sottovoce.reporting.tables import (
     bound_tables,
     client_table,
+    client_wer_table,
     error_table,
     group_table,
     layer_table,
@@ -134,8 +135,8 @@ def transcript_section(runs: Sequence[RunRecord]) -> Section | None:
 
 
 def clients_section(runs: Sequence[RunRecord]) -> Section | None:
-    table = client_table(runs)
-    parts: list[Part] = [*client_drawings(runs), *([table] if table is not None else [])]
+    tables = [table for table in (client_table(runs), client_wer_table(runs)) if table is not None]
+    parts: list[Part] = [*client_drawings(runs), *tables]
     if not parts:
         return None
     intro = "Of a release, only what its plan has made public. A simulation tells more, and no ε covers that."

@@ -20,6 +20,7 @@ from sottovoce.reporting.joint import together
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
 from sottovoce.training.run_folder import RESULTS, hide_times
+from sottovoce.training.trained_part import told_bytes
 
 REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
@@ -189,6 +190,7 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
             f"{_sent(run.results)}; "
             f"{privacy['guarantee']}{_promised(privacy)}"
         )
+        notes += _understood(run)
     found = [run.privacy for run in runs if run.privacy]
     if any(privacy["epsilon_rdp"] is not None for privacy in found):
         notes.append(found[0]["covers"] + ".")
@@ -197,6 +199,21 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
             "the mean, sampling rate, rounds) reaches ε ≤ 8 by RDP, with a cohort that grows along."
         )
     return notes
+
+
+def _understood(run: RunRecord) -> list[str]:
+    """The last time that clients' word error rate was measured."""
+    found = run.results.get("client_wer")
+    if not found:
+        return []
+    last = found[-1]
+    rate = "drowned in noise" if last["wer"] is None else f"{last['wer']:.1%}"
+    low, high = last["wer_interval"]
+    often = "" if len(found) == 1 else f", the last of {len(found)} times"
+    return [
+        f"{run.label}: WER of clients’ held-out speech {rate} ({low:.1%} to {high:.1%} with its noise) after round "
+        f"{last['step']:,}{often}; ε covers it"
+    ]
 
 
 def _deaf(run: RunRecord) -> list[str]:
@@ -223,7 +240,7 @@ def _sent(results: Mapping[str, Any]) -> str:
     if (sent := results.get("communication")) is None:
         return ""
     trained, total = sent["trained_parameters"], sent["trained_parameters"] + sent["frozen_parameters"]
-    each_way = f", {sent['bytes_up'] / 1e6:,.2f} MB each way per client and round"
+    each_way = f", {told_bytes(sent)}"
     if trained == total:
         return each_way
     first = f"{sent['bytes_down_first'] / 1e6:,.2f} MB down the first time"

@@ -90,6 +90,30 @@ def client_table(runs: Sequence[RunRecord]) -> Table | None:
     return Table("clients", "Clients", headings, tuple(rows), words=2) if rows else None
 
 
+def client_wer_table(runs: Sequence[RunRecord]) -> Table | None:
+    """How well clients were understood, where that was measured: noised sums, of a release as of a simulation."""
+    rows = [
+        (
+            run.label,
+            integer(record["step"]),
+            percent(record["client_wer"]),
+            "–".join(percent(rate) for rate in record["client_wer_interval"]),
+            integer(round(record["client_words"])),
+        )
+        for run in runs
+        for record in run.metrics
+        if "client_wer" in record
+    ]
+    headings = ("", "round", "WER", "95 % interval", "words, noised")
+    note = (
+        "Measured where the speech is, as noised sums over a cohort, and part of ε. A person counts for so many words "
+        "at most, and for no more than 100 %. Noise, and who was drawn, are in the interval."
+    )
+    return (
+        Table("client-wer", "Errors on clients’ held-out speech, noised", headings, tuple(rows), note) if rows else None
+    )
+
+
 def speed_table(runs: Sequence[RunRecord]) -> Table | None:
     """Time, throughput and memory."""
     rows = []
@@ -126,11 +150,12 @@ def ledger_table(runs: Sequence[RunRecord]) -> Table | None:
             known = run.privacy.get("head")
             pinned = "ends as the results say" if known else "no results to compare its end with"
             torn = "; its last line was never finished" if report.torn_bytes else ""
+            measured = f"; {report.measured_attempts:,} WERs of clients are in it" if report.measured else ""
             committed = 0 if report.committed_step is None else report.committed_step + 1
             rows.append(
                 (
                     run.label,
-                    f"sound; {pinned}{torn}",
+                    f"sound; {pinned}{torn}{measured}",
                     integer(report.mark.length),
                     f"{report.steps:,} / {report.attempts:,} / {committed:,}",
                     epsilon(check.epsilon),

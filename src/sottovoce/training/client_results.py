@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import Recipe
-from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import promise
-from sottovoce.evaluation.evaluate import LONGEST_SECONDS
 from sottovoce.evaluation.per_speaker import rates, spread, sum_by
 from sottovoce.evaluation.wer import Counts, count_words
+from sottovoce.federated.client_wer import held_out_speech
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.settings import Mode
 from sottovoce.seeds import derive, stream
@@ -49,12 +48,13 @@ def choose_clients_to_test(recipe: Recipe, population: Population) -> TestedClie
     asked = recipe.federated.test_clients
     order = stream(derive(recipe.people_seed, "tested clients")).permutation(len(population)).tolist()
     found: list[tuple[Client, list[tuple[int, str]]]] = []
-    looked_at = 0
+    store, looked_at = population.store, 0
+    assert isinstance(store, Store)
     for index in order if asked != "all" else range(len(population)):
         if len(found) == asked:
             break
         client, looked_at = population.client(index), looked_at + 1
-        if spoken := _spoken(population, client):
+        if spoken := held_out_speech(store, client):
             found.append((client, spoken))
     said = [(row, text, place) for place, (_, spoken) in enumerate(found) for row, text in spoken]
     return TestedClients(
@@ -64,15 +64,6 @@ def choose_clients_to_test(recipe: Recipe, population: Population) -> TestedClie
         texts=tuple(text for _, text, _ in said),
         passed_over=looked_at - len(found),
     )
-
-
-def _spoken(population: Population, client: Client) -> list[tuple[int, str]]:
-    """The held-out utterances that can be scored, with what is said in them."""
-    store = population.store
-    assert isinstance(store, Store)
-    seconds = (store.audio_offsets[client.held_out + 1] - store.audio_offsets[client.held_out]) / SAMPLE_RATE
-    texts = [(row, store.utterance(row).text or "") for row in client.held_out[seconds <= LONGEST_SECONDS].tolist()]
-    return [(row, text) for row, text in texts if text.split()]
 
 
 def client_results(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from sottovoce.federated.client_wer import Listeners
 from sottovoce.federated.cohort import Clients
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
@@ -11,7 +12,7 @@ from sottovoce.training.run_folder import RunFolder
 from sottovoce.users.population import Population
 
 
-class DistantClients(Clients, Protocol):
+class DistantClients(Clients, Listeners, Protocol):
     """Clients that may not be there."""
 
     def ready(self, interrupted: Callable[[], bool], /) -> bool:

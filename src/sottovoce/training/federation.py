@@ -22,7 +22,8 @@ import torch
 from sottovoce.config import Federation, Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, scored
-from sottovoce.federated.cohort import Clients
+from sottovoce.federated.client_wer import Listeners, measure_wer
+from sottovoce.federated.cohort import Clients, as_sent
 from sottovoce.federated.private import Private
 from sottovoce.federated.round import Round, ServerPass, run_round
 from sottovoce.federated.server import Server
@@ -82,6 +83,7 @@ class Federating(Loop):
         turns: Turns | None = None,
         ready: Ready | None = None,
         end: Callable[[int], None] = lambda _: None,
+        listeners: Listeners | None = None,
         on_report: Callable[[Report], None] = lambda _: None,
         say: Say = lambda _: None,
     ) -> None:
@@ -89,7 +91,9 @@ class Federating(Loop):
         self._tests = tests
         self._plan, self._clients, self._team, self._inputs = plan, clients, team, inputs
         self._server_pass, self._turns, self._on_report, self._say = server_pass, turns, on_report, say
-        self._ready, self._end = ready, end
+        self._ready, self._end, self._listeners = ready, end, listeners
+        asked = recipe.federated.client_wer
+        self._wer_plan = None if asked is None else asked.plan(plan)
         self._interrupted: Callable[[], bool] = lambda: False
         self._layout: Layout = plan.layout
         part = trained_part(recipe, start)
@@ -152,6 +156,7 @@ class Federating(Loop):
                 inputs=self._inputs,
                 repeatable=self._repeatable,
                 central_steps=self._settings.steps,
+                client_wer=self._told_client_wer,
             )
             with closing(Ledger(self._folder.path / LEDGER, header=header, checkpoint=mark)) as self._ledger:
                 if self._ledger.repaired:
@@ -203,6 +208,7 @@ class Federating(Loop):
                 digest=self._digest,
                 server_pass=self._server_pass,
                 turns=self._turns,
+                model_bits=self._settings.model_bits,
             )
         except BudgetSpent as spent:
             if step == 0:
@@ -214,6 +220,39 @@ class Federating(Loop):
         if not self._secure:
             self._pending.time(time.perf_counter() - begun, done.private)
         self._plan, self._epsilon, self._stopped_elsewhere = done.plan, done.epsilon, done.interrupted
+        self._measure_clients(step + 1)
+
+    @property
+    def _told_client_wer(self) -> Mapping[str, Any] | None:
+        asked = self._settings.client_wer
+        return None if asked is None or self._wer_plan is None else asked.in_ledger(self._wer_plan)
+
+    def _measure_clients(self, rounds: int) -> None:
+        """Where it is due: of the model as it stands now. What cannot be paid for is left out, and so is one that
+        somebody does not want to wait for; ε of all of them is promised in any case."""
+        asked, plan = self._settings.client_wer, self._wer_plan
+        if asked is None or plan is None or not asked.is_due(rounds, steps=self._settings.steps):
+            return
+        assert self._listeners is not None
+        if self._ready is not None and not self._ready(self._interrupted):
+            self._say(f"round {rounds}: stopped before clients' WER was measured; it is left out")
+            return
+        model_P = as_sent(self._server.result_P, self._settings.model_bits)
+        try:
+            found = measure_wer(
+                model_P,
+                layout=self._layout,
+                plan=plan,
+                listeners=self._listeners,
+                ledger=self._ledger,
+                step=rounds,
+                digest=fingerprint(model_P),
+            )
+        except BudgetSpent as spent:
+            self._say(f"round {rounds}: clients' WER is not measured, the privacy budget does not allow it: {spent}")
+            return
+        self._epsilon = found.epsilon
+        self._pending.add_to_last({"epsilon": found.epsilon, **found.estimate.as_record()})
 
     def _metrics(self, done: Round, step: int) -> Record:
         """All of it came after the noise, or was known before the run."""
@@ -328,6 +367,10 @@ class _Pending:
         self._metrics.append(metrics)
         if diagnostics is not None:
             self._diagnostics.append(diagnostics)
+
+    def add_to_last(self, found: Record) -> None:
+        """What else is known of the last round."""
+        self._metrics[-1] |= found
 
     def time(self, seconds: float, private: Private | None) -> None:
         """How long the last round took. How long depends on who was in it: a simulation's only."""

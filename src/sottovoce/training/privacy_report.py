@@ -1,11 +1,13 @@
 """What a finished run may say of its privacy: the ε it promised by both accountants, and that of other populations."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from sottovoce.config import Federation
 from sottovoce.errors import InputError
+from sottovoce.privacy.events import Measured
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.noise import sigma_dp_of
 from sottovoce.privacy.plan import Plan
@@ -40,7 +42,10 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
     if report["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON or fixed_count_noise:
         return report
     steps = promised.steps
-    return report | {"useful": _useful(plan, steps), "extrapolated": _extrapolated(settings, plan, steps)}
+    return report | {
+        "useful": _useful(settings, plan, steps),
+        "extrapolated": _extrapolated(settings, plan, steps),
+    }
 
 
 def promise_in(run: RunFolder, settings: Federation) -> str | None:
@@ -49,21 +54,32 @@ def promise_in(run: RunFolder, settings: Federation) -> str | None:
     return promised.words if promised.made < promised.steps else None
 
 
-def _useful(plan: Plan, steps: int) -> dict[str, Any]:
+def _useful(settings: Federation, plan: Plan, steps: int) -> dict[str, Any]:
     """The smallest population for which the same recipe (σ_DP, q, T) is worth something."""
     private = plan.settings
     found = _smallest_useful(
-        private.population_size, cohort_size=private.cohort_size, z=private.z, delta=private.delta, steps=steps
+        private.population_size,
+        cohort_size=private.cohort_size,
+        z=private.z,
+        delta=private.delta,
+        steps=steps,
+        measured=settings.measured,
     )
     return dict(found)
 
 
 @lru_cache(maxsize=64)  # the runs of a suite often share it, and it takes seconds
 def _smallest_useful(
-    population_size: int, *, cohort_size: int, z: float, delta: float, steps: int
+    population_size: int, *, cohort_size: int, z: float, delta: float, steps: int, measured: Measured | None = None
 ) -> Mapping[str, Any]:
     planned = plan_run(
-        population_size, cohort_size=cohort_size, central_steps=steps, delta=delta, noise_multiplier=z, cap=QUICK
+        population_size,
+        cohort_size=cohort_size,
+        central_steps=steps,
+        delta=delta,
+        noise_multiplier=z,
+        cap=QUICK,
+        measured=measured,
     )
     try:
         found = smallest_population(planned, target_epsilon=USEFUL_EPSILON, accountant="rdp", cap=QUICK)
@@ -80,8 +96,11 @@ def _smallest_useful(
 
 
 def _extrapolated(settings: Federation, plan: Plan, steps: int) -> list[dict[str, Any]]:
-    found = []
+    found, measured = [], settings.measured
     for wanted in settings.privacy.extrapolate:
+        if settings.client_wer is not None:  # with as much noise on the mean, and as often as so many steps have it
+            often = settings.client_wer.measured(wanted.steps or steps)
+            measured = replace(often, noise_multiplier=often.noise_multiplier * wanted.cohort_size / plan.cohort_size)
         planned = plan_run(
             wanted.population_size,
             cohort_size=wanted.cohort_size,
@@ -89,6 +108,7 @@ def _extrapolated(settings: Federation, plan: Plan, steps: int) -> list[dict[str
             delta=plan.settings.delta,
             sigma_dp=sigma_dp_of(plan.settings.z, cohort_size=plan.cohort_size),
             cap=QUICK,
+            measured=measured,
         )
         found.append(planned.to_json() | {"paper_epsilon": wanted.paper_epsilon})
     return found

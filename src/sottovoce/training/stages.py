@@ -33,6 +33,7 @@ from sottovoce.text.tokens import Tokens
 from sottovoce.training import central
 from sottovoce.training.agreement import Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.client_results import client_results
+from sottovoce.training.client_wer import check_client_wer, listeners_here, measured_wers
 from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
@@ -291,6 +292,7 @@ def _run_federated(
         check_understood(recipe, start)
         shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
         measure = _measure(recipe, start, places, around)
+        check_client_wer(recipe, start, population, speech_is_here=elsewhere is None)
         model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
         facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(model)}
         plan = private_plan(recipe, population, start, seed=seed, around=around)
@@ -336,7 +338,7 @@ def _run_federated(
             return Outcome(out)
         with team:
             if settings.trainable is not None:
-                around.say(describe_part(trained_part(recipe, start)))
+                around.say(describe_part(trained_part(recipe, start), model_bits=settings.model_bits))
             beside = None if around.stand_in else beside_the_paper(recipe, clients=plan.settings.population_size)
             is_others = around.stand_in and plan.settings.z > 0
             promised = (NO_EPSILON,) if is_others else (*plan.warnings, plan.guarantee)
@@ -352,6 +354,9 @@ def _run_federated(
                 clients=clients(run) if distant is None else distant,
                 ready=None if distant is None else distant.ready,
                 end=(lambda _: None) if distant is None else distant.end,
+                listeners=listeners_here(recipe, population, start, device=around.device)
+                if distant is None
+                else distant,
                 team=team,
                 dev=places.dev,
                 measure=measure,
@@ -431,6 +436,7 @@ def private_plan(
         users_also_in_seed=heard.clients,
         root_seed=derive(recipe.seed, "privacy"),
         time_line=None if settings.local.time_line is None else settings.local.time_line.dry,
+        measured=settings.measured,
     )
     plan = Plan(private, Layout.of(trained_part(recipe, start).initial))
     if settings.privacy.target_epsilon is not None and not around.stand_in:
@@ -458,8 +464,9 @@ def _results(
         "test": after,
         "start": {"test": before},
         "privacy": privacy_report(recipe.federated, plan, run),
-        "communication": communication(trained_part(recipe, start)),
+        "communication": communication(trained_part(recipe, start), model_bits=recipe.federated.model_bits),
         **({} if of_clients is None else {"clients": of_clients}),
+        **({} if recipe.federated.client_wer is None else {"client_wer": measured_wers(run)}),
     }
 
 

@@ -1,5 +1,6 @@
 """Which part of a run's model is trained, and what that costs on the wire."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from sottovoce.config import Recipe
@@ -7,7 +8,7 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.models.trainable import Trainable, parse_part, split
 from sottovoce.seeds import torch_stream
 
-BYTES = 4  # float32, as everything is sent
+BYTES = 4  # float32, as everything is sent but for models where a recipe says 16 bits
 
 
 def trained_part(recipe: Recipe, start: Recogniser) -> Trainable:
@@ -19,22 +20,32 @@ def trained_part(recipe: Recipe, start: Recogniser) -> Trainable:
     )
 
 
-def communication(part: Trainable) -> dict[str, Any]:
-    """Bytes per client and round, for `results.json`. Who takes part for the first time needs what is frozen, once."""
-    trained = part.trained_count
+def communication(part: Trainable, *, model_bits: int | None = None) -> dict[str, Any]:
+    """Bytes per client and round, for `results.json`. Who takes part for the first time needs what is frozen, once.
+
+    With `model_bits` a model comes down in as many bits a number.
+    """
+    trained, down = part.trained_count, BYTES if model_bits is None else model_bits // 8
     return {
         "trained_parameters": trained,
         "frozen_parameters": part.frozen_count,
         "bytes_up": BYTES * trained,
-        "bytes_down": BYTES * trained,
+        "bytes_down": down * trained,
         "bytes_down_first": BYTES * (trained + part.frozen_count),
     }
 
 
-def describe_part(part: Trainable) -> str:
+def describe_part(part: Trainable, *, model_bits: int | None = None) -> str:
     """For whoever watches a run."""
     trained, total = part.trained_count, part.trained_count + part.frozen_count
-    return (
-        f"training {trained:,} of {total:,} parameters ({trained / total:.2%}): "
-        f"{BYTES * trained / 1e6:,.2f} MB each way per client and round"
+    return f"training {trained:,} of {total:,} parameters ({trained / total:.2%}): " + told_bytes(
+        communication(part, model_bits=model_bits)
     )
+
+
+def told_bytes(sent: Mapping[str, Any]) -> str:
+    """What `communication` found, in words."""
+    up = sent["bytes_up"] / 1e6
+    down = sent.get("bytes_down", sent["bytes_up"]) / 1e6
+    amount = f"{up:,.2f} MB each way" if up == down else f"{up:,.2f} MB up and {down:,.2f} MB down"
+    return f"{amount} per client and round"

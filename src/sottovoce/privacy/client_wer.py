@@ -1,0 +1,165 @@
+"""How well clients are understood, as one more noised sum: the word error rate of a model on their held-out speech.
+
+    client     errors, words ─► at most 100 % wrong ─► at most `words` words ─► (misheard, understood)
+    sum        over a Poisson cohort, on the public grid ─► noise ─► misheard / (misheard + understood)
+
+A client's two numbers are never negative and add up to `words` (W) at most, so the pair is no longer than W: that is
+the clip bound, and one person's whole influence. (Errors and words themselves could be √2 as long.) The rate is thus
+that of people who count by their words, up to W of them each, with nobody above 100 %; decisions/027 has the bias.
+
+Everything here but the pair itself is a `Plan`'s: sampling, clipping, grid, noise, and what is charged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.flat.layout import Layout
+from sottovoce.privacy.clipping import Normalise, Share
+from sottovoce.privacy.events import LARGEST_MULTIPLIER, SMALLEST_MULTIPLIER, Measured, event_to_json
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Weighting
+from sottovoce.seeds import derive
+
+PAIR = Layout(("misheard", "understood"), ((1,), (1,)))
+LARGEST_WORDS = 10**9
+_STANDARD_ERRORS = 1.959964  # of a normal distribution: 95 % of it
+_RATES = np.linspace(0.0, 1.0, 10_001)  # in so small steps an interval is told
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientWer:
+    """Measure clients' word error rate after every so many rounds, and after the last one (alone, if `every` is None).
+
+    One client counts for at most `words` words; the noise on the sums has `noise_multiplier`·`words` as its standard
+    deviation. Cohorts are drawn as those of rounds are.
+    """
+
+    words: float
+    noise_multiplier: float
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.words <= LARGEST_WORDS:
+            raise InputError(
+                f"client_wer: words={self.words}, expected from 1 to {LARGEST_WORDS:,}: a bound on anybody"
+            )
+        if not SMALLEST_MULTIPLIER <= self.noise_multiplier <= LARGEST_MULTIPLIER:
+            raise InputError(f"client_wer: noise_multiplier={self.noise_multiplier}, expected a positive number")
+        if self.every is not None and self.every < 1:
+            raise InputError(
+                f"client_wer: every={self.every}, expected at least 1 round, or none for the last one alone"
+            )
+
+    def is_due(self, rounds: int, *, steps: int) -> bool:
+        """Whether it is measured after `rounds` of `steps`."""
+        return is_due(rounds, steps=steps, every=self.every)
+
+    def measured(self, steps: int) -> Measured:
+        """All that a run of `steps` rounds measures."""
+        return Measured(count=planned(steps, every=self.every), noise_multiplier=self.noise_multiplier)
+
+    def plan(self, training: Plan) -> Plan:
+        """For the people, cohorts and noise shares of `training`, with a bound, noise and random streams of its own.
+
+        Its sums are of words of 64 bits in a simulation, too: the same wherever clients are.
+        """
+        root = training.settings.root_seed
+        settings = replace(
+            training.settings,
+            clip_bound=float(self.words),
+            noise_multiplier=self.noise_multiplier,
+            sigma_dp=None,
+            share=Share.GLOBAL,
+            normalise=Normalise.NEVER,
+            layer_groups={},
+            alpha={},
+            adaptive=None,
+            noise_scope=None,
+            weighting=Weighting.UNIFORM,
+            weight_cap=None,
+            denominator=None,
+            time_line=None,
+            epsilon_budget=None,
+            root_seed=None if root is None else derive(root, "client wer"),
+        )
+        return Plan(settings, PAIR, sum_bits=64, noise_shares=training.noise_shares)
+
+    def in_ledger(self, plan: Plan) -> Mapping[str, Any]:
+        """What a ledger's header says of it: the event, and what decides how often it happens and to what."""
+        return {"event": event_to_json(plan.event), "words": float(self.words), "every": self.every}
+
+
+def is_due(rounds: int, *, steps: int, every: int | None) -> bool:
+    return rounds == steps or (every is not None and 0 < rounds < steps and rounds % every == 0)
+
+
+def planned(steps: int, *, every: int | None) -> int:
+    """How often it is due in so many rounds.
+
+    >>> planned(20, every=10), planned(25, every=10), planned(25, every=None), planned(0, every=None)
+    (2, 3, 1, 0)
+    """
+    return min(steps, 1) if every is None else -(-steps // every)
+
+
+def contribution(errors: int, words: int, *, most_words: float) -> Tensor:
+    """What one client adds, [P] in float64: words misheard and understood, `most_words` of them at most.
+
+    Guarantee: neither is negative, and together they are at most `most_words`, up to a rounding that the plan's clip
+    takes back. Without words both are zero.
+    """
+    wrong = min(max(errors, 0), max(words, 0))
+    scale = min(most_words / words, 1.0) if words > 0 else 0.0
+    pair_P = PAIR.zeros(dtype=torch.float64)
+    for part, value in zip(PAIR.parts(pair_P), (wrong * scale, (words - wrong) * scale), strict=True):
+        part.fill_(value)
+    return pair_P
+
+
+@dataclass(frozen=True)
+class WerEstimate:
+    """A rate from two noised sums; None where the noise leaves nothing of them.
+
+    `interval` holds the rate of all clients' held-out speech, 95 times in 100: noise and who was drawn are in it.
+    `words` is how many (at most W a person) it was measured on, noised as well.
+    """
+
+    rate: float | None
+    interval: tuple[float, float]
+    words: float
+
+    def as_record(self) -> dict[str, Any]:
+        """For `metrics.jsonl`."""
+        return {"client_wer": self.rate, "client_wer_interval": list(self.interval), "client_words": self.words}
+
+
+def estimate(noised_P: Tensor, plan: Plan) -> WerEstimate:
+    """The rate that noised sums under `plan` tell. Post-processing: it sees nothing else.
+
+    A sum that noise has carried below zero counts as zero, which is nearer to what it was.
+    """
+    misheard, understood = (max(float(part), 0.0) for part in PAIR.parts(noised_P))
+    words = misheard + understood
+    return WerEstimate(misheard / words if words else None, _interval(misheard, understood, plan), words)
+
+
+def _interval(misheard: float, understood: float, plan: Plan) -> tuple[float, float]:
+    """All rates r for which (1 − r)·misheard − r·understood, whose mean is zero at the true one, is not too far off.
+
+    Fieller (1954). Its variance is the noise's, ((1 − r)² + r²)·std², and that of who was drawn: with a person's part
+    g = (1 − r)·m − r·u, Σ g² ≤ max|g|·Σ|g| ≤ W·max(r, 1 − r)·2r(1 − r)·words, of which a share 1 − q is chance. So no
+    more has to be released to know it, and it is an upper bound.
+    """
+    r, words = _RATES, misheard + understood
+    noise = ((1 - r) ** 2 + r**2) * plan.released_std_sum**2
+    drawn = (1 - plan.sampling_rate) * plan.clip_bound * np.maximum(r, 1 - r) * 2 * r * (1 - r) * words
+    away = np.abs((1 - r) * misheard - r * understood)
+    outwards = _RATES[1] * words  # to the next of the rates that are looked at
+    possible = r[away <= _STANDARD_ERRORS * np.sqrt(noise + drawn) + outwards]
+    return float(possible[0]), float(possible[-1])
