@@ -8,11 +8,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 # No emoji: ":on:" in somebody's path or text is just that.
 stdout = Console(emoji=False)
 stderr = Console(stderr=True, emoji=False)
+
+WIDEST = 250  # columns of a table that a terminal may wrap
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines instead of tables.")]
 
@@ -26,6 +30,12 @@ def print_json(content: Any) -> None:
 def say(line: str, *, to: Console = stderr) -> None:
     """One line just as it is: paths are neither broken at the edge of the screen nor read as markup."""
     to.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_wide(table: Table) -> None:
+    """As wide as its numbers need: a terminal may wrap a line, but half a number tells nothing."""
+    needed = Measurement.get(stdout, stdout.options.update(width=WIDEST), table).maximum
+    Console(width=max(stdout.width, needed)).print(table)
 
 
 @contextmanager

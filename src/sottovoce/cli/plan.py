@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 
-from sottovoce.cli.console import Json, print_json, stderr, stdout
+from sottovoce.cli.console import Json, print_json, print_wide, stderr
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -130,12 +127,12 @@ def plan(
             content["smallest_population"] = needed.to_json()
         print_json(content)
     else:
-        _print(planner.plan_table(planned))
+        print_wide(planner.plan_table(planned))
         if scaled:
-            _print(planner.plans_table(scaled, title="The same σ_DP, q and T, extrapolated"))
+            print_wide(planner.plans_table(scaled, title="The same σ_DP, q and T, extrapolated"))
         if needed is not None:
             title = f"The smallest population with ε ≤ {target_epsilon:g}, by {accountant.upper()}"
-            _print(planner.plans_table([needed], title=title))
+            print_wide(planner.plans_table([needed], title=title))
     for warning in planned.warnings:
         stderr.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
     if plot is not None:
@@ -149,7 +146,7 @@ def _show_paper_table(name: PaperTable, json: bool) -> None:
     if json:
         print_json(table.to_json())
     else:
-        _print(paper_table_view(table))
+        print_wide(paper_table_view(table))
 
 
 def _draw(planned: "PlannedRun", plot: Path, max_cohort: int | None) -> None:
@@ -158,12 +155,6 @@ def _draw(planned: "PlannedRun", plot: Path, max_cohort: int | None) -> None:
     curves = population_curves(planned, max_cohort=max_cohort)
     write_figure(draw_population_figure(curves, plan=planned), plot)
     stderr.print(f"wrote {plot}", highlight=False)
-
-
-def _print(table: Table) -> None:
-    """As wide as its numbers need: a terminal may wrap a line, but half a number tells nothing."""
-    needed = Measurement.get(stdout, stdout.options.update(width=200), table).maximum
-    Console(width=max(stdout.width, needed)).print(table)
 
 
 def _factors(scale: str | None) -> tuple[float, ...]:

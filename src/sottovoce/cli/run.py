@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr, stdout
+from sottovoce.cli.console import Json, print_json, print_wide, progress_bar, say, stderr, stdout
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -91,12 +91,14 @@ def run(
 
 def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:
     """Write the report of runs that are done, and print its tables unless `quietly`."""
-    from sottovoce.reporting.summary import write_report
+    from sottovoce.reporting.summary import for_terminal, write_report
 
     report = write_report({label: outcome.folder for label, outcome in finished.items()}, folder, title=title)
     if quietly:
         return
     stdout.print(report.table)
+    for table in report.tables:
+        print_wide(for_terminal(table))
     for line in report.together:
         say(line, to=stdout)
     for note in report.notes:

@@ -8,6 +8,7 @@ from sottovoce.reporting.convergence import TERMS, Convergence, convergence
 from sottovoce.reporting.curves import learning, privacy, speed
 from sottovoce.reporting.html import Fold, Html, Part, Section
 from sottovoce.reporting.layers import layer_drawings
+from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.people import client_drawings, speaker_drawings
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.run_facts import settings_tables
@@ -61,7 +62,7 @@ def privacy_section(runs: Sequence[RunRecord]) -> Section | None:
         "ε bounds what anybody can learn of one person from the model. A large ε promises next to nothing; what it "
         "would be for a larger population stands above, under ‘In short’."
     )
-    return Section("privacy", "Privacy and utility", intro, tuple(found))
+    return Section("privacy", "Privacy and utility", intro, (*noise_tables(runs), *found))
 
 
 def layer_section(runs: Sequence[RunRecord]) -> Section | None:

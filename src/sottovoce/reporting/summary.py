@@ -17,8 +17,10 @@ from sottovoce.files import written_atomically
 from sottovoce.reporting.cells import Table as Cells
 from sottovoce.reporting.cells import epsilon
 from sottovoce.reporting.joint import together
+from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
+from sottovoce.reporting.tables import PAPER_WER, paper_tables
 from sottovoce.training.run_folder import RESULTS, hide_times
 from sottovoce.training.trained_part import told_bytes
 
@@ -30,13 +32,17 @@ ERRORS, FIGURES = ("WER", "95 % interval"), ("loss", "accuracy")
 
 @dataclass(frozen=True)
 class Summary:
-    """The report of some runs, and where its page lies. `together` is what they promise to somebody in all of them."""
+    """The report of some runs, and where its page lies. `together` is what they promise to somebody in all of them.
+
+    `tables` are those of a paper, with its numbers beside ours.
+    """
 
     path: Path
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     together: tuple[str, ...] = ()
+    tables: tuple[Cells, ...] = ()
 
     def report(self, records: Sequence[RunRecord], *, title: str) -> Report:
         """The page that opens with it."""
@@ -67,6 +73,25 @@ class Summary:
         return table
 
 
+def for_terminal(table: Cells) -> Table:
+    """A table of the page, with what is to be said of it below."""
+    shown = Table(
+        title=Text(table.title, style="bold"),
+        title_justify="left",
+        caption=Text(table.note),
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for n, heading in enumerate(table.headings):
+        shown.add_column(heading, justify="left" if n < table.words or table.all_words else "right", no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    return shown
+
+
 def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summary:
     """Write `report.html` and `report.txt` for the finished runs in `folders`, by label, into `out`."""
     records = [read_run(label, folder) for label, folder in folders.items()]
@@ -75,7 +100,9 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
             raise FileNotFoundError(record.folder / RESULTS)
     summary = summarise(records, path=out / REPORT)
     write_page(summary.path, summary.report(records, title=title))
-    lines = [title, "", *_aligned((summary.headings, *summary.rows)), "", *summary.together, *summary.notes]
+    tables = [(table.title, *_aligned((table.headings, *table.rows)), table.note, "") for table in summary.tables]
+    lines = [title, "", *_aligned((summary.headings, *summary.rows)), "", *(line for table in tables for line in table)]
+    lines += [*summary.together, *summary.notes]
     with written_atomically(out / TEXT) as file:
         file.write(("\n".join(lines) + "\n").encode())
     if any(record.is_release for record in records):
@@ -98,7 +125,14 @@ def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
         *_start_rows(federated, figures),
         *(row for run in runs for row in _rows(run, figures, private=bool(federated))),
     ]
-    return Summary(path, headings, tuple(rows), tuple(_notes(runs)), together(records))
+    return Summary(path, headings, tuple(rows), tuple(_notes(runs)), together(records), _of_papers(runs))
+
+
+def _of_papers(runs: Sequence[RunRecord]) -> tuple[Cells, ...]:
+    """Several runs as a paper prints them: in the layout of its table of noise and clipping, or cell by cell."""
+    if len(runs) < 2:
+        return ()
+    return tuple(noise_tables(runs) or [table for table in paper_tables(runs) if table.name == PAPER_WER])
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -11,6 +11,8 @@ from sottovoce.reporting.layers import layer_rows, spread_rows
 from sottovoce.reporting.people import group_list
 from sottovoce.reporting.records import Record, RunRecord
 
+PAPER_WER = "paper-wer"
+
 
 def error_table(runs: Sequence[RunRecord]) -> Table | None:
     """Errors on the test sets, by kind, with those of the model a run started from."""
@@ -240,7 +242,7 @@ def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
     if rates:
         printed = ("", "printed in", "test set", "paper's WER", "our WER")
         note = "".join(f"Unverified: {why}. " for why in unverified).strip()
-        tables.append(Table("paper-wer", "WER beside the paper's", printed, tuple(rates), note, words=3))
+        tables.append(Table(PAPER_WER, "WER beside the paper's", printed, tuple(rates), note, words=3))
     if clients:
         there = ("", "paper's clients", "our clients", "difference")
         note = "Sampling rates and ε of these runs are worked out for our clients."
