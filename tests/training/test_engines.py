@@ -30,6 +30,6 @@ def test_workers_are_chosen_where_all_have_enough_to_do(
     size: dict[str, Any], cores: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "usable_cores", lambda: cores)
-    chosen, why = engines._for_cpu(Federation(**SETTINGS | size))
+    chosen, why = engines.for_cpu(Federation(**SETTINGS | size))
     assert chosen == expected
     assert why["why"]

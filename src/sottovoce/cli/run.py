@@ -1,7 +1,9 @@
 """`sottovoce run` and `sottovoce recipes`."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,8 @@ from sottovoce.cli.console import Json, print_json, print_wide, progress_bar, sa
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
+    from sottovoce.config import Recipe
+    from sottovoce.training.estimate import Estimate
     from sottovoce.training.keeper import Report
     from sottovoce.training.stages import Outcome, Surroundings
 
@@ -40,19 +44,24 @@ def run(
     at_once: Annotated[
         int, typer.Option(metavar="N", help="Of a suite N runs at once, each in its own process; 8 suit a large GPU.")
     ] = 1,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say what it takes (time here, audio, disk, memory, ε), and do no more.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Begin without asking what would take a CPU days.")] = False,
     json: Json = False,
 ) -> None:
     """Run a recipe: prepare what is missing, train its seed model, train, test on unseen speakers, report.
 
     Example: sottovoce run demo
 
-    Stages whose result is there and current are not run again. A finished run prints its results.
+    All that it needs is checked first, and what it takes is said. Stages whose result is there and current are not run
+    again. A finished run prints its results.
     """
     from sottovoce.config import Suite, load_experiment, public_name
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.smoke_runs import run_smoke
     from sottovoce.training.stages import run_recipe
-    from sottovoce.training.suites import run_suite, select_runs
+    from sottovoce.training.suites import recipes_of, run_suite, select_runs
 
     experiment = load_experiment(recipe, overrides or [])
     if isinstance(experiment, Suite):
@@ -66,6 +75,16 @@ def run(
         return
     folder = out or folder_of(recipe, runs)
     label = public_name(recipe)
+    with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+        if isinstance(experiment, Suite):
+            wanted = {name: (one, folder / name) for name, one in recipes_of(experiment).items()}
+        else:
+            wanted = {label: (experiment, folder)}
+        costs = beforehand(wanted, around, always=estimate)
+    if estimate:
+        _show_costs(costs, json)
+        return
+    _confirm(costs, yes=yes)
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
             outcomes = run_suite(experiment, out=folder, around=around, at_once=at_once)
@@ -87,6 +106,51 @@ def run(
     if json:
         found = {label: outcome.results for label, outcome in finished.items()}
         print_json(found if isinstance(experiment, Suite) else found[label])
+
+
+def beforehand(
+    wanted: "Mapping[str, tuple[Recipe, Path]]", around: "Surroundings", *, always: bool
+) -> "Estimate | None":
+    """Check all that the runs need, and say what they take; None where nothing is left to do, or others do it too."""
+    from sottovoce.processes import own_device, process_group
+    from sottovoce.training.agreement import agreeing
+    from sottovoce.training.beforehand import make_ready, stages_of
+    from sottovoce.training.estimate import estimate
+
+    with process_group(own_device(around.device)) as processes, agreeing(processes):
+        if not processes.first:
+            return None
+        stages = stages_of(wanted, folder=around.runs)
+        models = make_ready(stages, around)
+        if processes.several or not stages:  # one process cannot say what several take
+            return None
+        around.on_stage("what it takes")
+        found = estimate(stages, models, replace(around, say=lambda _: None), always=always)
+    if not always:
+        for line in found.lines():
+            around.say(line)
+    return found
+
+
+def _show_costs(costs: "Estimate | None", json: bool) -> None:
+    if json:
+        print_json(None if costs is None else costs.as_json())
+        return
+    for line in ["nothing is left to do"] if costs is None else costs.lines():
+        say(line, to=stdout)
+
+
+def _confirm(costs: "Estimate | None", *, yes: bool) -> None:
+    """Ask before a CPU is kept busy for days; without a terminal to ask, refuse."""
+    from sottovoce.training.estimate import too_long
+    from sottovoce.training.work import told_time
+
+    if yes or costs is None or (seconds := too_long(costs)) is None:
+        return
+    words = f"this takes a CPU about {told_time(seconds)}"
+    if not (sys.stdin.isatty() and stderr.is_terminal):
+        raise InputError(f"{words}: expected a GPU, or --yes")
+    typer.confirm(f"{words}. Begin?", abort=True, err=True)
 
 
 def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:

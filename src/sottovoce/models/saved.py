@@ -209,6 +209,25 @@ def adapt(
     """
     family = seed.family if family is None else family
     parameters = family.init(settings, generator=generator)
+    merged = _merged(parameters, seed, settings, tokens, family=family)
+    return {name: merged[name].clone() for name in parameters}
+
+
+def sketch(
+    family: Family[Any, Any], settings: Any, tokens: Tokens, *, language: str, seed: Recogniser | None = None
+) -> Recogniser:
+    """A recogniser without numbers, whose tensors have shapes alone; refuses a `seed` that `adapt` would refuse."""
+    shapes = family.shapes(settings)
+    blank: Parameters = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    if seed is not None:
+        _merged(blank, seed, settings, tokens, family=family)
+    return Recogniser(family, settings, tokens, blank, language)
+
+
+def _merged(
+    parameters: Parameters, seed: Recogniser, settings: Any, tokens: Tokens, *, family: Family[Any, Any]
+) -> Parameters:
+    """`parameters` with those of `seed` in their place that a model with `settings` takes over."""
     if family.name == seed.family.name:
         new = family.of_tokens if seed.tokens.digest != tokens.digest else frozenset()
         kept = {name: p for name, p in seed.parameters.items() if name not in new}
@@ -221,7 +240,7 @@ def adapt(
         kept = {name: p for name, p in seed.parameters.items() if name in inherited}
     merged = {**parameters, **kept}
     check_parameters(merged, family.shapes(settings), where="the model to start from does not fit `model`")
-    return {name: merged[name].clone() for name in parameters}
+    return merged
 
 
 def describe_inherited(start: Recogniser, seed: Recogniser) -> str:

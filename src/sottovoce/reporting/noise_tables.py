@@ -1,5 +1,8 @@
-"""Noise × clipping in the layout of the flagship paper's Table 1: a noise and a bound to a row, then what they would be
-worth for larger populations; a way of clipping to a column, with the paper's WER beside ours where a recipe names it."""
+"""Noise × clipping in the layout of the flagship paper's Table 1.
+
+A noise and a bound to a row, then what they would be worth for larger populations; a way of clipping to a column, with
+the paper's WER beside ours where a recipe names it.
+"""
 
 import json
 from collections.abc import Sequence

@@ -57,7 +57,7 @@ def train(
     """Train from `start`, or from the run's last checkpoint, and choose the best model by `measure` on `dev`."""
     central = recipe.training
     around: dict[str, Any] = {"device": device, "processes": processes, "say": say}
-    loop = _Central(recipe, speech=speech, dev=dev, start=start, measure=measure, **around)
+    loop = CentralLoop(recipe, speech=speech, dev=dev, start=start, measure=measure, **around)
     pace = Pace(
         steps=central.steps,
         evaluate_every=central.evaluate_every,
@@ -79,7 +79,7 @@ def train(
 
 
 @final
-class _Central(Loop):
+class CentralLoop(Loop):
     """One model on one pile of data."""
 
     def __init__(

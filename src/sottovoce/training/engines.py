@@ -91,13 +91,21 @@ def _choose_engine(
     if asked != "auto":
         why: dict[str, Any] = {"why": "the recipe asks for it"}
     elif device.type != "cuda":
-        asked, why = _for_cpu(recipe.federated)
+        asked, why = for_cpu(recipe.federated)
     elif secure:
         asked, why = "sequential", {"why": "a release trains every client apart from the others"}
     else:
         asked, why = _fastest(recipe, population, start, plan, device=device, build=build)
     write_json(known, {"engine": asked, **why})
     return {"engine": asked, **why}
+
+
+def check_engine(name: str, start: Recogniser, device: torch.device) -> None:
+    """Refuse an engine that cannot compute on `device`, or cannot train models like `start`."""
+    if name == "workers" and device.type != "cpu":
+        raise InputError(f"federation.engine=workers: its processes compute on the CPU, not on device={device}")
+    if name == "stacked" and (why := not_stacked(start.family, start.settings)) is not None:
+        raise InputError(f"federation.engine=stacked: {why}")
 
 
 def build_engine(
@@ -113,7 +121,8 @@ def build_engine(
 ) -> Engine:
     """The engine called `name`."""
     settings = recipe.federated
-    room = _room(recipe, population, start, plan, shared_dev=shared_dev)
+    check_engine(name, start, device)
+    room = client_room(recipe, population, start, shared_dev=shared_dev)
     common: dict[str, Any] = {
         "device": device,
         "dtype": precision(settings.precision, device),
@@ -122,8 +131,6 @@ def build_engine(
     # Every client makes several local steps, so this is the least.
     steps = settings.steps * settings.cohort_size
     if name == "workers":
-        if device.type != "cpu":
-            raise InputError(f"federation.engine=workers: its processes compute on the CPU, not on device={device}")
         del common["device"]
         return WorkersEngine(room, plan.layout, workers=settings.workers, **common)
     if name in ("stacked", "shared"):
@@ -152,9 +159,10 @@ def build_engine(
     return SequentialEngine(room, plan.layout, faster=faster, **common)
 
 
-def _room(
-    recipe: Recipe, population: Population, start: Recogniser, plan: Plan, *, shared_dev: SharedSpeech | None = None
+def client_room(
+    recipe: Recipe, population: Population, start: Recogniser, *, shared_dev: SharedSpeech | None = None
 ) -> ClientRoom:
+    """All that the clients' training is made of."""
     settings = recipe.federated
     return ClientRoom(
         population,
@@ -166,7 +174,7 @@ def _room(
         cohort_size=settings.cohort_size,
         longest_seconds=recipe.data.longest_seconds,
         frozen=trained_part(recipe, start).frozen,
-        forgiving=plan.settings.mode is Mode.SECURE,
+        forgiving=settings.privacy.mode is Mode.SECURE,
         shared_dev=shared_dev,
     )
 
@@ -182,11 +190,11 @@ def clients_turns(recipe: Recipe, population: Population, start: Recogniser, pla
     if plan.settings.z > 0:
         return Turns(len(population))
     return Turns(
-        len(population), schedule=schedule_of(_room(recipe, population, start, plan)), skips=line.dry == "skip"
+        len(population), schedule=schedule_of(client_room(recipe, population, start)), skips=line.dry == "skip"
     )
 
 
-def _for_cpu(settings: Federation) -> tuple[Any, dict[str, Any]]:
+def for_cpu(settings: Federation) -> tuple[Any, dict[str, Any]]:
     """Worker processes, where there is enough to do to keep them all busy and to earn back their start."""
     cores = settings.workers or usable_cores()
     clients = settings.steps * settings.cohort_size

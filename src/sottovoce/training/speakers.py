@@ -106,7 +106,7 @@ def choose_tokens(
         return NO_TOKENS
     if recipe.tokens.file is not None:
         return load_tokens(Path(recipe.tokens.file))
-    if seed is not None and recipe.tokens.kind == "sentence_pieces" and _has_pieces_of(store.language, seed):
+    if seed is not None and recipe.tokens.kind == "sentence_pieces" and has_pieces_of(store.language, seed):
         return seed.tokens
     if recipe.tokens.kind == "characters" and (letters := alphabet(store.language)) is not None:
         return CharacterTokens.seen_in(letters)
@@ -121,5 +121,6 @@ def choose_tokens(
     return train_sentence_pieces((text for text in texts if text), size=recipe.tokens.size)
 
 
-def _has_pieces_of(language: str, seed: Recogniser) -> bool:
+def has_pieces_of(language: str, seed: Recogniser) -> bool:
+    """Whether `seed` writes sentence pieces of that language."""
     return isinstance(seed.tokens, SentencePieceTokens) and seed.language == language

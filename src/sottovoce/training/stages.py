@@ -188,7 +188,7 @@ def _run_central(recipe: Recipe, *, out: Path, resume: bool, around: Surrounding
             longest_seconds=min(recipe.data.longest_seconds, recipe.training.batch_seconds),
         )
         around.say(f"training on {speech}")
-        measure = _measure(recipe, start, places, around)
+        measure = choose_measure(recipe, start, places, around)
         facts |= {
             "tokens": Sealed(tokens.digest),
             "training set": sealed(speech.rows.tobytes(), speech.lengths.tobytes()),
@@ -222,7 +222,7 @@ def _run_central(recipe: Recipe, *, out: Path, resume: bool, around: Surrounding
         return _known(run, processes) or go(run)
 
 
-def _measure(recipe: Recipe, start: Recogniser, places: Places, around: Surroundings) -> Measure:
+def choose_measure(recipe: Recipe, start: Recogniser, places: Places, around: Surroundings) -> Measure:
     """What the best model is chosen by. Refuses sets that cannot be scored before training, not at the first time."""
     writes = start.family.recognition is not None
     if recipe.measure == "wer" and not writes:
@@ -291,7 +291,7 @@ def _run_federated(
         check_language(start, places.store)
         check_understood(recipe, start)
         shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
-        measure = _measure(recipe, start, places, around)
+        measure = choose_measure(recipe, start, places, around)
         check_client_wer(recipe, start, population, speech_is_here=elsewhere is None)
         model = _digest(Layout.of(start.parameters).flatten(start.parameters).numpy().tobytes())
         facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(model)}

@@ -49,10 +49,15 @@ def ensure_store(recipe: Recipe, stores: Path, on_progress: Callable[[Progress],
         pack(made, place, on_progress=on_progress)
         return
     assert isinstance(how, ManifestCorpus)
-    corpus = tsv.read([_expanded(path) for path in how.manifests], language=how.language)
+    corpus = tsv.read(manifests(how), language=how.language)
     if how.hold_out:
         corpus = hold_out(corpus, how.hold_out, seed=how.seed)
     pack(corpus, place, on_progress=on_progress)
+
+
+def manifests(corpus: ManifestCorpus) -> list[Path]:
+    """Where its tables lie on this machine."""
+    return [_expanded(path) for path in corpus.manifests]
 
 
 def _expanded(path: str) -> Path:

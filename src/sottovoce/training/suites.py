@@ -33,13 +33,18 @@ def select_runs(suite: Suite, patterns: str | None) -> Suite:
     return suite.model_copy(update={"runs": found})
 
 
+def recipes_of(suite: Suite) -> dict[str, Recipe]:
+    """Its recipes by label, each with what is different in it."""
+    return {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
+
+
 def run_suite(suite: Suite, *, out: Path, around: Surroundings, at_once: int = 1) -> dict[str, Outcome]:
     """Run every recipe of `suite`, each in a folder of its own under `out`; what is finished is not run again.
 
     `at_once` of them share the device, each in its own process, with its share of the cores. Returns how they ended, by
     label; when interrupted, a run that was stopped is among them, or those that were not begun are missing.
     """
-    recipes = {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
+    recipes = recipes_of(suite)
     if at_once < 1:
         raise InputError(f"at_once={at_once}: expected at least 1")
     if at_once > 1:

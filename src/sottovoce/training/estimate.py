@@ -1,0 +1,306 @@
+"""What runs will take, before they begin: audio, time on this device, disk, memory, and the ε they end with."""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sottovoce.config import Recipe
+from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.privacy.accounting import Epsilon, epsilon
+from sottovoce.privacy.events import NoGuarantee, repeated
+from sottovoce.privacy.promise import both
+from sottovoce.privacy.settings import Mode, Sampling
+from sottovoce.seeds import torch_stream
+from sottovoce.store import Store
+from sottovoce.training.beforehand import Stage
+from sottovoce.training.measuring import Speed, measure_run
+from sottovoce.training.places import Places
+from sottovoce.training.privacy_report import other_populations
+from sottovoce.training.speakers import population_of
+from sottovoce.training.stages import Surroundings, private_plan
+from sottovoce.training.trained_part import trained_part
+from sottovoce.training.work import (
+    checkpoint_bytes,
+    evaluations,
+    operations,
+    saves,
+    told_bytes,
+    told_time,
+    total,
+)
+
+# What is done in less is not worth measuring: a processor core does so many operations in half a minute or so.
+SHORT = 2e11
+CPU = "CPU"
+LONG_SECONDS = 24 * 3600.0
+RELEASE = "a release is not measured: how long its clients take depends on their speech"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one run will take. None is what is not known beforehand; `why` says so of its time.
+
+    Audio is what it trains on, every repetition counted. ε is at the end, of the whole plan, without a guarantee None.
+    """
+
+    name: str
+    audio_seconds: float | None
+    seconds: float | None
+    disk: int
+    memory: int | None
+    epsilon: Epsilon | None = None
+    why: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        spent = None if self.epsilon is None else {"rdp": self.epsilon.rdp, "pld": self.epsilon.pld}
+        found = {"name": self.name, "audio_hours": _hours(self.audio_seconds), "hours": _hours(self.seconds)}
+        return {**found, "disk_bytes": self.disk, "memory_bytes": self.memory, "epsilon": spent, "why": self.why}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What all of the runs will take, one after another, on a device."""
+
+    device: str
+    costs: tuple[Cost, ...]
+    free: int  # bytes where runs lie
+    begun: float = 0.0  # seconds that went by before the first of them
+
+    @property
+    def seconds(self) -> float | None:
+        return total([self.begun, *(cost.seconds for cost in self.costs)])
+
+    @property
+    def audio_seconds(self) -> float | None:
+        return total(cost.audio_seconds for cost in self.costs)
+
+    @property
+    def disk(self) -> int:
+        return sum(cost.disk for cost in self.costs)
+
+    @property
+    def memory(self) -> int | None:
+        known = [cost.memory for cost in self.costs if cost.memory is not None]
+        return max(known, default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "audio_hours": _hours(self.audio_seconds),
+            "hours": _hours(self.seconds),
+            "disk_bytes": self.disk,
+            "disk_free_bytes": self.free,
+            "memory_bytes": self.memory,
+            "runs": [cost.as_json() for cost in self.costs],
+        }
+
+    def lines(self) -> list[str]:
+        """For whoever starts the runs: the sum first, then one line for each where they are several."""
+        memory = "" if self.memory is None else f", {told_bytes(self.memory)} of memory"
+        room = f", {told_bytes(self.free)} are free" if self.disk > self.free / 2 else ""
+        what = "takes" if len(self.costs) == 1 else f"{len(self.costs):,} runs one after another take"
+        first = (
+            f"{what} {_told_time(self.seconds, self.device)}: {_told_audio(self.audio_seconds)} to train on, "
+            f"{told_bytes(self.disk)} of disk{room}{memory}"
+        )
+        each = [f"{cost.name}: {_told(cost, self.device)}" for cost in self.costs] if len(self.costs) > 1 else []
+        alone = [_told_epsilon(cost) for cost in self.costs[:1] if not each]
+        reasons = dict.fromkeys(cost.why for cost in self.costs if cost.why)
+        return [first, *each, *(line for line in alone if line), *reasons]
+
+
+def estimate(
+    stages: Sequence[Stage], models: Mapping[Path, Recogniser | None], around: Surroundings, *, always: bool
+) -> Estimate:
+    """Count and measure what `stages` will take; `models` are theirs as far as they are known (`make_ready`).
+
+    Runs that differ in nothing that takes time are measured once. Unless `always`, short ones are not measured.
+    """
+    begun = time.process_time()  # Python and torch had to be loaded
+    known: dict[str, Speed] = {}
+    costs = []
+    for stage in stages:
+        kind = _kind(stage.recipe)
+        cost, speed = _cost(stage, models.get(stage.folder), around, speed=known.get(kind), always=always)
+        if speed is not None:
+            known[kind] = speed
+        costs.append(cost)
+    measured = any(cost.seconds for cost in costs)
+    return Estimate(_device(around.device), tuple(costs), _free(around.runs), begun if measured else 0.0)
+
+
+def _kind(recipe: Recipe) -> str:
+    """All that decides how long a run takes: not its seed, its rates, nor how much noise it adds."""
+    content = recipe.model_dump(mode="json", exclude={"about", "paper", "seed"})
+    for schedule in (content.get("central") or {}, (content.get("federation") or {}).get("server") or {}):
+        schedule.pop("schedule", None)
+    if recipe.federation is not None:
+        private = recipe.federation.privacy
+        content["federation"]["seed_model"] = None
+        content["federation"]["privacy"] = [private.adds_noise, private.mode, private.share, private.weighting]
+    return json.dumps(content, sort_keys=True, default=str)
+
+
+def _cost(
+    stage: Stage, model: Recogniser | None, around: Surroundings, *, speed: Speed | None, always: bool
+) -> tuple[Cost, Speed | None]:
+    recipe, settings = stage.recipe, stage.recipe.federation
+    if model is None:
+        return Cost(
+            name=stage.name,
+            audio_seconds=None,
+            seconds=None,
+            disk=0,
+            memory=None,
+            why="its tokens are still to be made",
+        ), None
+    begun = time.perf_counter()
+    disk, spent = _disk(recipe, model), _epsilon(recipe, model, around)
+    accounting = time.perf_counter() - begun
+    if settings is not None and settings.privacy.mode is Mode.SECURE:
+        unknown = {"audio_seconds": None, "seconds": None, "memory": None}
+        return Cost(name=stage.name, disk=disk, epsilon=spent, why=RELEASE, **unknown), None  # type: ignore[arg-type]
+    if speed is None:
+        if not always and operations(_parameters(model), _audio_bound(recipe, around)) < SHORT:
+            audio = _audio_bound(recipe, around)
+            return Cost(name=stage.name, audio_seconds=audio, seconds=0.0, disk=disk, memory=None, epsilon=spent), None
+        speed = measure_run(recipe, _with_numbers(recipe, model), around)
+    steps = (settings or recipe.training).steps
+    return Cost(
+        name=stage.name,
+        audio_seconds=steps * speed.audio_per_step,
+        seconds=accounting + run_seconds(recipe, speed, scored=_scored_seconds(recipe, around)),
+        disk=disk,
+        memory=speed.memory,
+        epsilon=spent,
+    ), speed
+
+
+def run_seconds(recipe: Recipe, speed: Speed, *, scored: tuple[float, float]) -> float:
+    """How long a run takes whose parts take as long as `speed` says; `scored` are the seconds of dev and test speech.
+
+    A federated run is evaluated before its first round, and tests the model that it started from, too.
+    """
+    settings = recipe.federation or recipe.training
+    federated = recipe.federation is not None
+    dev, tests = scored
+    looked = evaluations(steps=settings.steps, every=settings.evaluate_every, at_start=federated)
+    saved = saves(
+        steps=settings.steps, evaluate_every=settings.evaluate_every, checkpoint_every=settings.checkpoint_every
+    )
+    heard = looked * dev + (2 if federated else 1) * tests
+    return speed.begin + speed.first + settings.steps * speed.step + heard * speed.evaluation + saved * speed.save
+
+
+def _with_numbers(recipe: Recipe, model: Recogniser) -> Recogniser:
+    """A model like `model`, which has shapes alone."""
+    generator = torch_stream(recipe.seed, "init")
+    return fresh(model.family, model.settings, model.tokens, language=model.language, generator=generator)
+
+
+def _audio_bound(recipe: Recipe, around: Surroundings) -> float:
+    """No more than so many seconds are trained on: what batches hold, without looking at anybody's speech."""
+    if recipe.federation is None:
+        return recipe.training.steps * recipe.training.batch_seconds
+    local = recipe.federation.local
+    clients = recipe.federation.steps * recipe.federation.cohort_size
+    if local.local_steps is not None:
+        return clients * local.local_steps * local.batch_seconds
+    store = Places.of(recipe, around.stores).store
+    population = population_of(recipe, store, recipe.federation.clients.population(recipe.data))
+    assert local.local_epochs is not None
+    return clients * local.local_epochs * float(population.seconds.mean())
+
+
+def _scored_seconds(recipe: Recipe, around: Surroundings) -> tuple[float, float]:
+    """Seconds of audio of the dev set, and of all test sets."""
+    places = Places.of(recipe, around.stores)
+    return _seconds(*places.dev), sum(_seconds(*place) for place in places.tests.values())
+
+
+def _seconds(store: Store, split: str) -> float:
+    users = store.splits[split]
+    first, last = (int(store.user_utterances[row]) for row in (users.start, users.stop))
+    return float(store.audio_offsets[last] - store.audio_offsets[first]) / SAMPLE_RATE
+
+
+def _disk(recipe: Recipe, model: Recogniser) -> int:
+    federation = recipe.federation
+    optimiser = (recipe.training if federation is None else federation.server).built_optimiser()
+    slots = len(optimiser.init([torch.zeros(1)]).slots)
+    if federation is None:
+        return checkpoint_bytes(_parameters(model), slots=slots)
+    part, averages = trained_part(recipe, model), federation.server.ema is not None
+    return checkpoint_bytes(part.trained_count, slots=slots + averages, frozen=part.frozen_count)
+
+
+def _epsilon(recipe: Recipe, model: Recogniser, around: Surroundings) -> Epsilon | None:
+    """ε of all the steps that the run sets out to make; None without a guarantee."""
+    if recipe.federation is None or not recipe.federation.privacy.adds_noise:
+        return None
+    settings, places = recipe.federation, Places.of(recipe, around.stores)
+    population = population_of(recipe, places.store, settings.clients.population(recipe.data))
+    plan = private_plan(recipe, population, model, seed=None, around=around)
+    if isinstance(plan.event, NoGuarantee):
+        return None
+    if plan.settings.sampling is Sampling.POISSON and plan.settings.mode is Mode.SEEDED:
+        other_populations(settings, plan, settings.steps)  # as the run will do at its end
+    return epsilon(repeated(plan.event, settings.steps), settings.privacy.delta)
+
+
+def _free(folder: Path) -> int:
+    """Free bytes on the disk where `folder` is, or will be."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU  # type: ignore[no-untyped-call]
+
+
+def _parameters(model: Recogniser) -> int:
+    return sum(p.numel() for p in model.parameters.values())
+
+
+def too_long(found: Estimate) -> float | None:
+    """How many seconds a CPU would take, where those are days; None where they are not, or there is a GPU."""
+    return found.seconds if found.device == CPU and (found.seconds or 0.0) > LONG_SECONDS else None
+
+
+# In words.
+
+
+def _told(cost: Cost, device: str) -> str:
+    spent = _told_epsilon(cost)
+    return f"{_told_time(cost.seconds, device)}, {_told_audio(cost.audio_seconds)}" + (f", {spent}" if spent else "")
+
+
+def _told_time(seconds: float | None, device: str) -> str:
+    if seconds is None:
+        return "an unknown time"
+    return f"about {told_time(seconds)} on this {device}" if seconds else "less than a minute"
+
+
+def _told_audio(seconds: float | None) -> str:
+    return "an unknown amount of audio" if seconds is None else f"{_three(seconds / 3600)} h of audio"
+
+
+def _told_epsilon(cost: Cost) -> str:
+    return "" if cost.epsilon is None else f"ε = {both(cost.epsilon)} at its end"
+
+
+def _three(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,.10g}"
+
+
+def _hours(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds / 3600, 4)
