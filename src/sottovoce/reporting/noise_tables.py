@@ -94,7 +94,8 @@ def _own_row(runs: Sequence[RunRecord], shares: Sequence[str], *, printed: bool,
 
 def _other_row(level: Level, plan: Record, columns: Sequence[str], *, told: bool) -> Row:
     """The same noise on the mean for a population that is not there."""
-    sizes = _sizes(*(plan.get(name) for name in ("cohort_size", "population_size", "central_steps")), _z(plan))
+    cohort, population, steps = (plan.get(name) for name in ("cohort_size", "population_size", "central_steps"))
+    sizes = _sizes(cohort, population, steps, plan.get("noise_multiplier"))
     found = [epsilon(plan.get(name)) for name in ("paper_epsilon", "epsilon_rdp", "epsilon_pld")]
     return (_sigma(level[0]), number(level[1]), *sizes, *found[0 if told else 1 :], *[""] * len(columns))
 
@@ -121,11 +122,6 @@ def _own_first(run: RunRecord) -> int:
     """How many of the populations it is reckoned for are its own: the paper's recipes name that first."""
     first = next(iter(_extrapolated(run)), {})
     return int(first.get("cohort_size") == run.privacy.get("cohort_size"))
-
-
-def _z(plan: Record) -> float | None:
-    z: float | None = plan.get("noise_multiplier")
-    return z
 
 
 def _test_set(run: RunRecord) -> str | None:

@@ -77,7 +77,8 @@ def _stores_of(recipe: Recipe) -> Iterator[str]:
     places = [recipe.data.dev, *recipe.data.test]
     if recipe.federation is not None:
         own, shared = recipe.federation.server_pass, recipe.federation.weighed_on
-        places += [place for place in (own and own.data, shared and shared.data) if place is not None]
+        places += [] if own is None else [own.data]
+        places += [] if shared is None or shared.data is None else [shared.data]
     yield from (recipe.data.place(place)[0] for place in places)
 
 

@@ -36,25 +36,27 @@ from sottovoce.training.work import (
     total,
 )
 
-# What is done in less is not worth measuring: a processor core does so many operations in half a minute or so.
-SHORT = 2e11
+# Operations that are done in some minutes at most, so that measuring them first is not worth its seconds.
+SHORT = {"cuda": 1e15}
+SHORT_ON_CPU = 5e12
 CPU = "CPU"
+SOME = "some minutes at most (--estimate measures how many)"
 LONG_SECONDS = 24 * 3600.0
 RELEASE = "a release is not measured: how long its clients take depends on their speech"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one run will take. None is what is not known beforehand; `why` says so of its time.
+    """What one run will take. None is what is not measured; `why` says why it cannot be.
 
     Audio is what it trains on, every repetition counted. ε is at the end, of the whole plan, without a guarantee None.
     """
 
     name: str
-    audio_seconds: float | None
-    seconds: float | None
-    disk: int
-    memory: int | None
+    audio_seconds: float | None = None
+    seconds: float | None = None
+    disk: int = 0
+    memory: int | None = None
     epsilon: Epsilon | None = None
     why: str = ""
 
@@ -106,14 +108,21 @@ class Estimate:
         memory = "" if self.memory is None else f", {told_bytes(self.memory)} of memory"
         room = f", {told_bytes(self.free)} are free" if self.disk > self.free / 2 else ""
         what = "takes" if len(self.costs) == 1 else f"{len(self.costs):,} runs one after another take"
-        first = (
-            f"{what} {_told_time(self.seconds, self.device)}: {_told_audio(self.audio_seconds)} to train on, "
-            f"{told_bytes(self.disk)} of disk{room}{memory}"
-        )
-        each = [f"{cost.name}: {_told(cost, self.device)}" for cost in self.costs] if len(self.costs) > 1 else []
-        alone = [_told_epsilon(cost) for cost in self.costs[:1] if not each]
+        short = self.seconds is None and not any(cost.why for cost in self.costs)
+        time_here = SOME if short else _told_time(self.seconds, self.device)
+        audio = f"{'at most ' if short else ''}{_told_audio(self.audio_seconds)} to train on"
+        first = f"{what} {time_here}: {audio}, {told_bytes(self.disk)} of disk{room}{memory}"
+        alone = [words for cost in self.costs if (words := _told_epsilon(cost))] if len(self.costs) == 1 else []
         reasons = dict.fromkeys(cost.why for cost in self.costs if cost.why)
-        return [first, *each, *(line for line in alone if line), *reasons]
+        return [first, *self._each(), *alone, *reasons]
+
+    def _each(self) -> list[str]:
+        """A line for each run, or for several of which the same is to be said; none for an only one."""
+        alike: dict[str, list[str]] = {}
+        for cost in self.costs if len(self.costs) > 1 and self.seconds is not None else ():
+            alike.setdefault(_told(cost, self.device), []).append(cost.name)
+        more = {words: f" and {len(names) - 1:,} more, each" if names[1:] else "" for words, names in alike.items()}
+        return [f"{names[0]}{more[words]}: {words}" for words, names in alike.items()]
 
 
 def estimate(
@@ -121,19 +130,20 @@ def estimate(
 ) -> Estimate:
     """Count and measure what `stages` will take; `models` are theirs as far as they are known (`make_ready`).
 
-    Runs that differ in nothing that takes time are measured once. Unless `always`, short ones are not measured.
+    Runs that differ in nothing that takes time are measured once. Unless `always`, what is short in all is not.
     """
     begun = time.process_time()  # Python and torch had to be loaded
+    most = sum(_operations(stage, models.get(stage.folder), around) for stage in stages)
+    measures = always or most > SHORT.get(around.device.type, SHORT_ON_CPU)
     known: dict[str, Speed] = {}
     costs = []
     for stage in stages:
         kind = _kind(stage.recipe)
-        cost, speed = _cost(stage, models.get(stage.folder), around, speed=known.get(kind), always=always)
+        cost, speed = _cost(stage, models.get(stage.folder), around, speed=known.get(kind), measures=measures)
         if speed is not None:
             known[kind] = speed
         costs.append(cost)
-    measured = any(cost.seconds for cost in costs)
-    return Estimate(_device(around.device), tuple(costs), _free(around.runs), begun if measured else 0.0)
+    return Estimate(_device(around.device), tuple(costs), _free(around.runs), begun)
 
 
 def _kind(recipe: Recipe) -> str:
@@ -144,33 +154,24 @@ def _kind(recipe: Recipe) -> str:
     if recipe.federation is not None:
         private = recipe.federation.privacy
         content["federation"]["seed_model"] = None
-        content["federation"]["privacy"] = [private.adds_noise, private.mode, private.share, private.weighting]
+        content["federation"]["privacy"] = [private.adds_noise, private.mode, private.weighting]
     return json.dumps(content, sort_keys=True, default=str)
 
 
 def _cost(
-    stage: Stage, model: Recogniser | None, around: Surroundings, *, speed: Speed | None, always: bool
+    stage: Stage, model: Recogniser | None, around: Surroundings, *, speed: Speed | None, measures: bool
 ) -> tuple[Cost, Speed | None]:
     recipe, settings = stage.recipe, stage.recipe.federation
     if model is None:
-        return Cost(
-            name=stage.name,
-            audio_seconds=None,
-            seconds=None,
-            disk=0,
-            memory=None,
-            why="its tokens are still to be made",
-        ), None
+        return Cost(name=stage.name, why=f"{stage.name}: its tokens are still to be made, so nothing is measured"), None
     begun = time.perf_counter()
     disk, spent = _disk(recipe, model), _epsilon(recipe, model, around)
     accounting = time.perf_counter() - begun
     if settings is not None and settings.privacy.mode is Mode.SECURE:
-        unknown = {"audio_seconds": None, "seconds": None, "memory": None}
-        return Cost(name=stage.name, disk=disk, epsilon=spent, why=RELEASE, **unknown), None  # type: ignore[arg-type]
+        return Cost(name=stage.name, disk=disk, epsilon=spent, why=RELEASE), None
+    if not measures:
+        return Cost(name=stage.name, audio_seconds=_audio_bound(recipe, around), disk=disk, epsilon=spent), None
     if speed is None:
-        if not always and operations(_parameters(model), _audio_bound(recipe, around)) < SHORT:
-            audio = _audio_bound(recipe, around)
-            return Cost(name=stage.name, audio_seconds=audio, seconds=0.0, disk=disk, memory=None, epsilon=spent), None
         speed = measure_run(recipe, _with_numbers(recipe, model), around)
     steps = (settings or recipe.training).steps
     return Cost(
@@ -205,8 +206,12 @@ def _with_numbers(recipe: Recipe, model: Recogniser) -> Recogniser:
     return fresh(model.family, model.settings, model.tokens, language=model.language, generator=generator)
 
 
+def _operations(stage: Stage, model: Recogniser | None, around: Surroundings) -> float:
+    return 0.0 if model is None else operations(_parameters(model), _audio_bound(stage.recipe, around))
+
+
 def _audio_bound(recipe: Recipe, around: Surroundings) -> float:
-    """No more than so many seconds are trained on: what batches hold, without looking at anybody's speech."""
+    """No more than so many seconds are trained on: what batches hold, or clients have in the mean."""
     if recipe.federation is None:
         return recipe.training.steps * recipe.training.batch_seconds
     local = recipe.federation.local
@@ -285,9 +290,7 @@ def _told(cost: Cost, device: str) -> str:
 
 
 def _told_time(seconds: float | None, device: str) -> str:
-    if seconds is None:
-        return "an unknown time"
-    return f"about {told_time(seconds)} on this {device}" if seconds else "less than a minute"
+    return "a time that is not known" if seconds is None else f"about {told_time(seconds)} on this {device}"
 
 
 def _told_audio(seconds: float | None) -> str:

@@ -3,6 +3,7 @@
 Nothing is released and nothing is spent. A release is not measured: how long clients take depends on their speech.
 """
 
+import gc
 import resource
 import tempfile
 import time
@@ -71,11 +72,16 @@ class Speed:
 
 def measure_run(recipe: Recipe, start: Recogniser, around: Surroundings) -> Speed:
     """Measure what `recipe` does from a model like `start`, whose numbers do not matter."""
-    if around.device.type == "cuda":
+    on_gpu = around.device.type == "cuda"
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats(around.device)
     with tempfile.TemporaryDirectory(prefix="sottovoce-estimate-") as place:
-        found = _measure_central if recipe.federation is None else _measure_federated
-        return found(recipe, start, around, Path(place))
+        measure = _measure_central if recipe.federation is None else _measure_federated
+        found = measure(recipe, start, around, Path(place))
+    if on_gpu:  # others may be about to share it
+        gc.collect()
+        torch.cuda.empty_cache()
+    return found
 
 
 def affordable_seconds(parameters: int, device: torch.device, *, each: int = TRAINING) -> float:
@@ -236,7 +242,9 @@ def _timed_steps(loop: Loop, steps: range) -> tuple[float, Sequence[Record]]:
 
 
 def _audio(records: Sequence[Record], seconds: float) -> float:
-    return sum(record.get("audio_seconds_per_second", 0.0) * record.get("seconds", seconds) for record in records)
+    return sum(
+        float(record.get("audio_seconds_per_second", 0.0)) * record.get("seconds", seconds) for record in records
+    )
 
 
 def _around_steps(
