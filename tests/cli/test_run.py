@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.tones import pack_tones
@@ -11,7 +12,8 @@ from tests.tones import pack_tones
 from sottovoce.config import recipe_names
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated
-from sottovoce.training import suites
+from sottovoce.training import estimate, suites
+from sottovoce.training.estimate import Cost, Estimate
 
 RECIPE = """
 about: tones, federated
@@ -195,3 +197,78 @@ def test_all_recipes_are_listed_with_what_they_reproduce(sottovoce: Callable[...
     assert [recipe["name"] for recipe in listed] == recipe_names()
     assert all(recipe["about"] for recipe in listed)
     assert all(recipe["paper"]["place"] for recipe in listed if recipe["name"].startswith("pelikan2025/table"))
+
+
+def listed(sottovoce: Callable[..., object], *asked: str) -> list[dict[str, Any]]:
+    ended = sottovoce("recipes", *asked, "--json")
+    assert ended.code == 0, ended.err
+    found: list[dict[str, Any]] = json.loads(ended.out)
+    return found
+
+
+def test_recipes_are_found_by_words_paper_and_table(sottovoce: Callable[..., object]) -> None:
+    first = listed(sottovoce, "--paper", "pelikan2025", "--table", "1")
+    assert len(first) == 18, "the table and its 17 cells"
+    cells = {f"pelikan2025/table01/{label}" for label in first[0]["runs"]}
+    assert {one["name"] for one in first[1:]} == cells
+    per_layer = listed(sottovoce, "--table", "1", "--paper", "pelikan2025", "UNIFORM", "no noise")
+    assert [one["paper"]["wer"]["test"] for one in per_layer] == [18.9, 19.1]
+    (cell,) = listed(sottovoce, "sigma-3e-6-dim", "--paper", "pelikan2025", "--table", "17")
+    assert (cell["seed_model"], cell["store"]) == ("pelikan2025/central/ls-100", "commonvoice-en")
+    shown = sottovoce("recipes", "sigma-3e-6-dim", "--table", "17").out
+    assert "Table 1: WER dev 17.1, test 20.4; from pelikan2025/central/ls-100; store commonvoice-en" in shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["recipes", "nonsense"], "no recipe fits nonsense"),
+        (["recipes", "--paper", "pelican2025"], "paper=pelican2025: expected one of"),
+        (["run", "pelikan2025/tabel01"], "did you mean 'pelikan2025/table01'?"),
+        (["run", "pelikan2025/table01/sigma-3e-6-dimm"], "did you mean 'pelikan2025/table01/sigma-3e-6-dim'?"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(asked: list[str], words: str, sottovoce: Callable[..., object]) -> None:
+    ended = sottovoce(*asked)
+    assert ended.code == 2
+    assert words in ended.err
+
+
+def test_an_estimate_says_what_a_run_takes_and_begins_nothing(here: Path, sottovoce: Callable[..., object]) -> None:
+    ended = sottovoce("run", "suite.yaml", "--estimate", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert [run["name"] for run in found["runs"]] == ["noisy", "quiet"]
+    assert found["hours"] is not None
+    assert (
+        found["runs"][0]["epsilon"]["rdp"] == epsilon(repeated(poisson_release(8.0, sampling_rate=2 / 9), 2), 1e-3).rdp
+    )
+    assert found["runs"][1]["epsilon"] is None
+    assert not (here / "runs").exists()
+    told = sottovoce("run", "tones.yaml", "--estimate")
+    assert "on this CPU" in told.out
+    assert "at its end" in told.out
+
+
+def test_a_run_begins_with_what_it_takes_and_a_finished_one_does_not(
+    here: Path, sottovoce: Callable[..., object]
+) -> None:
+    ended = sottovoce("run", "tones.yaml", "--out", "run")
+    assert ended.code == 0, ended.err
+    assert "of audio to train on" in ended.err
+    again = sottovoce("run", "tones.yaml", "--out", "run")
+    assert again.code == 0, again.err
+    assert "of audio to train on" not in again.err
+    assert sottovoce("run", "tones.yaml", "--out", "run", "--estimate").out.strip() == "nothing is left to do"
+
+
+def test_without_a_terminal_days_on_a_cpu_are_refused_in_one_line_unless_yes(
+    here: Path, sottovoce: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = Estimate("CPU", (Cost(name="seed", audio_seconds=1.0, seconds=50 * 24 * 3600.0),), 1)
+    monkeypatch.setattr(estimate, "estimate", lambda *_, **__: days)
+    ended = sottovoce("run", "tones.yaml", "--out", "run")
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1] == "error: this takes a CPU about 1,200 h: expected a GPU, or --yes"
+    assert not (here / "run").exists()
+    assert sottovoce("run", "tones.yaml", "--out", "run", "--yes").code == 0

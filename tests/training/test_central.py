@@ -119,7 +119,7 @@ def test_the_files_of_a_run_chosen_by_its_errors_are_as_they_always_were(
 
 def test_interrupt_saves_and_says_how_to_go_on(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    arguments = ["run", recipe_file, "--stores", stores, "--out", out, "central.steps=100000"]
+    arguments = ["run", recipe_file, "--stores", stores, "--out", out, "--yes", "central.steps=100000"]
     with Gate() as gate, forked.start(arguments, hold_at=(SAVED, gate)) as running:
         held = gate.reached(running)
         os.kill(held.pid, signal.SIGINT)
@@ -162,7 +162,18 @@ def test_an_interrupt_of_one_process_stops_all_at_the_same_step(
     recipe_file: Path, stores: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["run", recipe_file, "--stores", stores, "--out", out, "--device", "cpu", "central.steps=100000"]
+    arguments = [
+        "run",
+        recipe_file,
+        "--stores",
+        stores,
+        "--out",
+        out,
+        "--device",
+        "cpu",
+        "--yes",
+        "central.steps=100000",
+    ]
     with Gate() as gate, processes(2, commanded, gate.address, [*map(str, arguments)]) as started:
         first, second = started
         held = gate.reached(first, second)

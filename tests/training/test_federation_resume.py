@@ -124,7 +124,7 @@ def test_an_interrupt_finishes_the_round_saves_and_says_how_to_go_on(
 ) -> None:
     out = tmp_path / "run"
     arguments = ["run", federated_recipe, "--stores", short_stores, "--out", out]
-    arguments += ["federation.steps=100000", "federation.evaluate_every=100000"]
+    arguments += ["--yes", "federation.steps=100000", "federation.evaluate_every=100000"]
     with Gate() as gate, forked.start(arguments, hold_at=(SAVED, gate)) as running:
         held = gate.reached(running)
         os.kill(held.pid, number)

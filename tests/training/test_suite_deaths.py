@@ -31,7 +31,7 @@ def suite(federated_recipe: Path, tmp_path: Path) -> Path:
 def family(suite: Path, short_stores: Path, tmp_path: Path) -> Iterator[Family]:
     """The suite, with both runs under way."""
     command = [sys.executable, "-m", "sottovoce", "run", suite, "--stores", short_stores, "--at-once", 2]
-    command += ["--out", tmp_path / "out", "--runs", tmp_path / "runs"]
+    command += ["--out", tmp_path / "out", "--runs", tmp_path / "runs", "--yes"]
     with Gate() as gate, started(command, said=tmp_path / "said", environment=gate.environment(SAVED)) as family:
         for held in [gate.reached(family) for _ in LABELS]:
             held.go()

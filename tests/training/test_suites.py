@@ -30,7 +30,7 @@ def suite(federated_recipe: Path, tmp_path: Path) -> Path:
 def started(suite: Path, stores: Path, out: Path, gate: Gate) -> AbstractContextManager[subprocess.Popen[str]]:
     """All of them are held at their first checkpoint."""
     arguments = [sys.executable, "-m", "sottovoce", "run", suite, "--stores", stores, "--out", out, "--at-once", "2"]
-    arguments += ["--runs", out / "seeds"]
+    arguments += ["--runs", out / "seeds", "--yes"]
     environment = {"OMP_NUM_THREADS": "1", **gate.environment(SAVED)}
     return command(arguments, environment=environment, stdout=subprocess.DEVNULL)
 
@@ -57,11 +57,12 @@ def test_a_suite_interrupted_before_its_runs_does_not_look_finished(
     suite: Path, recipe_file: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     seed = tmp_path / "seed.yaml"
-    seed.write_text(recipe_file.read_text().replace("steps: 12", "steps: 100000").replace("every: 5", "every: 100000"))
+    written = recipe_file.read_text().replace("steps: 12", "steps: 100000").replace("every: 5", "every: 100000")
+    seed.write_text(written.replace("store: tones", "store: tones, part: seed, seed_part: {fraction: 0.3}"))
     content = yaml.safe_load(suite.read_text())
     for run in content["runs"].values():
         run["overrides"].append(f"federation.seed_model={seed}")
-        run["overrides"].append("data.people_seed=1")
+        run["overrides"] += ["data.people_seed=1", "data.part=federation", "data.seed_part.fraction=0.3"]
     suite.write_text(yaml.safe_dump(content))
     out = tmp_path / "both"
     with Gate() as gate, started(suite, short_stores, out, gate) as running:

@@ -19,6 +19,7 @@ from sottovoce.cli import (
     plan,
     prepare,
     probe,
+    recipes,
     report,
     run,
     serve,
@@ -42,7 +43,7 @@ app.add_typer(prepare.app, name="prepare")
 app.command(name="stats")(stats.stats)
 app.command(name="tokens")(tokens.tokens)
 app.command(name="run")(run.run)
-app.command(name="recipes")(run.recipes)
+app.command(name="recipes")(recipes.recipes)
 app.command(name="serve")(serve.serve)
 app.command(name="join")(join.join)
 app.add_typer(join.node, name="node")

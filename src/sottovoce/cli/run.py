@@ -1,5 +1,6 @@
-"""`sottovoce run` and `sottovoce recipes`."""
+"""`sottovoce run`: from a recipe to a result."""
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,7 +48,9 @@ def run(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Say what it takes (time here, audio, disk, memory, ε), and do no more.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Begin without asking what would take a CPU days.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Begin at once: measure nothing, and do not ask what takes a CPU days.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run a recipe: prepare what is missing, train its seed model, train, test on unseen speakers, report.
@@ -80,10 +83,12 @@ def run(
             wanted = {name: (one, folder / name) for name, one in recipes_of(experiment).items()}
         else:
             wanted = {label: (experiment, folder)}
-        costs = beforehand(wanted, around, always=estimate)
+        costs = beforehand(wanted, around, above=0.0 if estimate else math.inf if yes else None)
     if estimate:
         _show_costs(costs, json)
         return
+    for line in () if costs is None else costs.lines():
+        say(line)
     _confirm(costs, yes=yes)
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
@@ -109,9 +114,12 @@ def run(
 
 
 def beforehand(
-    wanted: "Mapping[str, tuple[Recipe, Path]]", around: "Surroundings", *, always: bool
+    wanted: "Mapping[str, tuple[Recipe, Path]]", around: "Surroundings", *, above: float | None
 ) -> "Estimate | None":
-    """Check all that the runs need, and say what they take; None where nothing is left to do, or others do it too."""
+    """Check all that the runs need, and say what they take; None where nothing is left to do, or others do it too.
+
+    What takes no more operations than `above` is counted and not measured; None is for what is worth it.
+    """
     from sottovoce.processes import own_device, process_group
     from sottovoce.training.agreement import agreeing
     from sottovoce.training.beforehand import make_ready, stages_of
@@ -125,11 +133,7 @@ def beforehand(
         if processes.several or not stages:  # one process cannot say what several take
             return None
         around.on_stage("what it takes")
-        found = estimate(stages, models, replace(around, say=lambda _: None), always=always)
-    if not always:
-        for line in found.lines():
-            around.say(line)
-    return found
+        return estimate(stages, models, replace(around, say=lambda _: None), above=above)
 
 
 def _show_costs(costs: "Estimate | None", json: bool) -> None:
@@ -228,23 +232,3 @@ def _told(report: "Report") -> str:
         (report.speech_used, "{:.0%} of the speech used"),
     ]
     return ", ".join(words.format(value) for value, words in known if value is not None)
-
-
-def recipes(json: Json = False) -> None:
-    """List all recipes, one line each.
-
-    Example: sottovoce recipes --json
-    """
-    from sottovoce.config import load_experiment, recipe_names
-
-    found = [(name, load_experiment(name)) for name in recipe_names()]
-    if json:
-        print_json(
-            [
-                {"name": name, "about": recipe.about, "paper": recipe.paper and recipe.paper.model_dump(mode="json")}
-                for name, recipe in found
-            ]
-        )
-        return
-    for name, recipe in found:
-        stdout.print(f"[bold]{name}[/]  {recipe.about}", highlight=False, soft_wrap=True)

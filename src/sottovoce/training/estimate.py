@@ -36,11 +36,11 @@ from sottovoce.training.work import (
     total,
 )
 
-# Operations that are done in some minutes at most, so that measuring them first is not worth its seconds.
+# Operations that are done in minutes, on a processor within the hour: measuring them first is not worth its seconds.
 SHORT = {"cuda": 1e15}
-SHORT_ON_CPU = 5e12
+SHORT_ON_CPU = 2e13
 CPU = "CPU"
-SOME = "some minutes at most (--estimate measures how many)"
+SOME = "a time that was not measured (--estimate does)"
 LONG_SECONDS = 24 * 3600.0
 RELEASE = "a release is not measured: how long its clients take depends on their speech"
 
@@ -126,15 +126,20 @@ class Estimate:
 
 
 def estimate(
-    stages: Sequence[Stage], models: Mapping[Path, Recogniser | None], around: Surroundings, *, always: bool
+    stages: Sequence[Stage],
+    models: Mapping[Path, Recogniser | None],
+    around: Surroundings,
+    *,
+    above: float | None = None,
 ) -> Estimate:
     """Count and measure what `stages` will take; `models` are theirs as far as they are known (`make_ready`).
 
-    Runs that differ in nothing that takes time are measured once. Unless `always`, what is short in all is not.
+    They are measured where they take more than so many operations, short ones not unless it says so; of those that
+    differ in nothing that takes time, one is.
     """
     begun = time.process_time()  # Python and torch had to be loaded
     most = sum(_operations(stage, models.get(stage.folder), around) for stage in stages)
-    measures = always or most > SHORT.get(around.device.type, SHORT_ON_CPU)
+    measures = most > (SHORT.get(around.device.type, SHORT_ON_CPU) if above is None else above)
     known: dict[str, Speed] = {}
     costs = []
     for stage in stages:
