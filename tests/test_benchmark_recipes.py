@@ -255,3 +255,53 @@ def test_the_tables_of_imbalance_differ_in_what_their_labels_say() -> None:
         assert changed(found[run], chosen) - {rescaled} == clipping, label
     repeated = [label for label in found if label.startswith(("adam", "lars")) and "global-normalised" not in label]
     assert all(f"{label.partition('-seed')[0]}-seed3" in found for label in repeated)
+
+
+# Table 1 of the paper at small scale.
+
+
+def test_table_1_has_the_papers_cells_three_times_and_differs_in_noise_bound_and_clipping_alone() -> None:
+    found = runs("table01")
+    once = {label: recipe for label, recipe in found.items() if recipe.seed == 1}
+    theirs = [load_recipe(f"pelikan2025/table01/{label}") for label in load_suite("pelikan2025/table01").runs]
+
+    def cells(recipes: Sequence[Recipe]) -> list[tuple[str, float, int]]:
+        """Clipping, bound and how much noise, from 0: none."""
+        privacy = [recipe.federated.privacy for recipe in recipes]
+        noises = sorted({one.sigma_dp or 0.0 for one in privacy})
+        return sorted((one.share.value, one.clip_bound, noises.index(one.sigma_dp or 0.0)) for one in privacy)
+
+    assert cells([*once.values()]) == cells(theirs)
+    assert len(once) == 17
+    assert {*found} == {f"{label}{again}" for label in once for again in ("", "-seed2", "-seed3")}
+    base = found["no-noise-clip-1e-2-global"]
+    allowed = {f"federation.privacy.{name}" for name in ("share", "sigma_dp", "clip_bound", "extrapolate")}
+    for label, recipe in found.items():
+        assert changed(recipe, base) <= allowed | ({"seed"} if "-seed" in label else set()), label
+
+
+def test_table_1_prints_the_papers_number_in_each_cell_and_its_noise_multipliers() -> None:
+    printed = {
+        load.paper.place: load.paper.wer["test"]
+        for load in map(load_cell, load_suite("pelikan2025/table01").runs)
+        if load.paper
+    }
+    for recipe in runs("table01").values():
+        assert recipe.paper is not None
+        (place,) = [place for place in printed if place.split(";")[0] == recipe.paper.place]
+        assert recipe.paper.wer == {"test": printed[place]}
+        privacy = recipe.federated.privacy
+        for other in privacy.extrapolate:
+            assert privacy.sigma_dp is not None
+            z = round(privacy.sigma_dp * other.cohort_size, 6)
+            assert z in (0.2048, 0.3072, 0.384, 0.512, 0.6144, 1.024, 1.536, 2.048)
+
+
+def load_suite(name: str) -> Suite:
+    loaded = load_experiment(name)
+    assert isinstance(loaded, Suite)
+    return loaded
+
+
+def load_cell(label: str) -> Recipe:
+    return load_recipe(f"pelikan2025/table01/{label}")

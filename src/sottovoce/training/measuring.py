@@ -47,9 +47,8 @@ AFFORDABLE = {"cuda": 3e14}
 AFFORDABLE_ON_CPU = 1e11
 LEAST_SECONDS = 20.0  # of audio in a step: utterances must fit
 LOOKED_AT_CLIENTS, LOOKED_AT_UTTERANCES = 64, 2_000
-# After the first step, which warms up: no more than so many are timed, nor any after so many seconds.
-MOST_STEPS, ENOUGH_SECONDS = 16, 6.0
-MOST_ROUNDS = 4
+SAME = 1.5  # steps that take so many times as long as the fastest are steps like it
+ENOUGH_SECONDS = 6.0  # an evaluation that takes longer is timed once
 RECORDED = Due(record=True, evaluate=False, save=True)
 
 
@@ -72,7 +71,7 @@ class Speed:
 
 def measure_run(recipe: Recipe, start: Recogniser, around: Surroundings) -> Speed:
     """Measure what `recipe` does from a model like `start`, whose numbers do not matter."""
-    on_gpu = around.device.type == "cuda"
+    on_gpu = _is_gpu(around)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(around.device)
     with tempfile.TemporaryDirectory(prefix="sottovoce-estimate-") as place:
@@ -87,6 +86,61 @@ def measure_run(recipe: Recipe, start: Recogniser, around: Surroundings) -> Spee
 def affordable_seconds(parameters: int, device: torch.device, *, each: int = TRAINING) -> float:
     """Seconds of audio that a measured step may train on, or recognise."""
     return max(AFFORDABLE.get(device.type, AFFORDABLE_ON_CPU) / operations(parameters, 1.0, each=each), LEAST_SECONDS)
+
+
+# How long steps take.
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some steps that were waited for together."""
+
+    steps: int
+    seconds: float
+    audio: float
+
+    @property
+    def each(self) -> float:
+        """Seconds of a step, or where it has any, of a second of audio."""
+        return self.seconds / (self.audio or self.steps)
+
+
+def steady(blocks: Sequence[Block]) -> tuple[float, float, float]:
+    """What the others than the steady ones take longer, and the seconds and the audio of one steady step.
+
+    Compiling a shape takes a thousand times as long as a step, and nobody knows when the next shape comes.
+
+    >>> steady([Block(4, 30.0, 40), Block(4, 1.0, 40), Block(4, 20.0, 40), Block(4, 1.4, 40)])
+    (48.8, 0.3, 10.0)
+    """
+    calm = [block for block in blocks if block.each <= SAME * min(block.each for block in blocks)]
+    steps = sum(block.steps for block in calm)
+    step = sum(block.seconds for block in calm) / steps
+    slow = [block for block in blocks if block not in calm]
+    longer = sum(block.seconds - block.steps * step for block in slow)
+    return max(0.0, longer), step, sum(block.audio for block in calm) / steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Blocks of so many `steps`, at least `least` of them; then until two in a row are calm, or `patience` is over."""
+
+    steps: int
+    least: int
+    patience: float
+
+    def enough(self, blocks: Sequence[Block], *, elapsed: float) -> bool:
+        """Whether what was measured will do."""
+        if len(blocks) < self.least:
+            return False
+        limit = SAME * min(block.each for block in blocks)
+        return elapsed > self.patience or all(block.each <= limit for block in blocks[-2:])
+
+
+# A GPU compiles and records as shapes come, a processor does not.
+CENTRAL_ON_GPU = Pace(steps=4, least=10, patience=90.0)
+ROUNDS_ON_GPU = Pace(steps=1, least=4, patience=90.0)
+ON_CPU = Pace(steps=1, least=2, patience=6.0)
 
 
 # Central training.
@@ -111,7 +165,7 @@ def _measure_central(recipe: Recipe, start: Recogniser, around: Surroundings, pl
     loop = CentralLoop(small, speech=speech, dev=places.dev, start=start, measure=measure, **common)
     begin = time.perf_counter() - begun
     with loop.begun(None):
-        first, step, audio = _steps(loop, min(settings.steps, MOST_STEPS + 1), each=False)
+        first, step, audio = _steps(loop, settings.steps, pace=CENTRAL_ON_GPU if _is_gpu(around) else ON_CPU)
         return _around_steps(
             loop,
             place,
@@ -160,7 +214,7 @@ def _measure_federated(recipe: Recipe, start: Recogniser, around: Surroundings, 
     )
     begin = time.perf_counter() - begun
     with loop.begun(None):
-        first, step, audio = _steps(loop, min(settings.steps, MOST_ROUNDS), each=True)
+        first, step, audio = _steps(loop, settings.steps, pace=ROUNDS_ON_GPU if _is_gpu(around) else ON_CPU)
         whole = settings.cohort_size * per_client
         return _around_steps(
             loop,
@@ -214,31 +268,20 @@ def _with(recipe: Recipe, **changes: Any) -> Recipe:
 # Whatever the loop.
 
 
-def _steps(loop: Loop, most: int, *, each: bool) -> tuple[float, float, float]:
-    """What the first steps take longer than others, and of one of the others, the time and the audio.
-
-    With `each` a step is waited for before the next begins, as rounds are.
-    """
-    times: list[float] = []
-    audio: list[float] = []
+def _steps(loop: Loop, most: int, *, pace: Pace) -> tuple[float, float, float]:
+    """What the first steps take longer than others, and of one of the others, the time and the audio."""
+    blocks: list[Block] = []
     begun, step = time.perf_counter(), 0
-    while step < most and (step < 2 or time.perf_counter() - begun < ENOUGH_SECONDS):
-        ahead = range(step, step + 1 if each else min(most, 2 * step + 1))
-        seconds, records = _timed_steps(loop, ahead)
-        times += [seconds / len(ahead)] * len(ahead)
-        audio += [_audio(records, seconds) / len(ahead)] * len(ahead)
+    while step < most and not pace.enough(blocks, elapsed=time.perf_counter() - begun):
+        ahead = range(step, min(most, step + pace.steps))
+        started = time.perf_counter()
+        for one in ahead:
+            loop.step(one)
+        records = loop.settle(ahead.stop, RECORDED)  # which waits for the device
+        seconds = time.perf_counter() - started
+        blocks.append(Block(len(ahead), seconds, _audio(records, seconds)))
         step = ahead.stop
-    steady = len(times) // 2  # before it, kernels are compiled and speech is read for the first time
-    one = sum(times[steady:]) / len(times[steady:])
-    return max(0.0, sum(times) - len(times) * one), one, sum(audio[steady:]) / len(audio[steady:])
-
-
-def _timed_steps(loop: Loop, steps: range) -> tuple[float, Sequence[Record]]:
-    begun = time.perf_counter()
-    for step in steps:
-        loop.step(step)
-    records = loop.settle(steps.stop, RECORDED)  # which waits for the device
-    return time.perf_counter() - begun, records
+    return steady(blocks)
 
 
 def _audio(records: Sequence[Record], seconds: float) -> float:
@@ -294,6 +337,10 @@ def _evaluation(loop: Loop, team: Team, measure: Measure, dev: tuple[Store, str]
     some = rows[:: max(1, int(whole / affordable))]
     heard = float((store.audio_offsets[some + 1] - store.audio_offsets[some]).sum()) / SAMPLE_RATE
     return _timed(lambda: team.recognise(team.start, store, some)) / max(heard, 1e-9)
+
+
+def _is_gpu(around: Surroundings) -> bool:
+    return around.device.type == "cuda"
 
 
 def _timed(work: Callable[[], object]) -> float:
