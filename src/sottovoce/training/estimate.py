@@ -20,7 +20,7 @@ from sottovoce.privacy.settings import Mode, Sampling
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.training.beforehand import Stage
-from sottovoce.training.measuring import Speed, measure_run
+from sottovoce.training.measuring import Speed, measure_run, step_seconds
 from sottovoce.training.places import Places
 from sottovoce.training.privacy_report import other_populations
 from sottovoce.training.speakers import population_of
@@ -218,7 +218,7 @@ def _operations(stage: Stage, model: Recogniser | None, around: Surroundings) ->
 def _audio_bound(recipe: Recipe, around: Surroundings) -> float:
     """No more than so many seconds are trained on: what batches hold, or clients have in the mean."""
     if recipe.federation is None:
-        return recipe.training.steps * recipe.training.batch_seconds
+        return recipe.training.steps * step_seconds(recipe.training)
     local = recipe.federation.local
     clients = recipe.federation.steps * recipe.federation.cohort_size
     if local.local_steps is not None:

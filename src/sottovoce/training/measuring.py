@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sottovoce.config import Federation, Recipe
+from sottovoce.config import Central, Federation, Recipe
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import select
@@ -146,11 +146,17 @@ ON_CPU = Pace(steps=1, least=2, patience=6.0)
 # Central training.
 
 
+def step_seconds(settings: Central) -> float:
+    """What the batches of a step hold, whatever number of processes shares them."""
+    return settings.batch_seconds * settings.batches_a_step
+
+
 def _measure_central(recipe: Recipe, start: Recogniser, around: Surroundings, place: Path) -> Speed:
     begun = time.perf_counter()
     settings, places = recipe.training, Places.of(recipe, around.stores)
     batch_seconds = min(settings.batch_seconds, affordable_seconds(_size(start), around.device))
-    small = recipe.model_copy(update={"central": settings.model_copy(update={"batch_seconds": batch_seconds})})
+    one = settings.model_copy(update={"batches": None, "batch_seconds": batch_seconds})
+    small, scale = recipe.model_copy(update={"central": one}), step_seconds(settings) / batch_seconds
     rows = training_rows(recipe, places.store)
     speech = load_speech(
         places.store,
@@ -174,8 +180,8 @@ def _measure_central(recipe: Recipe, start: Recogniser, around: Surroundings, pl
             places.dev,
             begin=begin,
             first=first,
-            step=step * settings.batch_seconds / batch_seconds,
-            audio=audio * settings.batch_seconds / batch_seconds,
+            step=step * scale,
+            audio=audio * scale,
         )
 
 
