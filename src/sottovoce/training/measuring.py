@@ -111,7 +111,7 @@ def steady(blocks: Sequence[Block]) -> tuple[float, float, float]:
     Compiling a shape takes a thousand times as long as a step, and nobody knows when the next shape comes.
 
     >>> steady([Block(4, 30.0, 40), Block(4, 1.0, 40), Block(4, 20.0, 40), Block(4, 1.4, 40)])
-    (48.8, 0.3, 10.0)
+    (47.6, 0.3, 10.0)
     """
     calm = [block for block in blocks if block.each <= SAME * min(block.each for block in blocks)]
     steps = sum(block.steps for block in calm)
