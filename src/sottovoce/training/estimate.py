@@ -274,7 +274,7 @@ def _free(folder: Path) -> int:
 
 
 def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU  # type: ignore[no-untyped-call]
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
 
 
 def _parameters(model: Recogniser) -> int:

@@ -291,9 +291,8 @@ def _steps(loop: Loop, most: int, *, pace: Pace) -> tuple[float, float, float]:
 
 
 def _audio(records: Sequence[Record], seconds: float) -> float:
-    return sum(
-        float(record.get("audio_seconds_per_second", 0.0)) * record.get("seconds", seconds) for record in records
-    )
+    rates = [(record.get("audio_seconds_per_second", 0.0), record.get("seconds", seconds)) for record in records]
+    return float(sum(rate * lasted for rate, lasted in rates))
 
 
 def _around_steps(
