@@ -16,8 +16,8 @@ from sottovoce.store import Store
 from sottovoce.training import estimate as estimates
 from sottovoce.training.beforehand import make_ready, stages_of
 from sottovoce.training.estimate import LONG_SECONDS, Cost, Estimate, estimate, run_seconds, too_long
-from sottovoce.training.keeper import Pace as KeptPace
-from sottovoce.training.measuring import Block, Pace, Speed, audio_per_client, steady
+from sottovoce.training.keeper import Pace
+from sottovoce.training.measuring import CENTRAL_ON_GPU, Block, Speed, audio_per_client
 from sottovoce.training.speakers import population_of
 from sottovoce.training.stages import Surroundings
 from sottovoce.training.work import evaluations, operations, saves, total
@@ -30,9 +30,7 @@ STEPS = st.integers(1, 60)
 def test_counts_are_what_the_keeper_does(
     steps: int, evaluate_every: int, checkpoint_every: int, at_start: bool
 ) -> None:
-    pace = KeptPace(
-        steps=steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, evaluate_start=at_start
-    )
+    pace = Pace(steps=steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, evaluate_start=at_start)
     due = [pace.due(step, stops=False) for step in range(1, steps + 1)]
     assert evaluations(steps=steps, every=evaluate_every, at_start=at_start) == at_start + sum(d.evaluate for d in due)
     found = saves(steps=steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
@@ -165,7 +163,7 @@ def test_compiling_is_counted_once_whenever_it_happens() -> None:
     """As on a GPU: shapes come one after another, and each is compiled when it comes."""
     fast, compiling = Block(4, 0.05, 400.0), Block(4, 30.0, 400.0)
     blocks = [compiling, compiling, fast, compiling, *[fast] * 6]
-    first, step, audio = steady(blocks)
+    first, step, audio = CENTRAL_ON_GPU.steady(blocks)
     assert (step, audio) == (pytest.approx(0.0125), 100.0)
     assert first == pytest.approx(3 * (30.0 - 0.05))
     # All of 4,000 steps: 50 s and what was compiled, and not 4,000 times a step that compiles.
@@ -174,8 +172,8 @@ def test_compiling_is_counted_once_whenever_it_happens() -> None:
 
 def test_measuring_goes_on_while_steps_are_still_compiled_and_ends_with_patience() -> None:
     fast, compiling = Block(4, 0.05, 400.0), Block(4, 30.0, 400.0)
-    pace = Pace(steps=4, least=4, patience=90.0)
-    assert not pace.enough([compiling] * 3, elapsed=0.0), "too few"
-    assert not pace.enough([compiling, fast, fast, compiling], elapsed=60.0)
-    assert pace.enough([compiling, compiling, fast, fast], elapsed=60.0)
-    assert pace.enough([compiling, fast, fast, compiling], elapsed=91.0)
+    timing = replace(CENTRAL_ON_GPU, least=4, enough=4)
+    assert not timing.ends([compiling] * 3, elapsed=0.0), "too few"
+    assert not timing.ends([compiling, fast, fast, compiling], elapsed=60.0)
+    assert timing.ends([compiling, compiling, fast, fast], elapsed=60.0)
+    assert timing.ends([compiling, fast, fast, compiling], elapsed=91.0)

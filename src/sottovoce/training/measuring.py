@@ -47,7 +47,6 @@ AFFORDABLE = {"cuda": 3e14}
 AFFORDABLE_ON_CPU = 1e11
 LEAST_SECONDS = 20.0  # of audio in a step: utterances must fit
 LOOKED_AT_CLIENTS, LOOKED_AT_UTTERANCES = 64, 2_000
-SAME = 1.5  # steps that take so many times as long as the fastest are steps like it
 ENOUGH_SECONDS = 6.0  # an evaluation that takes longer is timed once
 RECORDED = Due(record=True, evaluate=False, save=True)
 
@@ -105,42 +104,50 @@ class Block:
         return self.seconds / (self.audio or self.steps)
 
 
-def steady(blocks: Sequence[Block]) -> tuple[float, float, float]:
-    """What the others than the steady ones take longer, and the seconds and the audio of one steady step.
-
-    Compiling a shape takes a thousand times as long as a step, and nobody knows when the next shape comes.
-
-    >>> steady([Block(4, 30.0, 40), Block(4, 1.0, 40), Block(4, 20.0, 40), Block(4, 1.4, 40)])
-    (47.6, 0.3, 10.0)
-    """
-    calm = [block for block in blocks if block.each <= SAME * min(block.each for block in blocks)]
-    steps = sum(block.steps for block in calm)
-    step = sum(block.seconds for block in calm) / steps
-    slow = [block for block in blocks if block not in calm]
-    longer = sum(block.seconds - block.steps * step for block in slow)
-    return max(0.0, longer), step, sum(block.audio for block in calm) / steps
-
-
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    """Blocks of so many `steps`, at least `least` of them; then until two in a row are calm, or `patience` is over."""
+class Timing:
+    """How steps are timed: in blocks of so many `steps`, at least `least` of them, and `enough` where they are calm.
+
+    Calm is what takes at most `same` times as long as the fastest. After `patience` seconds it has to do as it is.
+    """
 
     steps: int
     least: int
+    enough: int
+    same: float
     patience: float
 
-    def enough(self, blocks: Sequence[Block], *, elapsed: float) -> bool:
+    def ends(self, blocks: Sequence[Block], *, elapsed: float) -> bool:
         """Whether what was measured will do."""
         if len(blocks) < self.least:
             return False
-        limit = SAME * min(block.each for block in blocks)
-        return elapsed > self.patience or all(block.each <= limit for block in blocks[-2:])
+        calm = self.calm(blocks)
+        done = len(blocks) >= self.enough and all(block in calm for block in blocks[-2:])
+        return done or elapsed > self.patience
+
+    def calm(self, blocks: Sequence[Block]) -> list[Block]:
+        limit = self.same * min(block.each for block in blocks)
+        return [block for block in blocks if block.each <= limit]
+
+    def steady(self, blocks: Sequence[Block]) -> tuple[float, float, float]:
+        """What the others take longer than the calm ones, and the seconds and the audio of one calm step.
+
+        Compiling a shape takes a thousand times as long as a step, and nobody knows when the next shape comes.
+
+        >>> CENTRAL_ON_GPU.steady([Block(4, 30.0, 40), Block(4, 1.0, 40), Block(4, 20.0, 40), Block(4, 1.4, 40)])
+        (47.6, 0.3, 10.0)
+        """
+        calm = self.calm(blocks)
+        steps = sum(block.steps for block in calm)
+        step = sum(block.seconds for block in calm) / steps
+        longer = sum(block.seconds - block.steps * step for block in blocks if block not in calm)
+        return max(0.0, longer), step, sum(block.audio for block in calm) / steps
 
 
-# A GPU compiles and records as shapes come, a processor does not.
-CENTRAL_ON_GPU = Pace(steps=4, least=10, patience=90.0)
-ROUNDS_ON_GPU = Pace(steps=1, least=4, patience=90.0)
-ON_CPU = Pace(steps=1, least=2, patience=6.0)
+# A GPU compiles and records as shapes come. A processor does not: what is slower there is only busier.
+CENTRAL_ON_GPU = Timing(steps=4, least=10, enough=10, same=1.5, patience=90.0)
+ROUNDS_ON_GPU = Timing(steps=1, least=4, enough=4, same=1.5, patience=90.0)
+ON_CPU = Timing(steps=1, least=2, enough=16, same=4.0, patience=6.0)
 
 
 # Central training.
@@ -171,7 +178,7 @@ def _measure_central(recipe: Recipe, start: Recogniser, around: Surroundings, pl
     loop = CentralLoop(small, speech=speech, dev=places.dev, start=start, measure=measure, **common)
     begin = time.perf_counter() - begun
     with loop.begun(None):
-        first, step, audio = _steps(loop, settings.steps, pace=CENTRAL_ON_GPU if _is_gpu(around) else ON_CPU)
+        first, step, audio = _steps(loop, settings.steps, timing=CENTRAL_ON_GPU if _is_gpu(around) else ON_CPU)
         return _around_steps(
             loop,
             place,
@@ -220,7 +227,7 @@ def _measure_federated(recipe: Recipe, start: Recogniser, around: Surroundings, 
     )
     begin = time.perf_counter() - begun
     with loop.begun(None):
-        first, step, audio = _steps(loop, settings.steps, pace=ROUNDS_ON_GPU if _is_gpu(around) else ON_CPU)
+        first, step, audio = _steps(loop, settings.steps, timing=ROUNDS_ON_GPU if _is_gpu(around) else ON_CPU)
         whole = settings.cohort_size * per_client
         return _around_steps(
             loop,
@@ -274,12 +281,12 @@ def _with(recipe: Recipe, **changes: Any) -> Recipe:
 # Whatever the loop.
 
 
-def _steps(loop: Loop, most: int, *, pace: Pace) -> tuple[float, float, float]:
+def _steps(loop: Loop, most: int, *, timing: Timing) -> tuple[float, float, float]:
     """What the first steps take longer than others, and of one of the others, the time and the audio."""
     blocks: list[Block] = []
     begun, step = time.perf_counter(), 0
-    while step < most and not pace.enough(blocks, elapsed=time.perf_counter() - begun):
-        ahead = range(step, min(most, step + pace.steps))
+    while step < most and not timing.ends(blocks, elapsed=time.perf_counter() - begun):
+        ahead = range(step, min(most, step + timing.steps))
         started = time.perf_counter()
         for one in ahead:
             loop.step(one)
@@ -287,7 +294,7 @@ def _steps(loop: Loop, most: int, *, pace: Pace) -> tuple[float, float, float]:
         seconds = time.perf_counter() - started
         blocks.append(Block(len(ahead), seconds, _audio(records, seconds)))
         step = ahead.stop
-    return steady(blocks)
+    return timing.steady(blocks)
 
 
 def _audio(records: Sequence[Record], seconds: float) -> float:
