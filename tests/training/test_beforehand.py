@@ -103,7 +103,7 @@ def test_all_missing_stores_are_named_at_once_each_with_its_command(tmp_path: Pa
     assert first.startswith("these 2 stores are not there: librispeech, commonvoice-en")
     assert lines == [
         "  sottovoce prepare librispeech LibriSpeech --out stores/librispeech",
-        "  sottovoce prepare commonvoice cv-corpus-13.0-2023-03-09/en --out stores/commonvoice-en",
+        "  sottovoce prepare commonvoice cv-corpus-13.0-2023-03-09/en --as-released --out stores/commonvoice-en",
     ]
 
 

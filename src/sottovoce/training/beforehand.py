@@ -29,7 +29,10 @@ from sottovoce.training.stores import ensure_store, manifests
 # How the corpora of the papers become the stores that their recipes name; folders are called as they are published.
 CORPORA = {
     "librispeech": "librispeech LibriSpeech",
-    **{f"commonvoice-{code}": f"commonvoice cv-corpus-13.0-2023-03-09/{code}" for code in ("en", "fr", "de")},
+    **{
+        f"commonvoice-{code}": f"commonvoice cv-corpus-13.0-2023-03-09/{code} --as-released"
+        for code in ("en", "fr", "de")
+    },
     **{f"commonvoice6-{code}": f"commonvoice cv-corpus-6.1-2020-12-11/{code}" for code in ("fr", "it")},
     "librilight-large": "librilight librilight --split large --point",
     "mls-french": "mls mls_french",
