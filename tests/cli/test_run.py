@@ -162,12 +162,25 @@ def test_some_runs_of_a_suite_can_be_chosen(here: Path, sottovoce: Callable[...,
 def test_a_run_that_fails_beside_others_is_one_line_and_spoils_none(
     here: Path, sottovoce: Callable[..., object]
 ) -> None:
-    wide = f"  wide: {{recipe: {here / 'tones.yaml'}, overrides: [federation.cohort_size=99]}}\n"
-    (here / "suite.yaml").write_text((here / "suite.yaml").read_text().replace("  noisy", wide + "  noisy"))
+    taken = f"  taken: {{recipe: {here / 'tones.yaml'}, overrides: [seed=2]}}\n"
+    (here / "suite.yaml").write_text((here / "suite.yaml").read_text().replace("  noisy", taken + "  noisy"))
+    (here / "both/taken").mkdir(parents=True)
+    (here / "both/taken/letters.txt").write_text("somebody's")
     ended = sottovoce("run", "suite.yaml", "--out", "both", "--at-once", "2")
     assert ended.code == 2
-    assert "error: wide: federation.cohort_size=99: the population has only 9 clients" in ended.err.splitlines()[-1]
+    assert "error: taken: run folder both/taken holds other things" in ended.err.splitlines()[-1]
     assert (here / "both/quiet/results.json").exists()
+
+
+def test_a_run_that_cannot_be_made_is_said_before_any_other_begins(
+    here: Path, sottovoce: Callable[..., object]
+) -> None:
+    wide = f"  wide: {{recipe: {here / 'tones.yaml'}, overrides: [federation.cohort_size=99]}}\n"
+    (here / "suite.yaml").write_text((here / "suite.yaml").read_text() + wide)
+    ended = sottovoce("run", "suite.yaml", "--out", "both")
+    assert ended.code == 2
+    assert "error: wide: federation.cohort_size=99: the population has only 9 clients" in ended.err.splitlines()[-1]
+    assert not (here / "both").exists()
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def _check_federation(
     check_language(start, places.store)
     check_understood(recipe, start)
     choose_measure(recipe, start, places, around)
-    private_plan(recipe, population, start, seed=seed, around=around)
+    private_plan(recipe, population, start, seed=seed, around=around, beforehand=True)
     check_engine(settings.engine, start, around.device)
     if settings.server_pass is not None:
         assert places.of_server is not None

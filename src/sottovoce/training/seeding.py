@@ -85,18 +85,18 @@ class Heard:
     unknown: tuple[Path, ...]
 
 
-def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path) -> Heard:
+def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path, beforehand: bool = False) -> Heard:
     """Compare the people in a seed, and in whatever it started from, with the `clients`.
 
     Those on whom a seed's checkpoint was chosen, or whom its server heard, count as heard too. Where a store is no
-    longer the one that a seed was trained on, who was in that is unknown. One that is not trained yet will hear those
-    who are in its store now.
+    longer the one that a seed was trained on, who was in that is unknown. Asked `beforehand`, one that is not trained
+    yet will hear those who are in its store now.
     """
     shared: set[int] = set()
     unknown = []
     for folder, recipe in ancestors(seed, runs=runs):
-        is_made = recipe is None or Seed(folder, recipe).is_there
-        if recipe is None or (is_made and not _still_there(folder, recipe, stores)):
+        to_be_made = beforehand and recipe is not None and not Seed(folder, recipe).is_there
+        if recipe is None or not (to_be_made or _still_there(folder, recipe, stores)):
             unknown.append(folder)
         if recipe is None:
             continue

@@ -406,7 +406,13 @@ def _own_tokens(recipe: Recipe, store: Store) -> Tokens:
 
 
 def private_plan(
-    recipe: Recipe, population: Population, start: Recogniser, *, seed: Seed | None, around: Surroundings
+    recipe: Recipe,
+    population: Population,
+    start: Recogniser,
+    *,
+    seed: Seed | None,
+    around: Surroundings,
+    beforehand: bool = False,
 ) -> Plan:
     """The plan for the people who are there; refuses one that assumes more of them."""
     settings = recipe.federated
@@ -421,7 +427,7 @@ def private_plan(
         raise InputError(
             f"federation.cohort_size={settings.cohort_size}: the population has only {len(population)} clients"
         )
-    heard = heard_by(seed, population, runs=around.runs, stores=around.stores)
+    heard = heard_by(seed, population, runs=around.runs, stores=around.stores, beforehand=beforehand)
     for folder in heard.unknown:
         why = f"seed model {folder}: nobody can say whether it has heard some of the clients"
         if settings.privacy.mode is Mode.SECURE:
