@@ -259,7 +259,7 @@ def audio_per_client(recipe: Recipe, population: Population, start: Recogniser) 
 
 
 def _smaller(recipe: Recipe, *, clients: int, device: torch.device) -> Recipe:
-    """The same with at most so many clients a round, the engine and noise that the whole would have, and no budget."""
+    """The same with at most so many clients a round, the engine and noise of the whole, no budget, nobody listening."""
     settings = recipe.federated
     engine: Any = settings.engine
     if engine == "auto" and device.type != "cuda":
@@ -271,7 +271,8 @@ def _smaller(recipe: Recipe, *, clients: int, device: torch.device) -> Recipe:
         whole = z if sigma is None else noise_multiplier_of(sigma, cohort_size=settings.cohort_size)
         private |= {"sigma_dp": None, "target_epsilon": None, "accountant": None, "noise_multiplier": whole or 1.0}
     privacy = settings.privacy.model_copy(update=private)
-    return _with(recipe, engine=engine, cohort_size=min(clients, settings.cohort_size), privacy=privacy)
+    cohort = min(clients, settings.cohort_size)
+    return _with(recipe, engine=engine, cohort_size=cohort, privacy=privacy, client_wer=None)
 
 
 def _with(recipe: Recipe, **changes: Any) -> Recipe:
