@@ -234,7 +234,7 @@ def test_starts_from_another_run_and_renews_the_output_for_other_tokens(
         (["model.droput=0.1"], "unknown key 'model.droput', did you mean 'dropout'?"),
         (["central.optimiser.name=larz"], "unknown optimiser 'larz', did you mean 'lars'?"),
         (["data.dev=nowhere"], "no split='nowhere' in store"),
-        (["data.store=none"], "no store at"),
+        (["data.store=none"], "sottovoce prepare CORPUS FOLDER --out"),
         (["central.start_from=nowhere"], "no recipe 'nowhere'"),
         (["central.steps"], "expected key=value"),
         (["central.steps=["], "not readable as YAML"),

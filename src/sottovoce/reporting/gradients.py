@@ -98,7 +98,7 @@ def _along(windows: Sequence[Record], named: Kinds) -> Figure:
         for layer in range(depth):
             seen = [(window["step"], window[NORMS][kind][layer]) for window in windows]
             points = [point for point in seen if point[1] > 0]
-            shade = FAINTEST + (1 - FAINTEST) * (layer + 1) / depth
+            shade = 1 - (1 - FAINTEST) * (depth - layer - 1) / depth
             if points:
                 axes.plot(*zip(*points, strict=True), color=COLOURS[0], alpha=shade, linewidth=1.1, gid=data_id(axes))
         axes.set_yscale("log")
