@@ -7,6 +7,7 @@ numbers, their seeds included.
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
 from sottovoce.config.smoke import smoke
 from sottovoce.training.keeper import Report
-from sottovoce.training.seeding import seed_of
+from sottovoce.training.seeding import find_seed
 from sottovoce.training.smoke_runs import run_smoke
 from sottovoce.training.stages import NO_EPSILON, Surroundings, folder_of
 
@@ -34,10 +35,17 @@ def without_numbers(settings: Any) -> Any:
 
 def kind(recipe: Recipe) -> str:
     """What its smoke is, without numbers, and that of the seed it starts from."""
-    seed = seed_of(recipe, runs=Path("runs"))
-    started = None if seed is None or seed.recipe is None else kind(seed.recipe)
+    name = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
+    started = None if name is None else kind_of_seed(name, recipe.people_seed)
     small = smoke(recipe, seed_model=None if started is None else "a seed")
     return json.dumps([without_numbers(small.model_dump(mode="json")), started])
+
+
+@cache
+def kind_of_seed(name: str, root_seed: int) -> str | None:
+    """Once for all that start from it."""
+    seed = find_seed(name, runs=Path("runs"), root_seed=root_seed)
+    return None if seed.recipe is None else kind(seed.recipe)
 
 
 def runs() -> Iterator[tuple[str, Recipe]]:

@@ -80,7 +80,7 @@ def test_the_subsets_of_table_2_are_unions_of_splits_and_parts_of_one(packed):
 
 
 def test_the_parts_of_table_2_are_the_recipes_parts(packed):
-    store = Spoken(packed({("train", f"{i}"): [MINUTE * (i + 1)] for i in range(45)}), "commonvoice", "en")
+    store = Spoken(packed({("train", f"{i}"): [MINUTE // 60 * (i + 1)] for i in range(45)}), "commonvoice", "en")
     found = subset_statistics(store, seed=3)
     assert [row["speakers"] for row in found.values()] == [45, 4, 41, 2, 43]
     settings = PopulationSettings(split="train", seed_part=SeedPart(fraction=0.1), part="seed")

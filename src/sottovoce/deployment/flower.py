@@ -19,7 +19,7 @@ from typing import Any, final
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from fastapi import Depends, FastAPI, HTTPException, Request
 from flwr.app import Metadata
-from flwr.app.message import make_message
+from flwr.app.message import ConfigRecord, make_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
@@ -233,8 +233,9 @@ class FlowerLink:
         present, own = self.present(), list[str]()
         answers: dict[str, bytes] = {}
         try:
+            known: dict[bytes, ConfigRecord] = {}  # a model is the same for all
             for name in orders.keys() & present:
-                own.append(self._send(name, orders[name], seconds=seconds, limit=limit))
+                own.append(self._send(name, orders[name], seconds=seconds, limit=limit, known=known))
             waiting, coming = set(own), dict[str, str]()
             while waiting or coming:
                 self._arrived.clear()
@@ -247,7 +248,9 @@ class FlowerLink:
         finally:
             self._forget(own)
 
-    def _send(self, name: str, order: bytes, *, seconds: float, limit: int) -> str:
+    def _send(
+        self, name: str, order: bytes, *, seconds: float, limit: int, known: dict[bytes, ConfigRecord] | None = None
+    ) -> str:
         """Put the order down where its node finds it; the message's name."""
         metadata = Metadata(
             run_id=self._run,
@@ -260,7 +263,7 @@ class FlowerLink:
             ttl=seconds + 60,  # we stop asking before Flower gives up
             message_type="train",
         )
-        bare, tree, objects = take_apart(make_message(metadata, content=packed(order)))
+        bare, tree, objects = take_apart(make_message(metadata, content=packed(order, known)))
         message_id: str = bare.metadata.message_id
         self._asked[message_id] = _Asked(name, most_objects(limit))
         session = self._state.start_session(self._run)

@@ -31,10 +31,22 @@ def quieten() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def packed(content: bytes) -> RecordDict:
-    """`content` as records of at most `CHUNK` bytes each."""
+def packed(content: bytes, known: dict[bytes, ConfigRecord] | None = None) -> RecordDict:
+    """`content` as records of at most `CHUNK` bytes each; chunks that were packed before are taken from `known`."""
+    known = {} if known is None else known
     chunks = [content[first : first + CHUNK] for first in range(0, len(content), CHUNK)]
-    return RecordDict({f"{number:08}": ConfigRecord({_RECORD: chunk}) for number, chunk in enumerate(chunks)})
+    for chunk in chunks:
+        if chunk not in known:
+            known[chunk] = _record(chunk)
+    return RecordDict({f"{number:08}": known[chunk] for number, chunk in enumerate(chunks)})
+
+
+def _record(chunk: bytes) -> ConfigRecord:
+    """A chunk that is written out once: Flower would do it for its hash, and again to send it, for every node."""
+    record = ConfigRecord({_RECORD: chunk})
+    written = record.deflate()
+    record.__dict__["deflate"] = lambda: written
+    return record
 
 
 def unpacked(message: Message) -> bytes | None:
