@@ -9,7 +9,7 @@ NETWORK := .venv-network
 PACKAGES := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test network check format lock bench results clean
+.PHONY: help setup demo test network check format lock bench results docs clean
 
 help:  ## print this help
 	@echo "Sottovoce: speech recognition trained on speech that never leaves its speaker"
@@ -66,6 +66,9 @@ bench: $(STAMP)  ## side-by-side measurements (minutes)
 
 results: $(STAMP)  ## write docs/RESULTS*.md, figures and results/*.md from the runs kept in results/*.zip
 	$(BIN)/python benchmarks/results.py write
+
+docs: $(STAMP)  ## write docs/api.md from the docstrings of what `sottovoce` exports
+	$(BIN)/python docs/write_api.py
 
 lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt

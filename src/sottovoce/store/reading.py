@@ -58,6 +58,8 @@ class Utterance:
 class Store:
     """A prepared corpus, packed by user and memory-mapped.
 
+    `splits` maps names to rows of users; `user_count`, `utterance_count`, `language` and `digest` say what is in it.
+
     >>> store = Store("stores/crowd")                    # doctest: +SKIP
     >>> user = store.user(store.splits["train"][0])      # doctest: +SKIP
     >>> [store.utterance(row).text for row in user.utterances]      # doctest: +SKIP

@@ -1,0 +1,134 @@
+"""Write docs/api.md, the reference of what `sottovoce` exports, from signatures and docstrings: `make docs`.
+
+Both are taken from the sources, and not from what Python makes of them, so that every version of it writes the same.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import sottovoce
+
+PAGE = Path(__file__).parent / "api.md"
+SECTIONS = {
+    "Speech and people": ("Store", "Population", "PopulationSettings", "build_population"),
+    "Recipes": ("Recipe", "load_recipe", "recipe_names"),
+    "Privacy": ("plan_run", "PlannedRun", "PrivacySettings", "Plan"),
+    "Rounds": ("Simulation", "SimulatedRound"),
+    "Recognisers": ("Recogniser", "load_recogniser", "export_recogniser", "evaluate", "Evaluation")
+    + ("transcribe", "Transcript"),
+    "Mistakes": ("InputError",),
+}
+HEAD = """\
+# The Python API
+
+What `import sottovoce` gives, and all of it: these names, and of classes what is listed here, keep their meaning
+([decision](decisions/029-public-api.md)). [From Python](guides/from-python.md) shows them at work. Everything else in the package may
+change from one version to the next.
+
+This page is written by `make docs` from the docstrings. Letters behind an underscore are a tensor's axes: P is the length of a model's
+parameters as one vector.
+"""
+Definition = ast.ClassDef | ast.FunctionDef
+
+
+def page() -> str:
+    parts = [HEAD]
+    for title, names in SECTIONS.items():
+        parts += [f"## {title}\n", *map(_entry, names)]
+    return "\n".join(parts)
+
+
+def _entry(name: str) -> str:
+    found = getattr(sottovoce, name)
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(found))).body
+    assert isinstance(node, ast.ClassDef | ast.FunctionDef)
+    node.name = name
+    shown = _function(node) if isinstance(node, ast.FunctionDef) else _class(node)
+    members = list(_members(node)) if isinstance(node, ast.ClassDef) else []
+    parts = [f"### `{name}`", f"```python\n{shown}\n```", _text(_doc(node)), "\n".join(members)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _doc(node: Definition) -> str:
+    return ast.get_docstring(node) or ""
+
+
+def _function(node: ast.FunctionDef) -> str:
+    """Its signature, in one line or with an argument in each."""
+    arguments = ast.unparse(node.args).removeprefix("self, ").removeprefix("cls, ")
+    if arguments in ("self", "cls"):
+        arguments = ""
+    returned = "" if node.returns is None else f" -> {_type(node.returns)}"
+    line = f"{node.name}({arguments}){returned}"
+    return line if len(line) <= 110 else _folded(node, returned)
+
+
+def _folded(node: ast.FunctionDef, returned: str) -> str:
+    alone = ast.parse(f"def f({ast.unparse(node.args)}): ...").body[0]
+    assert isinstance(alone, ast.FunctionDef)
+    lines, given = [], alone.args
+    plain = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(plain) - len(given.defaults)) + [*given.defaults]
+    lines += [_argument(one, default) for one, default in zip(plain, defaults, strict=True)]
+    if given.kwonlyargs:
+        lines.append("*")
+        lines += [_argument(one, default) for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    shown = "".join(f"    {line},\n" for line in lines if line != "self")
+    return f"{node.name}(\n{shown}){returned}"
+
+
+def _argument(one: ast.arg, default: ast.expr | None) -> str:
+    kind = "" if one.annotation is None else f": {_type(one.annotation)}"
+    return f"{one.arg}{kind}" + ("" if default is None else f" = {ast.unparse(default)}")
+
+
+def _type(node: ast.expr) -> str:
+    return ast.unparse(node).strip("'")
+
+
+def _class(node: ast.ClassDef) -> str:
+    """A dataclass or section by its fields, any other class by what makes one."""
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+    if fields:
+        return "\n".join([f"class {node.name}:", *(f"    {ast.unparse(one)}" for one in fields)])
+    makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    for maker in makers:
+        maker.name, maker.returns = node.name, None
+        return f"class {_function(maker)}"
+    return f"class {node.name}({', '.join(map(ast.unparse, node.bases))})" if node.bases else f"class {node.name}"
+
+
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    """One line for each public method and property that says what it is."""
+    for one in node.body:
+        if not isinstance(one, ast.FunctionDef) or one.name.startswith("_") or not _doc(one):
+            continue
+        first = _doc(one).partition("\n\n")[0].replace("\n", " ")
+        decorators = {ast.unparse(decorator) for decorator in one.decorator_list}
+        if decorators & {"property", "cached_property"}:
+            assert one.returns is not None
+            yield f"- `.{one.name}: {_type(one.returns)}`: {first}"
+        else:
+            one.name = f".{one.name}"
+            yield f"- `{' '.join(_function(one).split())}`: {first}"
+
+
+def _text(doc: str) -> str:
+    """A docstring as Markdown: its examples as code."""
+    paragraphs = []
+    for paragraph in doc.split("\n\n"):
+        if paragraph.lstrip().startswith(">>>"):
+            plain = re.sub(r"\s*# doctest: \+SKIP", "", textwrap.dedent(paragraph))
+            paragraphs.append(f"```pycon\n{plain}\n```")
+        else:
+            paragraphs.append(textwrap.dedent(paragraph).strip())
+    return "\n\n".join(paragraphs)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

@@ -1,0 +1,47 @@
+from sottovoce.config.loading import load_recipe as load_recipe
+from sottovoce.config.reading import recipe_names as recipe_names
+from sottovoce.config.recipe import Recipe as Recipe
+from sottovoce.errors import InputError as InputError
+from sottovoce.evaluation.evaluate import Evaluation as Evaluation
+from sottovoce.evaluation.evaluate import evaluate as evaluate
+from sottovoce.evaluation.transcribe import Transcript as Transcript
+from sottovoce.evaluation.transcribe import transcribe as transcribe
+from sottovoce.models.saved import Recogniser as Recogniser
+from sottovoce.models.saved import export as export_recogniser
+from sottovoce.models.saved import load as load_recogniser
+from sottovoce.privacy.plan import Plan as Plan
+from sottovoce.privacy.planner import PlannedRun as PlannedRun
+from sottovoce.privacy.planner import plan_run as plan_run
+from sottovoce.privacy.settings import PrivacySettings as PrivacySettings
+from sottovoce.store.reading import Store as Store
+from sottovoce.training.simulation import SimulatedRound as SimulatedRound
+from sottovoce.training.simulation import Simulation as Simulation
+from sottovoce.users.population import Population as Population
+from sottovoce.users.population import build_population as build_population
+from sottovoce.users.rules import PopulationSettings as PopulationSettings
+
+__version__: str
+__all__ = [
+    "Evaluation",
+    "InputError",
+    "Plan",
+    "PlannedRun",
+    "Population",
+    "PopulationSettings",
+    "PrivacySettings",
+    "Recipe",
+    "Recogniser",
+    "SimulatedRound",
+    "Simulation",
+    "Store",
+    "Transcript",
+    "__version__",
+    "build_population",
+    "evaluate",
+    "export_recogniser",
+    "load_recipe",
+    "load_recogniser",
+    "plan_run",
+    "recipe_names",
+    "transcribe",
+]
