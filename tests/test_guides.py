@@ -69,7 +69,7 @@ def test_programs_run(guide: Path, folder: Path) -> None:
         runpy.run_path(block.file, run_name="__main__")
 
 
-@pytest.mark.parametrize("name", ["my_optimiser.py", "my_clipping.py"])
+@pytest.mark.parametrize("name", ["my_optimiser.py", "my_clipping.py", "my_people.py"])
 def test_an_extension_takes_forty_lines_at_most(name: str) -> None:
     (block,) = [b for b in blocks(DOCS / "guides" / "extending.md", "python") if b.file == name]
     assert len(block.content.splitlines()) <= 40

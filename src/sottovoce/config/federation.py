@@ -18,6 +18,7 @@ from sottovoce.privacy.client_wer import ClientWer
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import Measured
 from sottovoce.privacy.noise import NoiseScope
+from sottovoce.privacy.outside import PARTS, build_outside
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
 from sottovoce.users import PopulationSettings
 from sottovoce.users.rules import ClientRule
@@ -53,9 +54,12 @@ class Privacy(Section):
 
     Noise is given by `noise_multiplier`, by `sigma_dp`, or by the `target_epsilon` that the run's steps shall come to
     by the `accountant` (PLD unless given): then it follows. Without any of them there is no noise.
+
+    `clip_rule`, `weights` and `sampler` name classes of somebody's own, as `{name: "module:Name", …}` with their
+    settings (see `privacy.outside`).
     """
 
-    unwritten = frozenset({"target_epsilon", "accountant"})
+    unwritten = frozenset({"target_epsilon", "accountant", *PARTS})
 
     clip_bound: float = Field(default=math.inf, gt=0)
     share: Share = Share.GLOBAL
@@ -77,6 +81,9 @@ class Privacy(Section):
     mode: Mode = Mode.SEEDED
     population_size: int | None = Field(default=None, ge=1)  # what the plan assumes; checked against the clients
     extrapolate: tuple[Extrapolation, ...] = ()
+    clip_rule: Mapping[str, Any] | None = None
+    weights: Mapping[str, Any] | None = None
+    sampler: Mapping[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Privacy":
@@ -86,6 +93,11 @@ class Privacy(Section):
             raise ValueError(f"{' and '.join(chosen)}: expected one of {', '.join(given)}; =null takes one away")
         if self.accountant is not None and self.target_epsilon is None:
             raise ValueError(f"accountant={self.accountant} without target_epsilon: it says which ε a target means")
+        for what in PARTS:
+            if (part := getattr(self, what)) is not None:
+                build_outside(what, part)
+        if self.sampler is not None and self.target_epsilon is not None:
+            raise ValueError(f"target_epsilon={self.target_epsilon:g} with a sampler from outside: nobody knows its ε")
         return self
 
     @property
@@ -251,6 +263,8 @@ class Federation(Section):
             raise ValueError(f"test_clients={self.test_clients} without held-out speech: expected clients.holdout")
         if self.client_wer is not None and self.clients.holdout is None:
             raise ValueError("client_wer without held-out speech to measure on: expected clients.holdout")
+        if self.client_wer is not None and self.privacy.sampler is not None:
+            raise ValueError("client_wer with privacy.sampler: its cohorts must be accounted for; expected one of them")
         if self.test_clients is not None and self.privacy.mode is Mode.SECURE:
             raise ValueError(
                 f"test_clients={self.test_clients} with privacy.mode=secure: what a model does for single clients is "

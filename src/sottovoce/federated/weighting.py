@@ -1,7 +1,7 @@
 """How much each client's update counts in the mean.
 
 Under differential privacy, and for equal weights, a client's ω is a function of its own data and a public cap, and the
-sum is divided by a public number: the plan's business. Without privacy, shares of the cohort are possible too:
+sum is divided by a public number: the plan's business, and so are weights from outside (`privacy.outside`). Without privacy, shares of the cohort are possible too:
 
     utterances, seconds    ω_k = n_k / Σ n            FedAvg (McMahan et al. 2017)
     loss                   ω = softmax(−loss)         Gao et al. 2022, Eq. 9
@@ -72,6 +72,8 @@ class WeightedSum:
     def weigh(self, clients: Sequence[ClientFigures]) -> list[float]:
         """ω of the next clients, each in [0, 1]."""
         weighting = self._plan.settings.weighting
+        if self._plan.settings.weights is not None:
+            return [self._plan.weigh(client) for client in clients]
         if not self._shares:
             by_seconds = weighting is Weighting.SECONDS
             return [self._plan.weight(client.seconds if by_seconds else float(client.utterances)) for client in clients]

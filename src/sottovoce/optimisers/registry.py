@@ -1,12 +1,11 @@
 """Optimisers and schedules by the names that recipes use: ours, or anybody's as `module:Class`."""
 
 import dataclasses
-import difflib
-import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from sottovoce.errors import InputError
+from sottovoce.naming import built, imported, nearest
 from sottovoce.optimisers.adadelta import Adadelta
 from sottovoce.optimisers.adagrad import AdaGrad
 from sottovoce.optimisers.adam import Adam
@@ -70,13 +69,9 @@ def _known(registry: Mapping[str, type[T]], name: object, *, what: str, kind: An
     """`registry`, and the class that `name` means where it is written as `module:Class`."""
     if not isinstance(name, str):  # a recipe may say anything
         raise InputError(f"{what}: name={shown(name)}, expected one of {', '.join(registry)}")
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         return registry
-    try:
-        made: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"{name}: cannot be imported ({error})") from None
+    made = imported(name)
     fits = isinstance(made, type) and issubclass(made, kind) and dataclasses.is_dataclass(made)
     if not fits:
         raise InputError(f"{name}: expected a frozen dataclass derived from {kind.__name__}")
@@ -85,19 +80,5 @@ def _known(registry: Mapping[str, type[T]], name: object, *, what: str, kind: An
 
 def _build(kind: str, registry: Mapping[str, type[T]], name: str, settings: Mapping[str, Any]) -> T:
     if name not in registry:
-        raise InputError(f"unknown {kind} {name!r}{_nearest(name, registry)}")
-    made = registry[name]
-    assert dataclasses.is_dataclass(made)
-    fields = {field.name: field for field in dataclasses.fields(made)}
-    for setting in settings:
-        if setting not in fields:
-            raise InputError(f"{kind} {name}: unknown setting {setting!r}{_nearest(setting, fields)}")
-    for setting, field in fields.items():
-        if field.default is dataclasses.MISSING and setting not in settings:
-            raise InputError(f"{kind} {name}: setting {setting!r} is missing")
-    return made(**settings)
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return (f", did you mean {near[0]!r}?" if near else ",") + f" (known: {', '.join(known)})"
+        raise InputError(f"unknown {kind} {name!r}{nearest(name, registry)}")
+    return built(kind, registry[name], name, settings)

@@ -37,6 +37,7 @@ from sottovoce.privacy.events import (
     event_to_json,
     repeated,
 )
+from sottovoce.privacy.outside import rests_on
 from sottovoce.privacy.sampling import Indices
 
 VERSION = 1
@@ -482,6 +483,11 @@ class LedgerReport:
         """ε of everything charged, by both accountants; computed anew from the events."""
         return epsilon(self.spent, self.header["delta"])
 
+    @property
+    def outside(self) -> str | None:
+        """What the guarantee rests on that is not part of this package; None without one, or without a guarantee."""
+        return None if self.header["event"].get("reason") else rests_on(self.header.get("plan") or {})
+
     def holds(self, mark: Mark) -> bool:
         """Whether the ledger once stood at `mark`."""
         return 1 <= mark.length <= len(self.hashes) and self.hashes[mark.length - 1] == mark.head
@@ -500,6 +506,7 @@ class LedgerReport:
             "attempts": self.attempts,
             "committed_step": self.committed_step,
             **({} if "client_wer" not in self.header else self._measured_json()),
+            **({} if self.outside is None else {"outside": self.outside}),
             "length": self.mark.length,
             "head": self.mark.head,
             "torn_bytes": self.torn_bytes,
@@ -529,6 +536,8 @@ class LedgerReport:
             "last line": f"torn, {self.torn_bytes} bytes to be removed on resume" if self.torn_bytes else "whole",
             "chain": f"sound, {self.mark.length} lines, head {self.mark.head[:16]}…",
         }
+        if self.outside is not None:
+            rows["from outside"] = self.outside
         if self.header["plan"].get("time_line") == "zero":
             rows["time lines"] = DRAWN_WHEN_DRY
         if (told := self.header.get("client_wer")) is not None:

@@ -38,6 +38,7 @@ from sottovoce.privacy.noise import (
     sigma_dp_of,
 )
 from sottovoce.privacy.noise_shares import NoiseShares, fewest_here
+from sottovoce.privacy.outside import PARTS, OutsideSampler, build_outside, checked_cohort, rests_on, within_one
 from sottovoce.privacy.sampling import FixedSizeSampler, Indices, PoissonSampler, Sampler, Words, bounded_weight
 from sottovoce.privacy.secure_random import SecureRandom
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
@@ -87,8 +88,10 @@ class Plan:
             self.settings.noise_scope.parameter_factors(self.layout)
         if self.noise_shares is not None:
             self._check_shares(self.noise_shares)
+        if self.rule is not None and self.settings.clip_rule is not None:
+            raise InputError(f"rule={self.rule!r} beside clip_rule={self.settings.clip_rule}: expected one of them")
         # Everything is built once now, so that what is wrong is refused here and not in the first round.
-        _ = self.clipper, self.sampler, self.event
+        _ = self.clipper, self.sampler, self.event, self._clip_rule, self._weights, self._outside_sampler
         promise(self.noise_std_sum >= 0, f"noise_std_sum={self.noise_std_sum}: expected at least 0")
 
     def _check_shares(self, shares: NoiseShares) -> None:
@@ -131,6 +134,7 @@ class Plan:
                 if self.server_event is None
                 else f"; to the server, z={self.server_event.noise_multiplier:g} each time"
             )
+            + ("" if (outside := rests_on(self.describe())) is None else f"; {outside}")
         )
 
     @property
@@ -218,6 +222,23 @@ class Plan:
         settings = self.settings
         return _sampler(settings.sampling, cohort_size=settings.cohort_size, population_size=settings.population_size)
 
+    # What comes from outside (see `outside`).
+
+    @cached_property
+    def _clip_rule(self) -> Rule | None:
+        part = self.settings.clip_rule
+        return self.rule if part is None else build_outside("clip_rule", part)
+
+    @cached_property
+    def _weights(self) -> Callable[[object], float] | None:
+        part = self.settings.weights
+        return None if part is None else build_outside("weights", part)
+
+    @cached_property
+    def _outside_sampler(self) -> OutsideSampler | None:
+        part = self.settings.sampler
+        return None if part is None else build_outside("sampler", part)
+
     @cached_property
     def clipper(self) -> Clipper:
         groups = self.settings.layer_groups
@@ -256,6 +277,9 @@ class Plan:
 
         `among` fewer users than all, as many of them as ever (or all): only where nothing is promised to them.
         """
+        if self._outside_sampler is not None:
+            promise(among is None, "a sampler from outside among some of all users")
+            return self._drawn_outside(self._outside_sampler, step, attempt)
         words: Words = SecureRandom().words if self.settings.root_seed is None else self._seeded_words(step, attempt)
         if among is None:
             return self.sampler.sample(self.settings.population_size, words=words)
@@ -265,6 +289,13 @@ class Plan:
         size = min(self.cohort_size, len(among))
         some = _sampler(self.settings.sampling, cohort_size=size, population_size=len(among))
         return among[some.sample(len(among), words=words)]
+
+    def _drawn_outside(self, sampler: OutsideSampler, step: int, attempt: int) -> Indices:
+        seed = self.settings.root_seed
+        if seed is None:
+            raise BrokenPromise("a release whose cohorts nobody can account for")
+        generator = stream(seed, "outside cohort", step, *_again(attempt))
+        return checked_cohort(sampler(step, self, generator=generator), population_size=self.settings.population_size)
 
     def _seeded_words(self, step: int, attempt: int) -> Words:
         assert self.settings.root_seed is not None
@@ -285,6 +316,20 @@ class Plan:
             raise BrokenPromise(f"weighting={self.settings.weighting} without a weight_cap is no business of the plan")
         return bounded_weight(amount, cap=cap)
 
+    def weigh(self, figures: object) -> float:
+        """ω of a user by the `weights` from outside, by that user's figures alone; 1 where there are none.
+
+        Guarantee: in [0, 1] whatever they return, a NaN as 0. In a release weights that fail on one user are 0, too.
+        """
+        if self._weights is None:
+            return 1.0
+        try:
+            return within_one(self._weights(figures))
+        except Exception:
+            if self.settings.mode is Mode.SEEDED:
+                raise
+            return 0.0
+
     def clip(self, update: Tensor, *, weight: Tensor | float = 1.0) -> Tensor:
         """ω·clip(update), [P] or [N, P], as a new tensor; `accumulate` is the fast way to sum them."""
         self._check_weight(weight)
@@ -298,7 +343,7 @@ class Plan:
     @property
     def bounds_updates(self) -> bool:
         """Whether anything is done to a single user's update."""
-        return not math.isinf(self.clip_bound) or self.settings.z > 0 or self.rule is not None
+        return not math.isinf(self.clip_bound) or self.settings.z > 0 or self._clip_rule is not None
 
     def add_unclipped(self, total: Tensor, summed: Tensor) -> None:
         """total += Σ ω·update of several users: only where nothing is done to single ones, and nothing is promised."""
@@ -306,10 +351,10 @@ class Plan:
         total.add_(summed)
 
     def _ruled(self, update: Tensor) -> Tensor:
-        """`rule` on each user's update by itself: it never sees two users at once."""
-        if self.rule is None or not update.numel():
+        """The rule on each user's update by itself: it never sees two users at once."""
+        if self._clip_rule is None or not update.numel():
             return update
-        rows = [self._ruled_one(self.rule, row) for row in update.reshape(-1, self.layout.flat_size)]
+        rows = [self._ruled_one(self._clip_rule, row) for row in update.reshape(-1, self.layout.flat_size)]
         ruled = torch.stack(rows).view_as(update)
         self.layout.clear_padding(ruled)
         return ruled
@@ -328,7 +373,7 @@ class Plan:
 
     def _check_weight(self, weight: Tensor | float) -> None:
         uniform = isinstance(weight, float | int) and weight == 1
-        weighted = self.settings.weighting is not Weighting.UNIFORM
+        weighted = self.settings.weighting is not Weighting.UNIFORM or self.settings.weights is not None
         promise(uniform or weighted, "weights in a plan with weighting=uniform")
 
     def charge(self, ledger: Ledger, *, step: int, parameters: str, cohort: str) -> Charge:
@@ -434,8 +479,9 @@ class Plan:
     def describe(self) -> dict[str, object]:
         """All settings that decide what is released, as JSON takes them; the layout by its shapes."""
         settings = dataclasses.asdict(self.settings)
-        if self.settings.time_line is None:  # as before there were any
-            del settings["time_line"]
+        for later in ("time_line", *PARTS):  # as before there were any
+            if settings[later] is None:
+                del settings[later]
         described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}
         layout = {name: list(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
         rule = {} if self.rule is None else {"rule": _name(self.rule)}

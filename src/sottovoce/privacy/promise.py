@@ -30,7 +30,8 @@ from sottovoce.privacy.ledger import LedgerReport
 class Promise:
     """A run's promise: `steps` of them, of which `made` are made. `event` is all of it, repeated attempts included.
 
-    `measured` is how often clients' word error rate is measured, in all of them.
+    `measured` is how often clients' word error rate is measured, in all of them. `outside` is what it rests on that is
+    not part of this package (`outside.rests_on`).
     """
 
     event: Event
@@ -40,6 +41,7 @@ class Promise:
     steps: int
     made: int
     measured: int = 0
+    outside: str | None = None
 
     @cached_property
     def epsilon(self) -> Epsilon:
@@ -56,7 +58,9 @@ class Promise:
         if isinstance(self.release, NoGuarantee):
             return None
         measured = f" and {self.measured:,} WERs of clients" if self.measured else ""
-        return f"ε = {both(self.epsilon)} promised for {self.steps:,} rounds{measured}; {self.made:,} made"
+        return f"ε = {both(self.epsilon)} promised for {self.steps:,} rounds{measured}; {self.made:,} made" + (
+            "" if self.outside is None else f"; {self.outside}"
+        )
 
 
 def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Promise:
@@ -86,6 +90,7 @@ def _promise(ledger: LedgerReport, event: Event, *, steps: int, measured: int = 
         steps=steps,
         made=ledger.steps,
         measured=measured,
+        outside=ledger.outside,
     )
 
 

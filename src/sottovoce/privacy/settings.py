@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Groups
@@ -12,6 +12,7 @@ from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import check_sizes
 from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
+from sottovoce.privacy.outside import described
 
 
 class Sampling(StrEnum):
@@ -50,7 +51,8 @@ class PrivacySettings:
     with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
     seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
     nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). `denominator` is what sums are
-    divided by: public, and `cohort_size` unless weights by data make another one sensible.
+    divided by: public, and `cohort_size` unless weights by data make another one sensible. `clip_rule`, `weights` and
+    `sampler` are parts from outside this package (`privacy.outside`).
     """
 
     population_size: int
@@ -76,6 +78,9 @@ class PrivacySettings:
     epsilon_budget: float | None = None
     mode: Mode = Mode.SEEDED
     root_seed: int | None = None
+    clip_rule: Mapping[str, Any] | None = None
+    weights: Mapping[str, Any] | None = None
+    sampler: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():  # plain words are welcome, but everything below compares by identity
@@ -84,6 +89,7 @@ class PrivacySettings:
         _check_noise(self)
         _check_weights(self)
         _check_time_line(self)
+        _check_outside(self)
         if not 0 < self.delta < 1:
             raise InputError(f"delta={self.delta}: expected a probability in (0, 1), well below 1/population_size")
         if (self.mode is Mode.SEEDED) != (self.root_seed is not None):
@@ -113,6 +119,11 @@ class PrivacySettings:
             return self.no_unit_reason
         if self.noise_scope is not None:
             return "noise is left out or changed on some parameters, for analysis"
+        if self.sampler is not None:
+            return (
+                f"cohorts are drawn by {described(self.sampler)}, which is not part of this package, and no accountant "
+                "knows what that hides"
+            )
         return None
 
 
@@ -190,3 +201,12 @@ def _check_time_line(settings: PrivacySettings) -> None:
             "time_line with mode=secure: a run must remember who took part how often, and a release writes that "
             "nowhere; expected seeded, a simulation"
         )
+
+
+def _check_outside(settings: PrivacySettings) -> None:
+    if settings.weights is not None and settings.weighting is not Weighting.UNIFORM:
+        raise InputError(f"weights with weighting={settings.weighting}: expected one of them")
+    if settings.sampler is not None and settings.sampling is not Sampling.POISSON:
+        raise InputError(f"sampler with sampling={settings.sampling}: expected one of them")
+    if settings.sampler is not None and settings.time_line == "skip":
+        raise InputError("sampler with time_line.dry=skip: it does not know who has nothing left; expected zero")
