@@ -18,19 +18,19 @@ SECTIONS = {
     "Recipes": ("Recipe", "load_recipe", "recipe_names"),
     "Privacy": ("plan_run", "PlannedRun", "PrivacySettings", "Plan"),
     "Rounds": ("Simulation", "SimulatedRound"),
-    "Recognisers": ("Recogniser", "load_recogniser", "export_recogniser", "evaluate", "Evaluation")
-    + ("transcribe", "Transcript"),
+    "Recognisers": ("Recogniser", "load_recogniser", "export_recogniser"),
+    "What they hear": ("evaluate", "Evaluation", "transcribe", "Transcript"),
     "Mistakes": ("InputError",),
 }
 HEAD = """\
 # The Python API
 
 What `import sottovoce` gives, and all of it: these names, and of classes what is listed here, keep their meaning
-([decision](decisions/029-public-api.md)). [From Python](guides/from-python.md) shows them at work. Everything else in the package may
-change from one version to the next.
+([decision](decisions/029-public-api.md)). [From Python](guides/from-python.md) shows them at work. Everything else in
+the package may change from one version to the next.
 
-This page is written by `make docs` from the docstrings. Letters behind an underscore are a tensor's axes: P is the length of a model's
-parameters as one vector.
+This page is written by `make docs` from the docstrings. Letters behind an underscore are a tensor's axes: P is the
+length of a model's parameters as one vector.
 """
 Definition = ast.ClassDef | ast.FunctionDef
 
@@ -59,26 +59,22 @@ def _doc(node: Definition) -> str:
 
 def _function(node: ast.FunctionDef) -> str:
     """Its signature, in one line or with an argument in each."""
-    arguments = ast.unparse(node.args).removeprefix("self, ").removeprefix("cls, ")
-    if arguments in ("self", "cls"):
-        arguments = ""
+    arguments = _arguments(node.args)
     returned = "" if node.returns is None else f" -> {_type(node.returns)}"
-    line = f"{node.name}({arguments}){returned}"
-    return line if len(line) <= 110 else _folded(node, returned)
+    line = f"{node.name}({', '.join(arguments)}){returned}"
+    if len(line) <= 110:
+        return line
+    folded = "".join(f"    {argument},\n" for argument in arguments)
+    return f"{node.name}(\n{folded}){returned}"
 
 
-def _folded(node: ast.FunctionDef, returned: str) -> str:
-    alone = ast.parse(f"def f({ast.unparse(node.args)}): ...").body[0]
-    assert isinstance(alone, ast.FunctionDef)
-    lines, given = [], alone.args
-    plain = [*given.posonlyargs, *given.args]
-    defaults = [None] * (len(plain) - len(given.defaults)) + [*given.defaults]
-    lines += [_argument(one, default) for one, default in zip(plain, defaults, strict=True)]
-    if given.kwonlyargs:
-        lines.append("*")
-        lines += [_argument(one, default) for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-    shown = "".join(f"    {line},\n" for line in lines if line != "self")
-    return f"{node.name}(\n{shown}){returned}"
+def _arguments(given: ast.arguments) -> list[str]:
+    others = [given.posonlyargs, given.vararg, given.kwarg]
+    assert not any(others), "no public name has such arguments yet"
+    defaults = [None] * (len(given.args) - len(given.defaults)) + [*given.defaults]
+    plain = [_argument(one, default) for one, default in zip(given.args, defaults, strict=True)]
+    named = [_argument(one, default) for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    return [one for one in plain if one not in ("self", "cls")] + (["*", *named] if named else [])
 
 
 def _argument(one: ast.arg, default: ast.expr | None) -> str:

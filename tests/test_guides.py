@@ -66,7 +66,8 @@ def test_the_guides_are_found() -> None:
 @guides_with("python")
 def test_programs_run(guide: Path, folder: Path) -> None:
     for block in blocks(guide, "python"):
-        runpy.run_path(block.file, run_name="__main__")
+        # By its whole path, as Python has it: processes that a program starts look for it again.
+        runpy.run_path(str(folder / block.file), run_name="__main__")
 
 
 @pytest.mark.parametrize("name", ["my_optimiser.py", "my_clipping.py", "my_people.py"])

@@ -1,8 +1,7 @@
-"""Parts from outside the package: bounded here, named in every promise, and refused where nobody could agree to them."""
+"""Parts from outside the package: bounded here, named in every promise, refused where nobody could agree to them."""
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +130,7 @@ def test_each_user_is_weighed_by_their_own_figures() -> None:
     figures = [ClientFigures(utterances=1, seconds=seconds) for seconds in (2.5, 50.0)]
     assert summed.weigh(figures) == [0.25, 1.0]
     assert summed.denominator == 10, "public, whatever the weights"
+    assert plan().weigh(figures[0]) == 1.0
 
 
 def test_in_a_release_weights_that_fail_on_one_user_cost_that_user_alone() -> None:
@@ -154,8 +154,12 @@ def test_a_guarantee_names_what_it_rests_on(tmp_path: Path) -> None:
     assert found.as_json()["outside"] == words
     assert str(promise_of(found).words).endswith(f"; {words}")
     with pytest.raises(InputError, match=r"plan\.clip_rule\.factor=2\.0, this run has 3\.0"):
-        Ledger(path, header=plan(clip_rule=named("Grown", factor=3.0), weights=named("Constant", weight=0.5))
-               .ledger_header(run="outside", central_steps=1))
+        Ledger(
+            path,
+            header=plan(clip_rule=named("Grown", factor=3.0), weights=named("Constant", weight=0.5)).ledger_header(
+                run="outside", central_steps=1
+            ),
+        )
 
 
 def test_a_plan_without_any_is_told_as_before() -> None:
@@ -164,15 +168,18 @@ def test_a_plan_without_any_is_told_as_before() -> None:
 
 
 def test_a_rule_of_a_plan_in_python_is_named_too() -> None:
-    assert "clipping by Grown(factor=2.0), which is not part of this package" in dataclasses.replace(
-        plan(), rule=Grown(factor=2.0)
-    ).guarantee
+    assert (
+        "clipping by Grown(factor=2.0), which is not part of this package"
+        in dataclasses.replace(plan(), rule=Grown(factor=2.0)).guarantee
+    )
 
 
 def test_with_a_sampler_there_is_no_guarantee() -> None:
     private = plan(sampler=named("InTurn", first=95))
     assert isinstance(private.event, NoGuarantee)
-    assert private.guarantee.startswith(f"no guarantee: cohorts are drawn by {HERE}:InTurn(first=95), which is not part")
+    assert private.guarantee.startswith(
+        f"no guarantee: cohorts are drawn by {HERE}:InTurn(first=95), which is not part"
+    )
     assert private.sample(0).tolist() == [0, 1, 2, 3, 4, 95, 96, 97, 98, 99]
     for refused in ({"mode": Mode.SECURE}, {"epsilon_budget": 8.0}):
         with pytest.raises(InputError, match="cohorts are drawn by"):
@@ -205,7 +212,10 @@ def test_a_cohort_that_cannot_be_is_refused(cohort: Any) -> None:
         ({"clip_rule": named("Grown", faktor=2)}, "unknown setting 'faktor', did you mean 'factor'"),
         ({"weights": named("BySeconds"), "weighting": "seconds", "weight_cap": 9.0}, "weights with weighting=seconds"),
         ({"sampler": named("InTurn"), "sampling": "fixed_size"}, "sampler with sampling=fixed_size"),
-        ({"sampler": named("InTurn"), "time_line": "skip", "noise_multiplier": 0.0}, r"sampler with time_line\.dry=skip"),
+        (
+            {"sampler": named("InTurn"), "time_line": "skip", "noise_multiplier": 0.0},
+            r"sampler with time_line\.dry=skip",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], why: str) -> None:
@@ -256,12 +266,8 @@ def test_a_target_that_nobody_can_keep_is_refused() -> None:
 def test_nobody_over_a_network_is_asked_to_agree_to_them(part: dict[str, Any]) -> None:
     found, (name,) = recipe(**part), part
     with pytest.raises(InputError, match=f"federation.privacy.{name}: people accept what this package does"):
-        check_suited(found, population_size=len(range(100)))
+        check_suited(found, population_size=100)
     with pytest.raises(InputError, match=f"the invitation's privacy: {name} is code that the server names"):
         check_closed(clients_part(found))
     check_suited(recipe(), population_size=100)
     check_closed(clients_part(recipe()))
-
-
-def test_none_is_a_number() -> None:
-    assert math.isclose(plan().weigh(ClientFigures(utterances=1, seconds=1.0)), 1.0)

@@ -1,7 +1,8 @@
 """How much each client's update counts in the mean.
 
 Under differential privacy, and for equal weights, a client's ω is a function of its own data and a public cap, and the
-sum is divided by a public number: the plan's business, and so are weights from outside (`privacy.outside`). Without privacy, shares of the cohort are possible too:
+sum is divided by a public number: the plan's business, and so are weights from outside (`privacy.outside`). Without
+privacy, shares of the cohort are possible too:
 
     utterances, seconds    ω_k = n_k / Σ n            FedAvg (McMahan et al. 2017)
     loss                   ω = softmax(−loss)         Gao et al. 2022, Eq. 9

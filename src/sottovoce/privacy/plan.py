@@ -227,17 +227,20 @@ class Plan:
     @cached_property
     def _clip_rule(self) -> Rule | None:
         part = self.settings.clip_rule
-        return self.rule if part is None else build_outside("clip_rule", part)
+        found: Rule | None = self.rule if part is None else build_outside("clip_rule", part)
+        return found
 
     @cached_property
     def _weights(self) -> Callable[[object], float] | None:
         part = self.settings.weights
-        return None if part is None else build_outside("weights", part)
+        found: Callable[[object], float] | None = None if part is None else build_outside("weights", part)
+        return found
 
     @cached_property
     def _outside_sampler(self) -> OutsideSampler | None:
         part = self.settings.sampler
-        return None if part is None else build_outside("sampler", part)
+        found: OutsideSampler | None = None if part is None else build_outside("sampler", part)
+        return found
 
     @cached_property
     def clipper(self) -> Clipper:

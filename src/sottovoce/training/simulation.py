@@ -66,7 +66,8 @@ class Simulation:
 
     `store`, `population`, `start` (the model of round 0) and `plan` are what `sottovoce run` would have; `step` counts
     the rounds made. The recipe's store and its seed model are made first where they are missing, under `stores` and
-    `runs`. `device` is chosen as on the command line unless given.
+    `runs`, by several processes: a script (no notebook) needs `if __name__ == "__main__":` around it. `device` is
+    chosen as on the command line unless given.
 
     Guarantee: none is given to anybody. It is a simulation, whose seed repeats cohorts and noise, and it shows what a
     release would hide; `epsilon` is what the same rounds would spend as a release.
@@ -140,8 +141,8 @@ class Simulation:
         if not 0 <= client < len(self.population):
             raise InputError(f"client={client}: expected 0 to {len(self.population) - 1}")
         sent_P = as_sent(self._server.parameters_P, self.recipe.federated.model_bits)
-        told = {} if self._turns is None else {"turns": self._turns.of(np.array([client])).tolist()}
-        (trained,) = self._engine.train(sent_P, [client], step=self.step, **told)
+        turns = None if self._turns is None else self._turns.of(np.array([client])).tolist()
+        (trained,) = self._engine.train(sent_P, [client], step=self.step, turns=turns)
         if isinstance(trained, Dropped):
             raise InputError(f"client={client} could not be trained: {trained.reason}")
         assert isinstance(trained, Trained)
