@@ -22,6 +22,13 @@ SECTIONS = {
     "What they hear": ("evaluate", "Evaluation", "transcribe", "Transcript"),
     "Mistakes": ("InputError",),
 }
+# Of most classes all that has a docstring; a plan has many parts that only a run turns.
+MEMBERS = {
+    "Plan": {
+        *("guarantee", "event", "warnings", "sampling_rate", "cohort_size", "denominator", "clip_bound", "sigma_dp"),
+        *("noise_std_sum", "noise_std_mean", "sample", "new_total", "clip", "accumulate", "describe"),
+    }
+}
 HEAD = """\
 # The Python API
 
@@ -79,18 +86,24 @@ def _arguments(given: ast.arguments) -> list[str]:
 
 def _argument(one: ast.arg, default: ast.expr | None) -> str:
     kind = "" if one.annotation is None else f": {_type(one.annotation)}"
-    return f"{one.arg}{kind}" + ("" if default is None else f" = {ast.unparse(default)}")
+    return f"{one.arg}{kind}" + ("" if default is None else f" = {_source(default)}")
 
 
 def _type(node: ast.expr) -> str:
-    return ast.unparse(node).strip("'")
+    return _source(node).strip('"')
+
+
+def _source(node: ast.AST) -> str:
+    """As it stands there, but for line breaks; Python itself prefers single quotes."""
+    written = ast.unparse(node)
+    return written if '"' in written else written.replace("'", '"')
 
 
 def _class(node: ast.ClassDef) -> str:
     """A dataclass or section by its fields, any other class by what makes one."""
     fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
     if fields:
-        return "\n".join([f"class {node.name}:", *(f"    {ast.unparse(one)}" for one in fields)])
+        return "\n".join([f"class {node.name}:", *(f"    {_source(one)}" for one in fields)])
     makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
     for maker in makers:
         maker.name, maker.returns = node.name, None
@@ -102,6 +115,8 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
     """One line for each public method and property that says what it is."""
     for one in node.body:
         if not isinstance(one, ast.FunctionDef) or one.name.startswith("_") or not _doc(one):
+            continue
+        if one.name not in MEMBERS.get(node.name, {one.name}):
             continue
         first = _doc(one).partition("\n\n")[0].replace("\n", " ")
         decorators = {ast.unparse(decorator) for decorator in one.decorator_list}
