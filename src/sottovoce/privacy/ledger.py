@@ -536,8 +536,6 @@ class LedgerReport:
             "last line": f"torn, {self.torn_bytes} bytes to be removed on resume" if self.torn_bytes else "whole",
             "chain": f"sound, {self.mark.length} lines, head {self.mark.head[:16]}…",
         }
-        if self.outside is not None:
-            rows["from outside"] = self.outside
         if self.header["plan"].get("time_line") == "zero":
             rows["time lines"] = DRAWN_WHEN_DRY
         if (told := self.header.get("client_wer")) is not None:
