@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from findings.kept import Kept
 from findings.numbers import per_cent
-from findings.rates import SEED, Difference, percentiles
+from findings.rates import SEED, Difference
 from findings.tables import Repeats, markdown, rates_cell
 from sottovoce.errors import InputError
-from sottovoce.evaluation.per_speaker import DRAWS
+from sottovoce.evaluation.per_speaker import DRAWS, percentiles
 from sottovoce.reporting.clients import error_drawing
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.records import Record, RunRecord

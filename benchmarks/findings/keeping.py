@@ -129,10 +129,15 @@ def _totals(tests: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nameless(test: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run quotes no texts its voices have owners: speakers get keys, the same ones in every run."""
+    """Where a run quotes no texts its voices have owners: speakers get keys, the same ones in every run, and what was
+    known of each of them (`groups`) goes."""
     people = [_rounded(person, DIGITS) for person in test.get("per_speaker", ())]
     if "samples" not in test:
-        people = [{**person, "speaker": f"{name_key(str(person['speaker'])):016x}"[:10]} for person in people]
+        people = [
+            {k: v for k, v in person.items() if k != "groups"}
+            | {"speaker": f"{name_key(str(person['speaker'])):016x}"[:10]}
+            for person in people
+        ]
     return {**test, "per_speaker": people}
 
 

@@ -1,7 +1,7 @@
 """Word error rates of settings: means over their seeds, and differences between settings that were tested on the same
 people, with intervals over those people.
 
-Shapes: R runs, S speakers, D draws.
+Shapes: R runs, S speakers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import MeasureName
-from sottovoce.evaluation.per_speaker import CONFIDENCE, DRAWS, FEWEST_SPEAKERS, Interval
+from sottovoce.evaluation.paired import errors, people
+from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS, Interval, drawn_rates, percentiles
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.seeds import stream
 
@@ -73,7 +74,7 @@ def difference(
         raise InputError(f"difference {' '.join(names)}: expected runs with the same seeds")
     pairs = [(scored(first[seed], test), scored(second[seed], test)) for seed in seeds]
     for one, other in pairs:
-        if _people(one) != _people(other):
+        if people(one) != people(other):
             raise InputError(f"difference {' '.join(names)}: expected runs that were tested on the same speakers")
     drawn = _drawn(list(pairs), names=("difference", *names))
     return Difference(
@@ -83,27 +84,9 @@ def difference(
 
 def _drawn(pairs: Sequence[tuple[Record, Record | None]], *, names: Sequence[str]) -> NDArray[np.float64] | None:
     """Means over `pairs` of rates (less those of the other, if there is one), for speakers drawn anew."""
-    people = _people(pairs[0][0])
-    if len(people) < FEWEST_SPEAKERS or any(_people(one) != people for one, _ in pairs):
+    crowd = people(pairs[0][0])
+    if len(crowd) < FEWEST_SPEAKERS or any(people(one) != crowd for one, _ in pairs):
         return None  # seeds that divide the test speakers differently cannot be drawn together
-    words_S = np.array([person["words"] for person in pairs[0][0]["per_speaker"]])
-    drawn_DS = stream(SEED, *names).integers(len(people), size=(DRAWS, len(people)))
-    errors_RS = np.stack([_errors(one) - (0 if other is None else _errors(other)) for one, other in pairs])
-    words_D = words_S[drawn_DS].sum(axis=1)
-    rates: NDArray[np.float64] = errors_RS.mean(axis=0)[drawn_DS].sum(axis=1)[words_D > 0] / words_D[words_D > 0]
-    return rates
-
-
-def _people(test: Record) -> list[tuple[str, int]]:
-    return [(person["speaker"], person["words"]) for person in test.get("per_speaker") or ()]
-
-
-def _errors(test: Record) -> NDArray[np.float64]:
-    """Counts, from rates that were written with all their digits."""
-    return np.array([round((person["wer"] or 0.0) * person["words"]) for person in test["per_speaker"]], dtype=float)
-
-
-def percentiles(drawn_D: NDArray[np.float64]) -> Interval:
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(drawn_D, [tail, 1 - tail])
-    return float(low), float(high)
+    words_S = np.array([words for _, words in crowd])
+    errors_RS = np.stack([errors(one) - (0 if other is None else errors(other)) for one, other in pairs])
+    return drawn_rates(words_S, errors_RS.mean(axis=0), generator=stream(SEED, *names))

@@ -68,6 +68,8 @@ def test_evaluate_json_agrees_with_the_texts_it_writes(sottovoce: Command, place
     assert (result["utterances"], result["speakers"], result["splits"]) == (4, 2, ["test"])
     assert result["left_out"] == {"without_text": 2, "too_long": 0}
     assert result["words"] == 12
+    assert result["real_time_factor"] == pytest.approx(result["elapsed_seconds"] / result["audio_seconds"])
+    assert result["normalisation"] == {"name": "sottovoce", "version": 1}
     texts = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
     assert [row["id"] for row in texts] == ["bob-0", "bob-2", "cyd-0", "cyd-2"]
     assert {row["reference"] for row in texts} == {"hello there", "good day to you"}

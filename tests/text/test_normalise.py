@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.errors import InputError
-from sottovoce.text.normalise import alphabet, foreign_characters, normalise
+from sottovoce.text.normalise import NAME, VERSION, alphabet, foreign_characters, normalise
 
 LANGUAGES = ("en", "fr", "de", "it", "es", "iba", "ja", "fa")
 languages = st.sampled_from(LANGUAGES)
@@ -36,6 +36,11 @@ texts = st.text() | st.text(alphabet="aéßœŒñǅ İı'’‘`´-‐–—«»
 def test_spelling(language: str, text: str, expected: str) -> None:
     assert normalise(text, language) == expected
     assert foreign_characters(expected, language) == set()
+
+
+def test_the_rules_have_a_name_and_a_version() -> None:
+    """Error rates name them. Where an expectation of `test_spelling` changes, the version is another one."""
+    assert (NAME, VERSION) == ("sottovoce", 1)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from sottovoce import __version__
 from sottovoce.cli import (
+    compare,
     evaluate,
     export,
     import_,
@@ -51,6 +52,7 @@ app.command(name="plan")(plan.plan)
 app.command(name="ledger")(ledger.ledger)
 app.command(name="report")(report.report)
 app.command(name="evaluate")(evaluate.evaluate)
+app.command(name="compare")(compare.compare)
 app.command(name="transcribe")(transcribe.transcribe)
 app.command(name="probe")(probe.probe)
 app.command(name="export")(export.export)

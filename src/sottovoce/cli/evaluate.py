@@ -119,7 +119,8 @@ def evaluate(
     if out is not None:
         _write_texts(out, chosen.ids, chosen.references, hypotheses)
     if json:
-        print_json({"model": str(model)} | result.as_json() | {"elapsed_seconds": elapsed})
+        speed = {"elapsed_seconds": elapsed, "real_time_factor": elapsed / result.audio_seconds}
+        print_json({"model": str(model)} | result.as_json() | speed)
     else:
         stdout.print(table(result, title=f"{model} on {on}"))
         speed = f"{result.audio_seconds:,.0f} s of audio in {elapsed:,.1f} s on {chosen_device}"

@@ -165,7 +165,7 @@ def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str
     if quietly:
         return
     stdout.print(report.table)
-    for table in report.tables:
+    for table in report.tables_below:
         print_wide(for_terminal(table))
     for line in report.together:
         say(line, to=stdout)

@@ -3,6 +3,8 @@
 Shapes: U utterances, S speakers; columns as in `wer`.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from sottovoce.models.attention_search import Search
 from sottovoce.models.saved import Recogniser
 from sottovoce.seeds import stream
 from sottovoce.store import Store
+from sottovoce.text import normalise
 
 # What a corpus may tell of a person, and what stands for a person of whom it does not.
 FACTS = ("gender", "age", "accent")
@@ -59,7 +62,9 @@ class Group:
 class Evaluation:
     """The errors of one recogniser on one choice of utterances. `groups` maps a fact to those who share each value.
 
-    `collapsed` counts utterances in which an attention stopped listening; None where none was asked.
+    `facts` has for each speaker what is known of them, by group. `speech` is a digest of what was said, by which
+    another evaluation of the same is known. `collapsed` counts utterances in which an attention stopped listening; None
+    where none was asked.
     """
 
     store: str
@@ -72,6 +77,8 @@ class Evaluation:
     characters: Tally
     interval: Interval | None
     speakers: tuple[str, ...]
+    facts: tuple[Mapping[str, str], ...]
+    speech: str
     speaker_counts_S4: Counts
     spread: Spread
     groups: Mapping[str, tuple[Group, ...]]
@@ -98,6 +105,8 @@ class Evaluation:
             "speakers": len(self.speakers),
             "audio_seconds": self.audio_seconds,
             "left_out": {"without_text": self.without_text, "too_long": self.too_long},
+            "speech": self.speech,
+            "normalisation": {"name": normalise.NAME, "version": normalise.VERSION},
             "wer": self.wer,
             "wer_interval": self.interval,
             **_counts(self.words),
@@ -106,8 +115,8 @@ class Evaluation:
             "spread": self.spread.as_json(),
             "groups": {fact: {group.name: group.as_json() for group in groups} for fact, groups in self.groups.items()},
             "per_speaker": [
-                {"speaker": name, "wer": rate, "words": length}
-                for name, rate, length in zip(self.speakers, speaker_rates, lengths, strict=True)
+                {"speaker": name, "wer": rate, "words": length, **({"groups": dict(known)} if known else {})}
+                for name, rate, length, known in zip(self.speakers, speaker_rates, lengths, self.facts, strict=True)
             ],
             **({} if self.collapsed is None else {"collapsed": self.collapsed}),
         }
@@ -206,20 +215,23 @@ def score(
     attentions, if anything.
     """
     words_U4 = count_words(chosen.references, hypotheses)
-    names, facts, owners = speakers_in(store, chosen.rows)
+    names, told, owners = speakers_in(store, chosen.rows)
+    facts = tuple({fact: _shared(fact, person[fact]) for fact in FACTS if person.get(fact)} for person in told)
     counts_S4 = sum_by(words_U4, owners, owner_count=len(names))
+    lengths_U = store.audio_offsets[chosen.rows + 1] - store.audio_offsets[chosen.rows]
     return Evaluation(
         store=store.name,
         splits=tuple(dict.fromkeys(store.user(row).split for row in np.unique(_users(store, chosen.rows)).tolist())),
         utterances=len(chosen.rows),
-        audio_seconds=int((store.audio_offsets[chosen.rows + 1] - store.audio_offsets[chosen.rows]).sum())
-        / SAMPLE_RATE,
+        audio_seconds=int(lengths_U.sum()) / SAMPLE_RATE,
         without_text=chosen.without_text,
         too_long=chosen.too_long,
         words=tally(words_U4),
         characters=tally(count_characters(chosen.references, hypotheses)),
         interval=interval(counts_S4, generator=stream(seed, "evaluation", "bootstrap")),
         speakers=names,
+        facts=facts,
+        speech=_digest(chosen.ids, chosen.references, lengths_U.tolist()),
         speaker_counts_S4=counts_S4,
         spread=spread(counts_S4),
         groups=_groups(counts_S4, facts, seed=seed, smallest=smallest_group),
@@ -266,19 +278,28 @@ def _groups(
     """For each fact that is known of anybody: those who share a value, in alphabetical order; the unknown last."""
     found = {}
     for fact in FACTS:
-        values = pooled([_shared(fact, person.get(fact)) for person in facts], smallest=smallest)
-        known = sorted({*values} - {UNKNOWN})
-        if known and known != [OTHERS]:
-            present = [*known, UNKNOWN] if UNKNOWN in values else known
+        values = pooled([person.get(fact, UNKNOWN) for person in facts], smallest=smallest)
+        present = in_order(values)
+        if {*present} - {OTHERS, UNKNOWN}:
             found[fact] = tuple(_group(counts_S4, values, fact=fact, value=value, seed=seed) for value in present)
     return found
 
 
-def _shared(fact: str, value: str | None) -> str:
+def in_order(values: Sequence[str]) -> list[str]:
+    """The groups that there are, in alphabetical order, the unknown last; none where nothing is known of anybody.
+
+    >>> in_order(["male", "unknown", "female", "male"]), in_order(["unknown"])
+    (['female', 'male', 'unknown'], [])
+    """
+    known = sorted({*values} - {UNKNOWN})
+    return [*known, UNKNOWN] if known and UNKNOWN in values else known
+
+
+def _shared(fact: str, value: str) -> str:
     """The name of the group; ages in years are put together by decade, as Common Voice does itself."""
-    if fact == "age" and value and value.isdecimal():
+    if fact == "age" and value.isdecimal():
         return f"{int(value) // 10 * 10}–{int(value) // 10 * 10 + 9}"
-    return value or UNKNOWN
+    return value
 
 
 def pooled(values: Sequence[str], *, smallest: int) -> list[str]:
@@ -310,6 +331,10 @@ def _counts(words: Tally) -> dict[str, int]:
         "deletions": words.deletions,
         "insertions": words.insertions,
     }
+
+
+def _digest(*said: Sequence[str] | Sequence[int]) -> str:
+    return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
 
 
 def _primary(language: str) -> str:

@@ -1,6 +1,6 @@
 """How errors are spread over people, and how sure a rate is that was measured on these people and not on others.
 
-Shapes: S speakers; columns as in `wer`.
+Shapes: S speakers, D draws; columns as in `wer`.
 """
 
 from dataclasses import asdict, dataclass
@@ -38,16 +38,35 @@ def interval(
     if (counts_S4[:, 0] > 0).sum() < FEWEST_SPEAKERS:
         return None
     lengths_S, errors_S = counts_S4[:, 0], counts_S4[:, 1:].sum(axis=1)
-    speakers = len(counts_S4)
-    rates = []
+    return percentiles(drawn_rates(lengths_S, errors_S, generator=generator, draws=draws), confidence=confidence)
+
+
+def drawn_rates(
+    lengths_S: NDArray[np.int64],
+    errors_S: NDArray[np.int64] | NDArray[np.float64],
+    *,
+    generator: np.random.Generator,
+    draws: int = DRAWS,
+) -> NDArray[np.float64]:
+    """The error rate of each of `draws` crowds of as many speakers, drawn anew from these with all they said.
+
+    `errors_S` may be one model's less another's: who is drawn is then drawn for both, which is what pairs them.
+    """
+    speakers = len(lengths_S)
+    rates: list[NDArray[np.float64]] = []
     block = max(BLOCK_SPEAKERS // speakers, 1)
     for first in range(0, draws, block):
         drawn = generator.integers(speakers, size=(min(block, draws - first), speakers))
         lengths, errors = lengths_S[drawn].sum(axis=1), errors_S[drawn].sum(axis=1)
         # A draw of nothing but speakers without a reference has no rate.
         rates.append(errors[lengths > 0] / lengths[lengths > 0])
+    return np.concatenate(rates)
+
+
+def percentiles(drawn_D: NDArray[np.float64], *, confidence: float = CONFIDENCE) -> Interval:
+    """What holds `confidence` of the draws, with as many on either side."""
     tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(rates), [tail, 1 - tail])
+    low, high = np.quantile(drawn_D, [tail, 1 - tail])
     return float(low), float(high)
 
 

@@ -62,12 +62,14 @@ def build_report(
     *,
     title: str,
     headline: Table | None = None,
+    differences: Table | None = None,
     together: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Report:
     """Put the report of `runs` together.
 
-    `headline` is the table it opens with, `together` what its runs promise together, `notes` what must be said of them.
+    `headline` is the table it opens with, `differences` which of its runs are told apart, `together` what its runs
+    promise together, `notes` what must be said of them.
     """
     assert runs
     makers: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
@@ -93,7 +95,7 @@ def build_report(
         title=title,
         lead=_lead(runs, title),
         alarms=tuple(f"{run.label}: {run.unsound}" for run in runs if run.unsound),
-        sections=(_headline(runs, headline, together, notes), *made),
+        sections=(_headline(runs, headline, differences, together, notes), *made),
         extra_tables=() if found is None else (found,),
     )
 
@@ -129,13 +131,19 @@ def _lead(runs: Sequence[RunRecord], title: str) -> str:
 
 
 def _headline(
-    runs: Sequence[RunRecord], headline: Table | None, together: Sequence[str], notes: Sequence[str]
+    runs: Sequence[RunRecord],
+    headline: Table | None,
+    differences: Table | None,
+    together: Sequence[str],
+    notes: Sequence[str],
 ) -> Section:
     parts: list[Part] = []
     if len(runs) == 1 and runs[0].tests:
         parts.append(Html(_key_figures(runs[0])))
     if headline is not None and headline.rows:
         parts.append(headline)
+    if differences is not None:
+        parts.append(differences)
     parts += [Html(f"<p><strong>{escape(line)}</strong></p>") for line in together]
     parts += [Html(f'<p class="quiet">{escape(note)}</p>') for note in _gathered(runs, notes)]
     for run in runs:

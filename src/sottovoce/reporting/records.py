@@ -95,6 +95,10 @@ class RunRecord:
         data = self.config.get("data") or {}
         return _place(test, data) == _place(data.get("dev", "dev"), data)
 
+    def named(self, test: str) -> str:
+        """What a table calls that set."""
+        return f"{test} (chosen on)" if self.is_chosen_on(test) else test
+
     @property
     def headline_test(self) -> str | None:
         """The test set that a run is known by: of those it was not chosen on, the first that is called a test."""

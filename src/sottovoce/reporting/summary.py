@@ -16,6 +16,7 @@ from sottovoce.evaluation.evaluate import MANY_COLLAPSED, told_collapsed
 from sottovoce.files import written_atomically
 from sottovoce.reporting.cells import Table as Cells
 from sottovoce.reporting.cells import epsilon
+from sottovoce.reporting.differences import difference_table
 from sottovoce.reporting.joint import together
 from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.page import Report, build_report, write_page
@@ -34,7 +35,7 @@ ERRORS, FIGURES = ("WER", "95 % interval"), ("loss", "accuracy")
 class Summary:
     """The report of some runs, and where its page lies. `together` is what they promise to somebody in all of them.
 
-    `tables` are those of a paper, with its numbers beside ours.
+    `tables` are those of a paper, with its numbers beside ours. `differences` says which runs are told apart.
     """
 
     path: Path
@@ -43,10 +44,23 @@ class Summary:
     notes: tuple[str, ...]
     together: tuple[str, ...] = ()
     tables: tuple[Cells, ...] = ()
+    differences: Cells | None = None
 
     def report(self, records: Sequence[RunRecord], *, title: str) -> Report:
         """The page that opens with it."""
-        return build_report(records, title=title, headline=self.headline, together=self.together, notes=self.notes)
+        return build_report(
+            records,
+            title=title,
+            headline=self.headline,
+            differences=self.differences,
+            together=self.together,
+            notes=self.notes,
+        )
+
+    @property
+    def tables_below(self) -> tuple[Cells, ...]:
+        """What follows the table, in the terminal and in the text."""
+        return self.tables if self.differences is None else (self.differences, *self.tables)
 
     @property
     def headline(self) -> Cells:
@@ -100,7 +114,7 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
             raise FileNotFoundError(record.folder / RESULTS)
     summary = summarise(records, path=out / REPORT)
     write_page(summary.path, summary.report(records, title=title))
-    tables = [(table.title, *_aligned((table.headings, *table.rows)), table.note, "") for table in summary.tables]
+    tables = [(table.title, *_aligned((table.headings, *table.rows)), table.note, "") for table in summary.tables_below]
     lines = [title, "", *_aligned((summary.headings, *summary.rows)), "", *(line for table in tables for line in table)]
     lines += [*summary.together, *summary.notes]
     with written_atomically(out / TEXT) as file:
@@ -125,7 +139,15 @@ def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
         *_start_rows(federated, figures),
         *(row for run in runs for row in _rows(run, figures, private=bool(federated))),
     ]
-    return Summary(path, headings, tuple(rows), tuple(_notes(runs)), together(records), _of_papers(runs))
+    return Summary(
+        path,
+        headings,
+        tuple(rows),
+        tuple(_notes(runs)),
+        together=together(records),
+        tables=_of_papers(runs),
+        differences=difference_table(runs, start=START),
+    )
 
 
 def _of_papers(runs: Sequence[RunRecord]) -> tuple[Cells, ...]:
@@ -153,17 +175,13 @@ def _start_rows(federated: Sequence[RunRecord], figures: tuple[str, ...]) -> lis
         return []
     first = federated[0]
     names = [name for name in _tests_first(first) if name in starts[0]]
-    return [(START, _named(first, name), *_row(starts[0][name], figures), "not private", "") for name in names]
+    return [(START, first.named(name), *_row(starts[0][name], figures), "not private", "") for name in names]
 
 
 def _tests_first(run: RunRecord) -> list[str]:
     """Its test sets, the one that it is known by before the others; that which it was chosen on, if it is among them,
     last."""
     return sorted(run.tests, key=lambda name: (run.is_chosen_on(name), name != run.headline_test))
-
-
-def _named(run: RunRecord, test: str) -> str:
-    return f"{test} (chosen on)" if run.is_chosen_on(test) else test
 
 
 def _without_people(tests: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +191,7 @@ def _without_people(tests: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rows(run: RunRecord, figures: tuple[str, ...], *, private: bool) -> list[tuple[str, ...]]:
     privacy = (_epsilon(run.privacy), _population(run.privacy)) if private else ()
-    return [(run.label, _named(run, name), *_row(run.tests[name], figures), *privacy) for name in _tests_first(run)]
+    return [(run.label, run.named(name), *_row(run.tests[name], figures), *privacy) for name in _tests_first(run)]
 
 
 def _row(result: Mapping[str, Any], figures: tuple[str, ...]) -> list[str]:

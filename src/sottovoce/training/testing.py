@@ -5,11 +5,13 @@ A release names and quotes nobody; a report of a simulation quotes voices that n
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from sottovoce.config import Recipe, SyntheticCorpus
 from sottovoce.evaluation.evaluate import Selection, score, select
 from sottovoce.evaluation.losses import as_json, usable_speech
+from sottovoce.evaluation.paired import LESS_START, difference
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Store
@@ -33,13 +35,17 @@ def score_models(
     """What `results.json` says of each model, by test set.
 
     Of a release it names nobody, quotes nobody and counts nobody's words, and a group has at least five people: those
-    who hold the corpus can look people up by each of these. One person has one pseudonym in all that is returned.
-    Of models that write nothing down it says their loss, and what else they are measured by.
+    who hold the corpus can look people up by each of these. Nobody can pair such results by speaker any more, so that
+    of the first model it says how far it is from the second, which it started from. One person has one pseudonym in
+    all that is returned. Of models that write nothing down it says their loss, and what else they are measured by.
     """
     if any(model.family.recognition is None for model in models):
         return [_measure_model(model, tests, team) for model in models]
     found = [_score_model(model, recipe, tests, team, is_release=is_release) for model in models]
     if is_release:
+        for first, second in pairwise(found):
+            for name, test in first.items():
+                test[LESS_START] = difference(test, second[name]).in_brief()
         hide_names([test for tested in found for test in tested.values()])
     return found
 
@@ -87,6 +93,7 @@ def hide_names(tests: Sequence[dict[str, Any]]) -> None:
         test["per_speaker"] = [
             {"speaker": f"speaker {numbers[person['speaker']]}", "wer": _rounded(person["wer"])} for person in people
         ]
+        test.pop("speech", None)  # who has the corpus could try who was in it
         test["spread"] = {name: _rounded(rate) for name, rate in test["spread"].items()}
 
 

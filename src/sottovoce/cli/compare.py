@@ -1,0 +1,105 @@
+"""`sottovoce compare`: which of two models understands people better."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, progress_bar, stdout
+from sottovoce.cli.evaluate import store_and_split
+from sottovoce.cli.recognition import Device
+from sottovoce.errors import InputError
+
+Tests = Mapping[str, Mapping[str, Any]]
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A run folder, or a model folder.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another, which A is compared with.")],
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STORE[:SPLIT]",
+            help="What both are to recognise, or the name of a test set of both runs; all of these by default.",
+        ),
+    ] = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """The difference of two word error rates on the same speech, paired by speaker: in all, by group, by intersections.
+
+    Example: sottovoce compare runs/demo/global runs/demo/per-layer
+
+    Of runs that were tested on the same speech, what their results say is compared; nothing is recognised again.
+    """
+    from sottovoce.evaluation.paired import compare as compared
+    from sottovoce.evaluation.paired import why_not
+    from sottovoce.evaluation.paired_table import table
+
+    kept = _kept_tests(first), _kept_tests(second)
+    shared = [name for name in kept[0] if name in kept[1]]
+    if on is None and not shared:
+        raise InputError(f"{first} and {second} have no test set in common: expected --on STORE[:SPLIT]")
+    pairs = {name: (kept[0][name], kept[1][name]) for name in (shared if on is None else [on]) if name in shared}
+    if on is not None and not pairs:
+        pairs = {on: _recognised((first, second), on, device=device)}
+    for name, pair in pairs.items():
+        if reason := why_not(*pair):
+            raise InputError(f"{first} and {second} cannot be compared on {name}: {reason}; --on STORE tests both anew")
+    found = {name: compared(*pair) for name, pair in pairs.items()}
+    if json:
+        tests = {name: comparison.as_json() for name, comparison in found.items()}
+        print_json({"first": str(first), "second": str(second), "tests": tests})
+        return
+    for name, comparison in found.items():
+        stdout.print(table(comparison, title=f"WER on {name}\nA: {first}\nB: {second}"))
+
+
+def _kept_tests(path: Path) -> Tests:
+    """What the run in `path` has said of its test sets; nothing where it is a model, or not finished."""
+    from sottovoce.files import read_json
+    from sottovoce.reporting.archives import open_path
+    from sottovoce.training.run_folder import CONFIG, RESULTS
+
+    folder = open_path(path)
+    if not folder.is_dir():
+        raise InputError(f"{path}: expected the folder of a run or a model")
+    if (folder / RESULTS).is_file():
+        tests: Tests = read_json(folder / RESULTS).get("test") or {}
+        return tests
+    inside = [child.name for child in sorted(folder.iterdir()) if (child / RESULTS).is_file()]
+    if inside and not (folder / CONFIG).is_file():
+        raise InputError(f"{path} holds several runs: expected one of {', '.join(inside)}")
+    return {}
+
+
+def _recognised(models: tuple[Path, Path], on: str, *, device: str | None) -> tuple[Mapping[str, Any], ...]:
+    """What `evaluate` says of each of `models` on the same utterances."""
+    from sottovoce.evaluation.evaluate import evaluate, select
+    from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.models.saved import load
+    from sottovoce.store import Store
+
+    path, split = store_and_split(on)
+    store, chosen_device = Store(path), choose_device(device)
+    recognisers = {model: load(model) for model in models}
+    store.check()
+    for model, recogniser in recognisers.items():
+        if recogniser.family.recognition is None:
+            raise InputError(f"{model}: models of family={recogniser.family.name} write nothing down: there is no WER")
+    total = len(select(store, split=split).rows)
+    found = []
+    for model in models:
+        with progress_bar(f"{model} on {on}") as bar:
+            (task,) = bar.task_ids
+            bar.update(task, total=total, note="utterances")
+            result = evaluate(
+                recognisers[model],
+                store,
+                split=split,
+                device=chosen_device,
+                on_progress=lambda done, bar=bar, task=task: bar.update(task, completed=done),
+            )
+        found.append(result.as_json())
+    return tuple(found)
