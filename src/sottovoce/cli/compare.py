@@ -11,7 +11,7 @@ from sottovoce.cli.evaluate import store_and_split
 from sottovoce.cli.recognition import Device
 from sottovoce.errors import InputError
 
-Tests = Mapping[str, Mapping[str, Any]]
+Test = Mapping[str, Any]
 
 
 def compare(
@@ -56,7 +56,7 @@ def compare(
         stdout.print(table(comparison, title=f"WER on {name}\nA: {first}\nB: {second}"))
 
 
-def _kept_tests(path: Path) -> Tests:
+def _kept_tests(path: Path) -> Mapping[str, Test]:
     """What the run in `path` has said of its test sets; nothing where it is a model, or not finished."""
     from sottovoce.files import read_json
     from sottovoce.reporting.archives import open_path
@@ -66,7 +66,7 @@ def _kept_tests(path: Path) -> Tests:
     if not folder.is_dir():
         raise InputError(f"{path}: expected the folder of a run or a model")
     if (folder / RESULTS).is_file():
-        tests: Tests = read_json(folder / RESULTS).get("test") or {}
+        tests: Mapping[str, Test] = read_json(folder / RESULTS).get("test") or {}
         return tests
     inside = [child.name for child in sorted(folder.iterdir()) if (child / RESULTS).is_file()]
     if inside and not (folder / CONFIG).is_file():
@@ -74,32 +74,32 @@ def _kept_tests(path: Path) -> Tests:
     return {}
 
 
-def _recognised(models: tuple[Path, Path], on: str, *, device: str | None) -> tuple[Mapping[str, Any], ...]:
+def _recognised(models: tuple[Path, Path], on: str, *, device: str | None) -> tuple[Test, Test]:
     """What `evaluate` says of each of `models` on the same utterances."""
     from sottovoce.evaluation.evaluate import evaluate, select
     from sottovoce.evaluation.recognise import choose_device
-    from sottovoce.models.saved import load
+    from sottovoce.models.saved import Recogniser, load
     from sottovoce.store import Store
 
     path, split = store_and_split(on)
     store, chosen_device = Store(path), choose_device(device)
-    recognisers = {model: load(model) for model in models}
     store.check()
-    for model, recogniser in recognisers.items():
+    recognisers = [load(model) for model in models]
+    for model, recogniser in zip(models, recognisers, strict=True):
         if recogniser.family.recognition is None:
             raise InputError(f"{model}: models of family={recogniser.family.name} write nothing down: there is no WER")
     total = len(select(store, split=split).rows)
-    found = []
-    for model in models:
+
+    def tested(model: Path, recogniser: Recogniser) -> Test:
         with progress_bar(f"{model} on {on}") as bar:
             (task,) = bar.task_ids
             bar.update(task, total=total, note="utterances")
-            result = evaluate(
-                recognisers[model],
+            return evaluate(
+                recogniser,
                 store,
                 split=split,
                 device=chosen_device,
-                on_progress=lambda done, bar=bar, task=task: bar.update(task, completed=done),
-            )
-        found.append(result.as_json())
-    return tuple(found)
+                on_progress=lambda done: bar.update(task, completed=done),
+            ).as_json()
+
+    return tested(models[0], recognisers[0]), tested(models[1], recognisers[1])

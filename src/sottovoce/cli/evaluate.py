@@ -119,8 +119,8 @@ def evaluate(
     if out is not None:
         _write_texts(out, chosen.ids, chosen.references, hypotheses)
     if json:
-        speed = {"elapsed_seconds": elapsed, "real_time_factor": elapsed / result.audio_seconds}
-        print_json({"model": str(model)} | result.as_json() | speed)
+        taken = {"elapsed_seconds": elapsed, "real_time_factor": elapsed / result.audio_seconds}
+        print_json({"model": str(model)} | result.as_json() | taken)
     else:
         stdout.print(table(result, title=f"{model} on {on}"))
         speed = f"{result.audio_seconds:,.0f} s of audio in {elapsed:,.1f} s on {chosen_device}"

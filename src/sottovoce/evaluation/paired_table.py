@@ -51,6 +51,8 @@ def summary(comparison: Comparison) -> list[str]:
     groups = sum(map(len, (*comparison.groups.values(), *comparison.intersections.values())))
     if groups > 1:
         lines.append(f"Of {groups} groups, one in twenty leaves 0 out by chance, where there is no difference.")
+    if not comparison.groups:
+        lines.append("Nothing is known of who is in which group.")
     if comparison.too_small:
         lines.append(f"Left out, intersections of fewer than {FEWEST_SPEAKERS} speakers: {comparison.too_small:,}.")
     return lines
