@@ -64,6 +64,13 @@ def test_the_interval_covers_the_truth_as_often_as_it_says_and_is_no_wider_than_
     assert np.mean([width(one.interval) for one in found]) / (2 * 1.96 * spread) == pytest.approx(1, abs=0.15)
 
 
+def test_the_interval_of_few_people_covers_the_truth_too() -> None:
+    """Eight people vary more than draws from them do, for which `expanded` makes up: it holds as often as with many."""
+    found = [difference(*two_models(trial, speakers=8)).interval for trial in range(200)]
+    covered = sum(one is not None and one[0] <= 0.9 * 0.2 - 0.2 <= one[1] for one in found)
+    assert covered >= 190 - 4 * math.sqrt(200 * 0.95 * 0.05)
+
+
 def test_pairing_is_tighter_where_people_are_hard_for_both() -> None:
     first, second = two_models(1, speakers=400, words=100, better_by=1.0)
     counts = [
