@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,40 @@ def test_a_suite_makes_one_table_of_its_runs_and_does_not_run_them_twice(
     ledgers = [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
     assert sottovoce("run", "suite.yaml", "--out", "both").code == 0
     assert ledgers == [(here / "both" / label / "ledger.jsonl").read_bytes() for label in ("noisy", "quiet")]
+
+
+@contextmanager
+def _asked_at_once() -> Iterator[Callable[[], bool]]:
+    """As if somebody had pressed Ctrl-C before the first round."""
+    yield lambda: True
+
+
+def test_what_is_interrupted_ends_with_130_and_says_so_to_machines(
+    here: Path, sottovoce: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
+    stopped = {"ended": {"step": 1, "reason": "interrupted"}}
+    for recipe, found, again in (
+        ("tones.yaml", stopped, "the same command with --resume"),
+        ("suite.yaml", {"noisy": stopped}, "the same command"),
+    ):
+        ended = sottovoce("run", recipe, "--out", recipe.removesuffix(".yaml"), "--json")
+        assert ended.code == 130, ended.err
+        assert json.loads(ended.out) == found
+        assert ended.err.splitlines()[-1] == f"stopped after step 1 and saved: {again} goes on"
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("reason", ["budget", "patience"])
+def test_an_end_that_was_asked_for_is_no_failure_and_has_its_reason(
+    reason: str, here: Path, sottovoce: Callable[..., object]
+) -> None:
+    one, two = (epsilon(repeated(poisson_release(8.0, sampling_rate=2 / 9), steps), 1e-3).rdp for steps in (1, 2))
+    changes = {"budget": f"federation.privacy.epsilon_budget={(one + two) / 2}", "patience": "federation.patience=1"}
+    often = ["federation.steps=20", "federation.evaluate_every=1"]  # noise teaches nothing
+    ended = sottovoce("run", "tones.yaml", changes[reason], *often, "--out", "run", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["ended"]["reason"] == reason
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -106,10 +106,10 @@ def until(process: subprocess.Popen[str], start: str) -> str:
     raise AssertionError(f"it ended with {process.wait()} and never said {start!r}: {said}")
 
 
-def finished(process: subprocess.Popen[str]) -> str:
-    """Everything that a process says until it ends well."""
+def finished(process: subprocess.Popen[str], *, code: int = 0) -> str:
+    """Everything that a process says until it ends well, or as it should."""
     said = "\n".join(lines_of(process))
-    assert process.wait() == 0, said
+    assert process.wait() == code, said
     return said
 
 
@@ -219,7 +219,7 @@ def test_a_node_that_is_killed_comes_back_and_a_server_stops_and_goes_on_when_to
     back = three.join(THREE[0], server)
     until(back, "round 2: ")
     server.process.send_signal(signal.SIGINT)
-    assert "and saved: the same command with --resume goes on" in finished(server.process)
+    assert "and saved: the same command with --resume goes on" in finished(server.process, code=130)
     finished(three.serve("--sums", "secure", "--resume", port=server.port).process)
     for node in (back, *nodes[1:]):  # nor has one that was told to stop
         assert "this run is over after 4 rounds: nothing more is asked of you" in finished(node).splitlines()

@@ -125,7 +125,7 @@ def test_interrupt_saves_and_says_how_to_go_on(recipe_file: Path, stores: Path, 
         os.kill(held.pid, signal.SIGINT)
         held.go()
         ended = running.end()
-    assert ended.code == 0, ended.err
+    assert ended.code == 130, ended.err
     assert "--resume" in ended.err
     found, _ = checkpoint.load_latest(out / "checkpoints")
     assert found is not None
@@ -180,7 +180,7 @@ def test_an_interrupt_of_one_process_stops_all_at_the_same_step(
         os.kill(second.pid, signal.SIGINT)
         held.go()
         (first_code, first_err), (second_code, second_err) = map(result, started)
-    assert (first_code, second_code) == (0, 0), first_err + second_err
+    assert (first_code, second_code) == (130, 0), first_err + second_err
     assert "--resume" in first_err
     assert "--resume" not in second_err
     found, _ = checkpoint.load_latest(out / "checkpoints")

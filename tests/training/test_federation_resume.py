@@ -124,15 +124,16 @@ def test_an_interrupt_finishes_the_round_saves_and_says_how_to_go_on(
 ) -> None:
     out = tmp_path / "run"
     arguments = ["run", federated_recipe, "--stores", short_stores, "--out", out]
-    arguments += ["--yes", "federation.steps=100000", "federation.evaluate_every=100000"]
+    arguments += ["--yes", "--json", "federation.steps=100000", "federation.evaluate_every=100000"]
     with Gate() as gate, forked.start(arguments, hold_at=(SAVED, gate)) as running:
         held = gate.reached(running)
         os.kill(held.pid, number)
         held.go()
         ended = running.end()
-    assert ended.code == 0, ended.err
+    assert ended.code == 130, ended.err
     found, _ = checkpoint.load_latest(out / "checkpoints")
     assert found is not None
+    assert json.loads(ended.out) == {"ended": {"step": found.step, "reason": "interrupted"}}
     assert f"stopped after step {found.step:,} and saved: the same command with --resume goes on" in ended.err
     report = verify(out / "ledger.jsonl")
     assert (report.steps, report.committed_step) == (found.step, found.step - 1)

@@ -45,7 +45,7 @@ def test_an_interrupt_of_the_first_process_alone_stops_and_saves_all(
         for child in held:
             child.go()
         code, _, err = finished(running)
-    assert code == 0, err
+    assert code == 130, err
     assert "and saved: the same command goes on" in err
     assert "Traceback" not in err
     for label in LABELS:
@@ -70,6 +70,6 @@ def test_a_suite_interrupted_before_its_runs_does_not_look_finished(
         running.send_signal(signal.SIGTERM)
         held.go()
         code, _, err = finished(running)
-    assert code == 0, err
+    assert code == 130, err
     assert "stopped after 0 of 2 runs: the same command goes on" in err
     assert not (out / "report.html").exists()

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.table import Table
 stdout = Console(emoji=False)
 stderr = Console(stderr=True, emoji=False)
 
+INTERRUPTED = 130  # the exit code of what somebody has told to stop, as shells have it for Ctrl-C
 WIDEST = 250  # columns of a table that a terminal may wrap
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines instead of tables.")]
@@ -30,6 +31,12 @@ def print_json(content: Any) -> None:
 def say(line: str, *, to: Console = stderr) -> None:
     """One line just as it is: paths are neither broken at the edge of the screen nor read as markup."""
     to.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def end_interrupted(words: str) -> NoReturn:
+    """Say how what was interrupted goes on, and end with the exit code that scripts know such an end by."""
+    say(words)
+    raise typer.Exit(INTERRUPTED)
 
 
 def print_wide(table: Table) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, progress_bar, say, stdout
+from sottovoce.cli.console import INTERRUPTED, Json, print_json, progress_bar, say, stdout
 from sottovoce.corpora.corpus import Corpus, Speaker
 from sottovoce.errors import InputError
 from sottovoce.store import Progress, Store, pack, unfinished
@@ -270,7 +270,7 @@ def packed(corpus: Corpus[S], out: Path, workers: int | None = None) -> Store:
             kept = unfinished(out)
             say(f"interrupted: {'the same command goes on from' if kept else 'nothing half-written is left in'} {out}")
             code = signalled.code if isinstance(signalled, SystemExit) else None
-            raise typer.Exit(code if isinstance(code, int) else 130) from None
+            raise typer.Exit(code if isinstance(code, int) else INTERRUPTED) from None
     return Store(out)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, print_wide, progress_bar, say, stderr, stdout
+from sottovoce.cli.console import Json, end_interrupted, print_json, print_wide, progress_bar, say, stderr, stdout
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ def run(
 
     All that it needs is checked first, and what it takes is said. Stages whose result is there and current are not run
     again. A finished run prints its results.
+
+    Exit code 0: it is finished, or at an end that was asked for (a budget, patience: `ended` in --json says which);
+    130: it was interrupted and is saved; 2: something has to be mended first.
     """
     from sottovoce.config import Suite, load_experiment, public_name
     from sottovoce.training.seeding import folder_of
@@ -95,22 +98,29 @@ def run(
             outcomes = run_suite(experiment, out=folder, around=around, at_once=at_once)
         else:
             outcomes = {label: run_recipe(experiment, out=folder, resume=resume, around=around)}
+    planned = len(experiment.runs) if isinstance(experiment, Suite) else 1
+    stopped = _stopped(outcomes, folder, planned=planned)
+    finished = {label: outcome for label, outcome in outcomes.items() if outcome.results is not None}
+    if stopped is None and not finished:  # another process than the first
+        return
+    if stopped is None:
+        show_finished(finished, folder, title=experiment.about, quietly=json)
+    if json:
+        found = {label: known for label, outcome in outcomes.items() if (known := outcome.as_json()) is not None}
+        print_json(found if isinstance(experiment, Suite) else found[label])
+    if stopped is not None:
+        end_interrupted(stopped)
+
+
+def _stopped(outcomes: "Mapping[str, Outcome]", folder: Path, *, planned: int) -> str | None:
+    """Where it was interrupted and how it goes on; None where it was not."""
     for outcome in outcomes.values():
         if outcome.stopped_at is not None:
             again = "the same command" + (" with --resume" if outcome.folder == folder else "")
-            stderr.print(f"stopped after step {outcome.stopped_at:,} and saved: {again} goes on", highlight=False)
-            return
-    if isinstance(experiment, Suite) and len(outcomes) < len(experiment.runs):
-        done = f"{len(outcomes):,} of {len(experiment.runs):,} runs"
-        stderr.print(f"stopped after {done}: the same command goes on", highlight=False)
-        return
-    finished = {label: outcome for label, outcome in outcomes.items() if outcome.results is not None}
-    if not finished:  # another process than the first
-        return
-    show_finished(finished, folder, title=experiment.about, quietly=json)
-    if json:
-        found = {label: outcome.results for label, outcome in finished.items()}
-        print_json(found if isinstance(experiment, Suite) else found[label])
+            return f"stopped after step {outcome.stopped_at:,} and saved: {again} goes on"
+    if len(outcomes) < planned:
+        return f"stopped after {len(outcomes):,} of {planned:,} runs: the same command goes on"
+    return None
 
 
 def beforehand(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, stderr
+from sottovoce.cli.console import Json, end_interrupted, print_json
 from sottovoce.cli.run import show_finished, surroundings
 from sottovoce.errors import InputError
 
@@ -136,15 +136,12 @@ def serve(
 
         elsewhere = Elsewhere(roster_population(people, experiment), planned, clients)
         outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
-    if outcome.stopped_at is not None:
-        stderr.print(
-            f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on",
-            highlight=False,
-        )
-        return
-    show_finished({public_name(recipe): outcome}, folder, title=experiment.about, quietly=json)
+    if outcome.stopped_at is None:
+        show_finished({public_name(recipe): outcome}, folder, title=experiment.about, quietly=json)
     if json:
-        print_json(outcome.results)
+        print_json(outcome.as_json())
+    if outcome.stopped_at is not None:
+        end_interrupted(f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on")
 
 
 def _address(listen: str) -> tuple[str, int]:

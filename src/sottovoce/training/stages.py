@@ -103,6 +103,10 @@ class Outcome:
     results: dict[str, Any] | None = None
     stopped_at: int | None = None
 
+    def as_json(self) -> dict[str, Any] | None:
+        """Its results; where it was interrupted, that and where, in the words in which results say how a run ended."""
+        return self.results if self.stopped_at is None else {"ended": Ended(self.stopped_at, INTERRUPTED).as_json()}
+
 
 def run_recipe(
     recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, elsewhere: Elsewhere | None = None
