@@ -15,6 +15,7 @@ from sottovoce.errors import InputError
 from sottovoce.parsing import Unreadable, parse_json
 
 _SEAL = "seal"
+_NAMED = 12  # folders that one line names
 # Names that `tempfile` makes. Whoever writes one holds a lock on it: so a dead one's is told from a living one's.
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}", re.DOTALL)
 
@@ -39,6 +40,15 @@ def written_atomically(path: Path, *, private: bool = False) -> Iterator[IO[byte
                 temporary.unlink(missing_ok=True)
                 raise
         sync_folder(path.parent)
+
+
+def named_inside(folder: Path, file: str) -> str:
+    """The folders in `folder` that hold `file`, for a line that asks for one of them; empty where there is none."""
+    if not folder.is_dir():
+        return ""
+    found = sorted(str(below) for below in folder.iterdir() if (below / file).is_file())
+    more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+    return ", ".join(found[:_NAMED]) + more
 
 
 def sweep(folder: Path, *targets: str) -> None:

@@ -1,6 +1,7 @@
 """The command line from a model to error rates and transcripts, as a user types it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = Settings(layers=1, width=32, tokens=tokens.size + 1)
     (place / "model").mkdir()
     save(fresh(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model")), place / "model")
+    for run in ("b", "a"):
+        shutil.copytree(place / "model", place / "suite" / run / "model")
     made_store(place / "store")
     made_store(place / "french", language="fr")
     (place / "sounds/sub").mkdir(parents=True)
@@ -95,6 +98,7 @@ def test_evaluate_prints_a_table(sottovoce: Command, place: Path) -> None:
         (["model", "--on", "nowhere:test"], "error: no store at nowhere"),
         (["model", "--on", "french"], "error: the model writes language=en, but store french is in language=fr"),
         (["store", "--on", "store"], "error: no model at store"),
+        (["suite", "--on", "store"], "error: no model at suite, which holds runs: expected one of suite/a, suite/b\n"),
         (["model", "--on", "store", "--device", "tpu9"], "error: device=tpu9"),
         (["model", "--on", "store", "--plot", "x.jpg"], "error: plot=x.jpg"),
         (["model", "--on", "store", "--lm-weight", "2"], "error: lm_weight=2.0 needs a language model"),

@@ -1,6 +1,7 @@
 """The command line of the planner and the ledger, as a user types it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from sottovoce.privacy.accounting import poisson_epsilon
 from sottovoce.privacy.events import NoGuarantee, poisson_release
 from sottovoce.privacy.ledger import Header, Ledger
+from sottovoce.reporting.archives import pack
 
 Command = Callable[..., Any]
 
@@ -175,6 +177,21 @@ def test_a_torn_line_is_a_warning_and_a_changed_one_an_error(sottovoce: Command,
         assert "line 6 does not follow from the lines before it" in done.err
         assert done.err.count("\n") == 1
     assert json.loads(done.out)["valid"] is False
+
+
+def test_of_a_suite_its_runs_are_named(sottovoce: Command, run: Path, tmp_path: Path) -> None:
+    for label in ("b", "a"):
+        (run / label).mkdir()
+        shutil.copy(run / "ledger.jsonl", run / label)
+    (run / "ledger.jsonl").unlink()
+    done = sottovoce("ledger", run, "--json")
+    assert done.code == 2
+    words = f"{run / 'ledger.jsonl'}: no ledger there, but runs that have one each: expected one of {run}/a, {run}/b"
+    assert done.err == f"error: {words}\n"
+    assert json.loads(done.out)["problem"] == words
+    pack(run, tmp_path / "suite.zip")
+    archived = sottovoce("ledger", tmp_path / "suite.zip")
+    assert archived.err.endswith(f"expected one of {tmp_path / 'suite.zip'}/a, {tmp_path / 'suite.zip'}/b\n")
 
 
 def test_no_ledger_and_no_guarantee(sottovoce: Command, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def evaluate(
 
     Of a model that learns from speech alone: its contrastive loss and accuracy.
 
-    Example: sottovoce evaluate runs/demo --on stores/crowd:test --plot wer.html
+    Example: sottovoce evaluate runs/demo/global --on stores/demo-crowd:test --plot wer.html
     """
     from sottovoce.drawing import check_plot
     from sottovoce.evaluation.decoder import choose_decoder

@@ -23,18 +23,22 @@ def ledger(
 ) -> None:
     """Verify a run's ledger line by line and against all that its folder says of it; print what is spent and promised.
 
-    Example: sottovoce ledger runs/demo
+    Example: sottovoce ledger runs/demo/global
 
     Of a run that was served with open sums it shows everybody's own account besides: in how many rounds they were.
     """
+    from sottovoce.files import named_inside
     from sottovoce.privacy.ledger import verify
     from sottovoce.privacy.promise import figures, promise_of
     from sottovoce.reporting.archives import as_typed, open_path
     from sottovoce.training.marks import CheckedLedger, check_ledger
+    from sottovoce.training.run_folder import LEDGER
 
     place = open_path(run)
-    path = run / "ledger.jsonl" if place.is_dir() else run
+    path = run / LEDGER if place.is_dir() else run
     try:
+        if place.is_dir() and not (place / LEDGER).exists() and (inside := named_inside(place, LEDGER)):
+            raise InputError(f"{path}: no ledger there, but runs that have one each: expected one of {inside}")
         found = check_ledger(place) if place.is_dir() else CheckedLedger(verify(place), agreeing=(), unread=())
     except InputError as error:
         problem = as_typed(str(error))

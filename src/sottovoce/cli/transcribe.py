@@ -79,7 +79,7 @@ def transcribe(
     With --stream a model that hears the past alone writes while somebody speaks:
     arecord -t raw -f S16_LE -r 16000 | sottovoce transcribe runs/mine - --stream
 
-    Example: sottovoce transcribe runs/demo interview.flac --format srt --out subtitles
+    Example: sottovoce transcribe runs/demo/global interview.flac --format srt --out subtitles
     """
     from sottovoce.evaluation.decoder import choose_decoder
     from sottovoce.evaluation.recognise import choose_device, recognition_of

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.files import sealed, unsealed, write_json, written_atomically
+from sottovoce.files import named_inside, sealed, unsealed, write_json, written_atomically
 from sottovoce.models.family import Family, Parameters, find_family
 from sottovoce.models.trainable import Frozen
 from sottovoce.parsing import Unreadable, parse_json
@@ -260,6 +260,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         architecture = config["architecture"]
         absent = {"language", "settings", "tokens", "about"} - config.keys()
     except (OSError, Unreadable, KeyError, TypeError, AttributeError) as error:
+        if not (folder / CONFIG).exists() and (inside := named_inside(folder, f"model/{CONFIG}")):
+            raise InputError(f"no model at {folder}, which holds runs: expected one of {inside}") from None
         raise InputError(f"no model at {folder}: expected a readable {CONFIG} ({error})") from None
     if not isinstance(architecture, str):
         raise InputError(f"{folder}: architecture={architecture!r}, expected the name of a model family")
