@@ -137,6 +137,30 @@ def test_names_that_look_like_markup_are_printed_as_they_are(sottovoce: Command,
     assert f"wrote {figure}\n" in sottovoce("stats", store, "--plot", figure).err
 
 
+def test_what_other_toolkits_wrote_is_the_same_speech(sottovoce: Command, corpus: Path, tmp_path: Path) -> None:
+    rows = [("a", "u1", "a.wav", "Ciao!"), ("b", "u1", "b.wav", "Sì"), ("c", "u2", "c.flac", "No")]
+    kaldi = tmp_path / "train"
+    kaldi.mkdir()
+    (kaldi / "wav.scp").write_text("".join(f"{id} {file}\n" for id, _, file, _ in rows))
+    (kaldi / "utt2spk").write_text("".join(f"{id} {user}\n" for id, user, _, _ in rows))
+    (kaldi / "text").write_text("".join(f"{id} {text}\n" for id, _, _, text in rows))
+    nemo = tmp_path / "train_manifest.json"
+    lines = [
+        {"audio_filepath": str(corpus / "clips" / file), "text": text, "who": user} for _, user, file, text in rows
+    ]
+    nemo.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = tmp_path / "train.csv"
+    table.write_text("client_id,path,sentence\n" + "".join(f"{user},{file},{text}\n" for _, user, file, text in rows))
+    where = ("--audio-root", corpus / "clips", "--language", "it", "--json")
+    found = [
+        sottovoce("prepare", "kaldi", kaldi, "--out", tmp_path / "kaldi", *where),
+        sottovoce("prepare", "nemo", nemo, "--out", tmp_path / "nemo", "--user-column", "who", *where),
+        sottovoce("prepare", "tsv", table, "--out", tmp_path / "table", *where),
+    ]
+    assert [done.code for done in found] == [0, 0, 0], found
+    assert len({json.loads(done.out)["digest"] for done in found}) == 1
+
+
 def test_an_interrupt_says_so_in_one_line(sottovoce: Command, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

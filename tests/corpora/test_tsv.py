@@ -3,7 +3,9 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -174,3 +176,47 @@ def test_no_such_manifest(tmp_path: Path) -> None:
         tsv.read(tmp_path / "gone.tsv")
     with pytest.raises(InputError, match="names no file"):
         tsv.read([])
+
+
+def test_absolute_paths_lie_in_the_audio_root(tmp_path: Path, write_tone: WriteTone) -> None:
+    """Several manifests share it, and one recording is one recording."""
+    audio = write_tone(tmp_path / "audio" / "x" / "a.wav")
+    write_tone(tmp_path / "audio" / "b.wav")
+    tables = tmp_path / "tables"
+    for split, path in (("train", str(audio)), ("dev", "b.wav"), ("test", "x/a.wav")):
+        (tables / split).mkdir(parents=True)
+        write(tables / split / f"{split}.tsv", [(split, path, "Hello")])
+    manifests = [tables / split / f"{split}.tsv" for split in ("train", "dev", "test")]
+    corpus = tsv.read(manifests, audio_root=tmp_path / "audio")
+    assert [(s.split, [clip.id for clip in s.clips]) for s in corpus.speakers] == [
+        ("dev", ["b"]),
+        ("test", []),
+        ("train", ["x/a"]),
+    ]
+    assert all(len(corpus.render(s).utterances) == len(s.clips) for s in corpus.speakers)
+    assert corpus.problems.counts == {Kind.DUPLICATE_ROW: 1}
+    with pytest.raises(InputError, match="lead out of .*: --audio-root names the folder where the audio lies"):
+        tsv.read(manifests[0])
+    with pytest.raises(InputError, match="audio_root=.*: expected the folder where the audio lies"):
+        tsv.read(manifests, audio_root=audio)
+
+
+def test_nemos_lines_may_be_parts_of_a_file(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "call.wav", np.arange(32_000, dtype=np.int16), 16_000)
+    lines = [
+        {"audio_filepath": "call.wav", "offset": 1.5, "duration": 0.25, "text": "One", "speaker": "ann"},
+        {"audio_filepath": "call.wav", "offset": 0.25, "duration": 0.5, "text": "Two", "speaker": "ann"},
+        {"audio_filepath": "call.wav", "duration": 2.0, "text": "Whole", "speaker": "ann"},
+        {"audio_filepath": "call.wav", "offset": 0.25, "duration": -1, "text": "None", "speaker": "ann"},
+    ]
+    (tmp_path / "train_manifest.json").write_text("\n".join(map(json.dumps, lines)))
+    corpus = tsv.read(tmp_path / "train_manifest.json", columns=tsv.NEMO)
+    (speaker,) = corpus.speakers
+    assert speaker.split == "train"
+    found = [(u.id, int(np.asarray(u.samples)[0]), len(u.samples)) for u in corpus.render(speaker).utterances]
+    assert found == [("call", 0, 32_000), ("call-00000250", 4_000, 8_000), ("call-00001500", 24_000, 4_000)]
+    assert corpus.problems.counts == {Kind.MALFORMED_ROW: 1}
+    # Who is who is never guessed.
+    (tmp_path / "train_manifest.json").write_text(json.dumps({"audio_filepath": "call.wav", "text": "One"}))
+    with pytest.raises(InputError, match="no column 'speaker' for the user"):
+        tsv.read(tmp_path / "train_manifest.json", columns=tsv.NEMO)

@@ -21,6 +21,9 @@ Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first unusab
 Point = Annotated[
     bool, typer.Option("--point", help="Point into the FLAC files instead of copying them; they must stay as they are.")
 ]
+AudioRoot = Annotated[
+    Path | None, typer.Option(help="The folder where the audio lies: paths are inside it, absolute or from there on.")
+]
 HoldOut = Annotated[
     str | None, typer.Option(help="Speakers to set aside, as in dev=4,test=8: chosen by --seed, moved whole.")
 ]
@@ -167,6 +170,7 @@ def tsv(
         str, typer.Option(help="Column with the transcript; without it clips are unlabelled.")
     ] = "sentence",
     split_column: Annotated[str | None, typer.Option(help="Column that names each row's split.")] = None,
+    audio_root: AudioRoot = None,
     hold_out: HoldOut = None,
     seed: HoldOutSeed = 1,
     strict: Strict = False,
@@ -180,7 +184,62 @@ def tsv(
     from sottovoce.corpora import tsv as manifests
 
     columns = manifests.Columns(user=user_column, path=path_column, text=text_column, split=split_column)
-    corpus = manifests.read(manifest, columns=columns, language=language, split=split, strict=strict)
+    corpus = manifests.read(
+        manifest, columns=columns, language=language, split=split, audio_root=audio_root, strict=strict
+    )
+    _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
+
+
+@app.command()
+def nemo(
+    manifest: Annotated[list[Path], typer.Argument(help="One or more manifests of JSON lines.")],
+    out: Out,
+    language: Language = "en",
+    split: Annotated[str | None, typer.Option(help="Split of every line; by default the manifest's own name.")] = None,
+    user_column: Annotated[str, typer.Option(help="Key that names the user.")] = "speaker",
+    text_column: Annotated[str, typer.Option(help="Key of the transcript.")] = "text",
+    audio_root: AudioRoot = None,
+    hold_out: HoldOut = None,
+    seed: HoldOutSeed = 1,
+    strict: Strict = False,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """NeMo's manifests: JSON lines with audio_filepath, text and a speaker; offset and duration cut longer files.
+
+    Example: sottovoce prepare nemo manifests/train.json --out stores/mine --audio-root /data/wavs --user-column speaker_id
+    """
+    from dataclasses import replace
+
+    from sottovoce.corpora import tsv as manifests
+
+    columns = replace(manifests.NEMO, user=user_column, text=text_column)
+    corpus = manifests.read(
+        manifest, columns=columns, language=language, split=split, audio_root=audio_root, strict=strict
+    )
+    _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
+
+
+@app.command()
+def kaldi(
+    source: Annotated[list[Path], typer.Argument(help="One or more data folders: wav.scp, utt2spk, text, segments.")],
+    out: Out,
+    language: Language = "en",
+    split: Annotated[str | None, typer.Option(help="Split of all of it; by default each folder's name.")] = None,
+    audio_root: AudioRoot = None,
+    hold_out: HoldOut = None,
+    seed: HoldOutSeed = 1,
+    strict: Strict = False,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Kaldi's data folders; no command in a wav.scp is run. Without `text` it is speech without text.
+
+    Example: sottovoce prepare kaldi data/train data/dev data/test --out stores/mine --audio-root /data/wavs
+    """
+    from sottovoce.corpora import kaldi
+
+    corpus = kaldi.read(source, language=language, split=split, audio_root=audio_root, strict=strict)
     _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
 
 

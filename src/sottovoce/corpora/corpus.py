@@ -19,12 +19,16 @@ Metadata = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One recording as the corpus lists it. `text` is None where the corpus has no transcript column at all."""
+    """One recording as the corpus lists it. `text` is None where the corpus has no transcript column at all.
+
+    `seconds`: from where to where it lies in its file; None for all of it.
+    """
 
     id: str
     path: str
     text: str | None
     metadata: Metadata = field(default_factory=dict)
+    seconds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

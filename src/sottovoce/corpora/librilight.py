@@ -12,14 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker, RenderedUtterance, Span, Speaker
+from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.librispeech import audio_files, chosen_splits, subfolders
 from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
-from sottovoce.corpora.recordings import FileRenderer, file_corpus, wrong_layout
+from sottovoce.corpora.recordings import FileRenderer, file_corpus, part, wrong_layout
 from sottovoce.errors import InputError
 from sottovoce.parsing import Unreadable, parse_json
 
@@ -125,7 +122,7 @@ class ChapterRenderer:
             voiced, known = _voiced(described, clip, len(sound), problems), _known(described)
         for number, (start, stop) in enumerate(cuts(voiced, most=self.cut_samples)):
             metadata = {**clip.metadata, **known, "start": f"{start / SAMPLE_RATE:.2f}"}
-            yield RenderedUtterance(f"{clip.id}-{number:04}", _part(sound, start, stop), None, None, metadata)
+            yield RenderedUtterance(f"{clip.id}-{number:04}", part(sound, start, stop), None, None, metadata)
 
 
 def cuts(voiced: Sequence[tuple[int, int]], *, most: int) -> Iterator[tuple[int, int]]:
@@ -146,10 +143,6 @@ def cuts(voiced: Sequence[tuple[int, int]], *, most: int) -> Iterator[tuple[int,
         pieces = math.ceil((stop - start) / most)
         for piece in range(pieces):
             yield start + (stop - start) * piece // pieces, start + (stop - start) * (piece + 1) // pieces
-
-
-def _part(sound: NDArray[np.int16] | Span, start: int, stop: int) -> NDArray[np.int16] | Span:
-    return Span(sound.file, sound.start + start, stop - start) if isinstance(sound, Span) else sound[start:stop]
 
 
 def _described(clip: Clip, problems: list[Problem]) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     UNLABELLED = "audio with no text, taken as speech without text"
     NO_VOICE_ACTIVITY = "chapter with no voice activity beside it, cut evenly"
     BEYOND_THE_END = "voice activity beyond the end of its audio, shortened"
+    SEGMENT_BEYOND = "segment beyond the end of its audio, shortened"
     NO_TIME = "no place in time, put last"
     # Kept, after conversion:
     MIXED_DOWN = "several channels, mixed down"
@@ -52,7 +53,14 @@ class Kind(StrEnum):
         return self.is_conversion or self in _KEPT
 
 
-_KEPT = {Kind.SPLIT_OVERLAP, Kind.UNLABELLED, Kind.NO_VOICE_ACTIVITY, Kind.BEYOND_THE_END, Kind.NO_TIME}
+_KEPT = {
+    Kind.SPLIT_OVERLAP,
+    Kind.UNLABELLED,
+    Kind.NO_VOICE_ACTIVITY,
+    Kind.BEYOND_THE_END,
+    Kind.SEGMENT_BEYOND,
+    Kind.NO_TIME,
+}
 _CONVERSIONS = {Kind.MIXED_DOWN, Kind.LOW_RESOLUTION, Kind.RESAMPLED, Kind.UNWRITTEN}
 
 

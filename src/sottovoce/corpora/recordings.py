@@ -41,6 +41,7 @@ _BLOCK_SAMPLES = 1 << 22  # of all channels together; more than four minutes of 
 _UNKNOWN_FRAMES = 1 << 62
 _LOW_RESOLUTION = {"PCM_S8", "PCM_U8", "ULAW", "ALAW", "DPCM_8"}
 _ENTRIES_SHOWN = 6
+_OVERSHOOT = 0.1  # seconds by which a segment may end behind its file: times are rounded
 
 
 def file_corpus(
@@ -107,14 +108,20 @@ class FileRenderer:
     def __call__(self, speaker: Speaker) -> RenderedSpeaker:
         utterances: list[RenderedUtterance] = []
         problems: list[Problem] = []
+        whole: dict[str, tuple[NDArray[np.int16] | Span, list[tuple[Kind, str]]]] = {}
         for clip in speaker.clips:
             try:
                 text, unwritten = self._text(clip)
-                samples, conversions = self.sound(clip.path)
+                if clip.path not in whole:  # the parts of a file come one after another: it is decoded once
+                    whole = {clip.path: self.sound(clip.path)}
+                samples, conversions = whole[clip.path]
+                if clip.seconds is not None:
+                    samples, shortened = _cut(samples, clip.seconds)
+                    conversions = conversions + shortened
             except Unusable as reason:
                 problems.append(Problem(reason.kind, clip.path, reason.detail))
                 continue
-            conversions += [(Kind.UNWRITTEN, unwritten)] if unwritten else []
+            conversions = conversions + ([(Kind.UNWRITTEN, unwritten)] if unwritten else [])
             problems.extend(Problem(kind, clip.path, detail) for kind, detail in conversions)
             utterances.append(RenderedUtterance(clip.id, samples, text, clip.text, clip.metadata))
         return RenderedSpeaker(speaker.name, speaker.split, utterances, speaker.metadata, problems, speaker.in_time)
@@ -151,6 +158,51 @@ class FileRenderer:
         if not any(real.startswith(folder.rstrip(os.sep) + os.sep) for folder in self.folders):
             raise Unusable(Kind.PATH_ESCAPES, f"leads to {real}")
         return real
+
+
+def part(sound: NDArray[np.int16] | Span, start: int, stop: int) -> NDArray[np.int16] | Span:
+    """The samples from `start` to `stop`, or where they lie."""
+    return Span(sound.file, sound.start + start, stop - start) if isinstance(sound, Span) else sound[start:stop]
+
+
+def _cut(
+    sound: NDArray[np.int16] | Span, seconds: tuple[float, float]
+) -> tuple[NDArray[np.int16] | Span, list[tuple[Kind, str]]]:
+    """One segment of a file, and what had to be changed of it."""
+    start, end = seconds
+    first, last = round(start * SAMPLE_RATE), min(round(end * SAMPLE_RATE), len(sound))
+    told = f"{start:g} to {end:g} s of {len(sound) / SAMPLE_RATE:g} s"
+    if first >= last:
+        raise Unusable(Kind.EMPTY_AUDIO, told)
+    is_beyond = end > len(sound) / SAMPLE_RATE + _OVERSHOOT
+    return part(sound, first, last), [(Kind.SEGMENT_BEYOND, told)] if is_beyond else []
+
+
+def path_inside(path: str, *, folder: str) -> str:
+    """`path` relative to `folder`, `Unusable` where it leads out; links are followed later, when the file is opened."""
+    if "/" not in path and path != "..":
+        return path
+    relative = os.path.relpath(path, folder) if os.path.isabs(path) else os.path.normpath(path)
+    if relative.split(os.sep, 1)[0] == os.pardir:
+        raise Unusable(Kind.PATH_ESCAPES, path)
+    return relative
+
+
+def audio_root_of(root: str | Path) -> str:
+    """The folder where a corpus's audio is said to lie."""
+    if not Path(root).is_dir():
+        raise InputError(f"audio_root={root}: expected the folder where the audio lies")
+    return os.path.abspath(root)
+
+
+def check_led_in(speakers: Iterable[Speaker], folder: str, log: ProblemLog) -> None:
+    """Where every path has led out of `folder`, say what would help."""
+    if (count := log.counts[Kind.PATH_ESCAPES]) and not any(speaker.clips for speaker in speakers):
+        (first, *_) = log.examples[Kind.PATH_ESCAPES]
+        raise InputError(
+            f"{first.where}: {first.detail} and {count - 1:,} other paths lead out of {folder}: "
+            "--audio-root names the folder where the audio lies"
+        )
 
 
 def decode(path: str) -> tuple[NDArray[np.int16], list[tuple[Kind, str]]]:

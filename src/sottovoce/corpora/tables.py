@@ -9,7 +9,7 @@ from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.errors import InputError
 from sottovoce.parsing import Unreadable, parse_json
 
-SUFFIXES = (".tsv", ".csv", ".jsonl")
+SUFFIXES = (".tsv", ".csv", ".jsonl", ".json")
 _NOT_UTF8 = "\ufffd"  # what a broken byte is read as
 
 Cells = list[str]
@@ -19,8 +19,8 @@ NumberedCells = Iterator[tuple[int, Cells]]
 def open_table(path: Path, log: ProblemLog) -> tuple[Sequence[str], NumberedCells]:
     """The column names of a table and its rows, each with its line number and one cell for every column.
 
-    `.tsv` knows no quoting, as Common Voice writes it; `.csv` is RFC 4180; `.jsonl` has one object a line, and its
-    columns are all the keys that occur.
+    `.tsv` knows no quoting, as Common Voice writes it; `.csv` is RFC 4180; `.jsonl`, or `.json` as NeMo has it, has
+    one object a line, and its columns are all the keys that occur.
     """
     if not path.is_file():
         found = "it is a folder" if path.is_dir() else "no such file"
@@ -28,7 +28,7 @@ def open_table(path: Path, log: ProblemLog) -> tuple[Sequence[str], NumberedCell
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"{path}: cannot tell its format; expected a name ending in {', '.join(SUFFIXES)}")
-    if suffix == ".jsonl":
+    if suffix in (".jsonl", ".json"):
         header = _jsonl_keys(path)
         return header, _jsonl_rows(path, header, log)
     lines = _tsv_lines(path) if suffix == ".tsv" else _csv_lines(path)

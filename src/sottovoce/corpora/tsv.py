@@ -4,6 +4,7 @@ Nothing but the tables is read here, so a million rows are listed in seconds; mi
 it is rendered.
 """
 
+import math
 import os
 import re
 from collections import Counter
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from sottovoce.corpora.corpus import Clip, Corpus, Metadata, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
-from sottovoce.corpora.recordings import NO_METADATA, file_corpus
+from sottovoce.corpora.recordings import NO_METADATA, audio_root_of, check_led_in, file_corpus, path_inside
 from sottovoce.corpora.tables import column_position, open_table
 from sottovoce.errors import InputError
 
@@ -22,17 +23,27 @@ CLIPS = "clips"
 _PERSONAL = {"gender": ("gender",), "age": ("age",), "accent": ("accents", "accent")}
 _GENDERS = {"female_feminine": "female", "male_masculine": "male"}  # Common Voice's words from release 17 on
 _OTHER_TEXT_NAMES = ("text", "transcript", "transcription")
+_NEMO_CALLS_IT = "_manifest"  # train_manifest.json
 _SPLIT_LIKE = re.compile(r"(train|dev|test|val|valid|validation|validated|eval)([-_.].*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Which column holds what; Common Voice's names unless told otherwise. `text=None`: no transcripts."""
+    """Which column holds what; Common Voice's names unless told otherwise. `text=None`: no transcripts.
+
+    Where a row has a `start`, it is a part of its file, `duration` seconds long.
+    """
 
     user: str = "client_id"
     path: str = "path"
     text: str | None = "sentence"
     split: str | None = None
+    start: str | None = None
+    duration: str | None = None
+
+
+# NeMo's manifests are JSON lines.
+NEMO = Columns(user="speaker", path="audio_filepath", text="text", start="offset", duration="duration")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +62,10 @@ def read(
     columns: Columns | None = None,
     language: str = "en",
     split: str | None = None,
+    audio_root: str | Path | None = None,
     strict: bool = False,
 ) -> Corpus[Speaker]:
-    """One or several manifests, with their clips beside them or under `clips/`.
+    """One or several manifests, with their clips beside them or under `clips/`; or all in the one `audio_root`.
 
     The split of a row is its split column, else `split`, else the file's name where that sounds like one
     (train.tsv), else "train". Without a text column the corpus is unlabelled.
@@ -64,19 +76,30 @@ def read(
         raise InputError("manifests=[] names no file; expected at least one .tsv, .csv or .jsonl")
     folders = [os.path.abspath(path.parent) for path in paths]
     common = os.path.commonpath(folders)
+    root = None if audio_root is None else audio_root_of(audio_root)
     listed = [
         Manifest(
             table=path,
-            audio=(folder, os.path.join(folder, CLIPS)),
-            split=split or (path.stem if _SPLIT_LIKE.fullmatch(path.stem) else "train"),
-            id_prefix="" if folder == common else os.path.relpath(folder, common) + "/",
+            audio=(root or folder, os.path.join(root or folder, CLIPS)),
+            split=split or split_called(path.stem.removesuffix(_NEMO_CALLS_IT) if path.suffix == ".json" else path.stem),
+            id_prefix="" if root is not None or folder == common else os.path.relpath(folder, common) + "/",
         )
         for path, folder in zip(paths, folders, strict=True)
     ]
     speakers = list_speakers(listed, columns=columns or Columns(), log=log)
+    check_led_in(speakers, listed[0].audio[0], log)
     name = os.path.basename(common) or "tsv"
     audio = {folder for manifest in listed for folder in manifest.audio}
     return file_corpus(name, language=language, speakers=speakers, folders=audio, log=log)
+
+
+def split_called(name: str) -> str:
+    """The split that a file or folder of this name holds: `name` itself where it sounds like one.
+
+    >>> split_called("test_clean"), split_called("people")
+    ('test_clean', 'train')
+    """
+    return name if _SPLIT_LIKE.fullmatch(name) else "train"
 
 
 def list_speakers(manifests: Iterable[Manifest], *, columns: Columns, log: ProblemLog) -> list[Speaker]:
@@ -112,7 +135,7 @@ def _list_manifest(
             split = manifest.split if at.split is None else _required(cells, at.split, str(columns.split))
             # Before the clip is looked at: a user with no usable clip is somebody too, and is counted later.
             of_user = found.get((split, user)) or found.setdefault((split, user), _Rows())
-            name = _inside(_required(cells, at.path, columns.path), folder=manifest.audio[0])
+            name = path_inside(_required(cells, at.path, columns.path), folder=manifest.audio[0])
             clip = _clip(cells, at, id=manifest.id_prefix + _stem(name), path=locate(name))
             if clip.id in seen:
                 raise Unusable(Kind.DUPLICATE_ROW, clip.id)
@@ -135,6 +158,8 @@ class _Positions:
     text: int | None
     split: int | None
     chapter: int | None
+    start: int | None
+    duration: int | None
     personal: tuple[int | None, ...]
 
 
@@ -142,12 +167,15 @@ def _find_columns(header: Sequence[str], columns: Columns, *, table: Path) -> _P
     def known(*names: str) -> int | None:
         return next((header.index(name) for name in names if name in header), None)
 
+    start = None if columns.start is None else known(columns.start)
     return _Positions(
         user=column_position(header, columns.user, role="user", path=table),
         path=column_position(header, columns.path, role="audio path", path=table),
         text=_text_position(header, columns, table=table),
         split=None if columns.split is None else column_position(header, columns.split, role="split", path=table),
         chapter=known("chapter"),
+        start=start,
+        duration=None if start is None else column_position(header, str(columns.duration), role="duration", path=table),
         personal=tuple(known(*names) for names in _PERSONAL.values()),
     )
 
@@ -171,7 +199,23 @@ def _clip(cells: Sequence[str], at: _Positions, *, id: str, path: str) -> Clip:
     if text is not None and not text.strip():
         raise Unusable(Kind.MISSING_TEXT, id)
     chapter = _cell(cells, at.chapter)
-    return Clip(id, path, text, {"chapter": chapter} if chapter else NO_METADATA)
+    metadata = {"chapter": chapter} if chapter else NO_METADATA
+    if not (start := _cell(cells, at.start)):
+        return Clip(id, path, text, metadata)
+    seconds = segment(start, duration=_cell(cells, at.duration))
+    return Clip(f"{id}-{round(1000 * seconds[0]):08}", path, text, metadata, seconds)
+
+
+def segment(start: str, *, duration: str = "", end: str = "") -> tuple[float, float]:
+    """From where to where a part of a file lies, in seconds; `Unusable` where these are no such numbers."""
+    try:
+        begins = float(start)
+        ends = float(end) if end else begins + float(duration)
+    except ValueError:
+        begins, ends = math.nan, math.nan
+    if not 0 <= begins < ends < math.inf:
+        raise Unusable(Kind.MALFORMED_ROW, f"a segment from {start} s" + (f" to {end} s" if end else f", {duration} s"))
+    return begins, ends
 
 
 def _cell(cells: Sequence[str], position: int | None) -> str:
@@ -183,16 +227,6 @@ def _required(cells: Sequence[str], position: int, column: str) -> str:
     if not cell:
         raise Unusable(Kind.EMPTY_ROW, f"no {column}")
     return cell
-
-
-def _inside(path: str, *, folder: str) -> str:
-    """`path` relative to `folder`; links are followed later, when the file is opened."""
-    if "/" not in path and path != "..":
-        return path
-    relative = os.path.relpath(path, folder) if os.path.isabs(path) else os.path.normpath(path)
-    if relative.split(os.sep, 1)[0] == os.pardir:
-        raise Unusable(Kind.PATH_ESCAPES, path)
-    return relative
 
 
 def _stem(name: str) -> str:
