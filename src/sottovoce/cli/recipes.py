@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def recipes(
-    words: Annotated[list[str] | None, typer.Argument(help="Only those in whose lines all of these occur.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD… | show NAME [KEY=VALUE…] | keys]",
+            help="Only those in whose lines all of these occur; or one of them whole; or all keys that recipes have.",
+        ),
+    ] = None,
     paper: Annotated[str | None, typer.Option(metavar="NAME", help="Only a paper's, such as pelikan2025.")] = None,
     table: Annotated[int | None, typer.Option(metavar="N", help="Only what that table of a paper prints.")] = None,
     json: Json = False,
@@ -22,9 +28,20 @@ def recipes(
     """List recipes, with the paper's WER, the seed model and the store of each.
 
     Example: sottovoce recipes uniform --paper pelikan2025 --table 1
+
+    `sottovoce recipes show demo/global` prints one with every default and the meaning of each key, ready to be changed.
     """
     from sottovoce.config import load_experiment, recipe_names
 
+    asked_for, *rest = words or [""]
+    if asked_for in ("show", "keys"):
+        if paper is not None or table is not None or (asked_for == "keys" and rest):
+            raise InputError("expected `recipes show NAME [KEY=VALUE…]`, or `recipes keys`, and no other option")
+        if asked_for == "show":
+            _show(rest, json)
+        else:
+            _show_keys(json)
+        return
     names = recipe_names()
     papers = dict.fromkeys(name.partition("/")[0] for name in names if "/" in name)
     if paper is not None and paper not in papers:
@@ -42,6 +59,43 @@ def recipes(
         stdout.print(f"[bold]{one['name']}[/]  {one['about']}", highlight=False, soft_wrap=True)
         if details:
             stdout.print(f"    [dim]{details}[/]", highlight=False, soft_wrap=True)
+
+
+def _show(words: Sequence[str], json: bool) -> None:
+    from sottovoce.config import Suite, load_experiment
+    from sottovoce.config.keys import commented, plain
+
+    if not words:
+        raise InputError("expected `recipes show NAME [KEY=VALUE…]`")
+    name, *overrides = words
+    experiment = load_experiment(name, overrides)
+    if isinstance(experiment, Suite):
+        runs = ", ".join(run.recipe for run in experiment.runs.values())
+        raise InputError(f"{name} is a suite: expected one of its runs, {runs}")
+    if json:
+        print_json(plain(experiment))
+    else:
+        print(commented(experiment), end="")  # rich would wrap lines and read brackets as markup
+
+
+def _show_keys(json: bool) -> None:
+    from dataclasses import asdict
+
+    from sottovoce.config.keys import all_sections, page
+
+    if not json:
+        print(page(), end="")
+        return
+    print_json(
+        [
+            {"places": section.places, "title": section.title, "keys": [_named(asdict(key)) for key in section.keys]}
+            for section in all_sections()
+        ]
+    )
+
+
+def _named(key: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in key.items() if name != "sections"}
 
 
 def _described(name: str, experiment: "Experiment") -> dict[str, Any]:
