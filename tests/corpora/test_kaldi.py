@@ -47,7 +47,7 @@ def test_recordings_with_absolute_paths_lie_in_the_audio_root(tmp_path: Path, so
     assert [(u.id, u.text) for r in rendered for u in r.utterances] == [("u1", "hello there"), ("u2", "good day")]
     assert not any(r.problems for r in rendered)
     assert not corpus.problems.counts
-    with pytest.raises(InputError, match="lead out of .*: --audio-root names the folder where the audio lies"):
+    with pytest.raises(InputError, match=r"lead out of .*: --audio-root names the folder where the audio lies"):
         kaldi.read(data)
 
 
@@ -107,7 +107,9 @@ def test_segments_that_are_none_are_counted(tmp_path: Path, times: str) -> None:
     assert corpus.problems.counts == {Kind.MALFORMED_ROW: 1}
 
 
-def test_several_folders_are_one_corpus_and_without_text_it_is_unlabelled(tmp_path: Path, write_tone: WriteTone) -> None:
+def test_several_folders_are_one_corpus_and_without_text_it_is_unlabelled(
+    tmp_path: Path, write_tone: WriteTone
+) -> None:
     for name in ("train", "dev"):
         write_tone(write(tmp_path / name, wav_scp=f"{name}-1 x.wav\n", utt2spk=f"{name}-1 {name}-ann\n") / "x.wav")
     corpus = kaldi.read([tmp_path / "train", tmp_path / "dev"])
@@ -119,10 +121,10 @@ def test_several_folders_are_one_corpus_and_without_text_it_is_unlabelled(tmp_pa
 
 
 def test_what_is_no_data_folder_is_said_in_one_line(tmp_path: Path, sounds: Path) -> None:
-    with pytest.raises(InputError, match="does not hold Kaldi data: expected wav.scp and utt2spk"):
+    with pytest.raises(InputError, match=r"does not hold Kaldi data: expected wav.scp and utt2spk"):
         kaldi.read(sounds)
     with pytest.raises(InputError, match="names none"):
         kaldi.read([])
     data = write(tmp_path / "x", wav_scp="u a.wav\n", utt2spk="u ann\n")
-    with pytest.raises(InputError, match="audio_root=.*gone: expected the folder where the audio lies"):
+    with pytest.raises(InputError, match=r"audio_root=.*gone: expected the folder where the audio lies"):
         kaldi.read(data, audio_root=tmp_path / "gone")

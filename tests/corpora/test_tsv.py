@@ -195,9 +195,9 @@ def test_absolute_paths_lie_in_the_audio_root(tmp_path: Path, write_tone: WriteT
     ]
     assert all(len(corpus.render(s).utterances) == len(s.clips) for s in corpus.speakers)
     assert corpus.problems.counts == {Kind.DUPLICATE_ROW: 1}
-    with pytest.raises(InputError, match="lead out of .*: --audio-root names the folder where the audio lies"):
+    with pytest.raises(InputError, match=r"lead out of .*: --audio-root names the folder where the audio lies"):
         tsv.read(manifests[0])
-    with pytest.raises(InputError, match="audio_root=.*: expected the folder where the audio lies"):
+    with pytest.raises(InputError, match=r"audio_root=.*: expected the folder where the audio lies"):
         tsv.read(manifests, audio_root=audio)
 
 

@@ -207,7 +207,7 @@ def nemo(
 ) -> None:
     """NeMo's manifests: JSON lines with audio_filepath, text and a speaker; offset and duration cut longer files.
 
-    Example: sottovoce prepare nemo manifests/train.json --out stores/mine --audio-root /data/wavs --user-column speaker_id
+    Example: sottovoce prepare nemo manifests/train.json --out stores/mine --audio-root /data/wavs
     """
     from dataclasses import replace
 

@@ -81,7 +81,8 @@ def read(
         Manifest(
             table=path,
             audio=(root or folder, os.path.join(root or folder, CLIPS)),
-            split=split or split_called(path.stem.removesuffix(_NEMO_CALLS_IT) if path.suffix == ".json" else path.stem),
+            split=split
+            or split_called(path.stem.removesuffix(_NEMO_CALLS_IT) if path.suffix == ".json" else path.stem),
             id_prefix="" if root is not None or folder == common else os.path.relpath(folder, common) + "/",
         )
         for path, folder in zip(paths, folders, strict=True)
