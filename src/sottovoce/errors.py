@@ -14,6 +14,12 @@ class BrokenPromise(AssertionError):
     """A mistake of ours that would break what users were promised; nothing is released."""
 
 
+def told_import(error: Exception, module: str) -> str:
+    """Why somebody's own `module` cannot be imported, and what helps where it is only not found."""
+    is_lost = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
+    return f"{error}; is its folder in PYTHONPATH?" if is_lost else str(error)
+
+
 def promise(kept: bool, broken: str) -> None:
     """Raise `BrokenPromise` with the words `broken` unless `kept`."""
     if not kept:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, told_import
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ def imported(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"{name}: cannot be imported ({error})") from None
+        raise InputError(f"{name}: cannot be imported ({told_import(error, module)})") from None
 
 
 def built(kind: str, made: type[T], name: str, settings: Mapping[str, Any]) -> T:

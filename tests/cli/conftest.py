@@ -1,10 +1,11 @@
+import math
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 
-from sottovoce.cli import main
+from sottovoce.cli import console, main
 
 
 class Ended(NamedTuple):
@@ -17,7 +18,11 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def sottovoce(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Runs the command line in this process: loading everything anew for each case would take seconds."""
+    """Runs the command line in this process: loading everything anew for each case would take seconds.
+
+    However slow the machine is, no line of progress comes among what is said.
+    """
+    monkeypatch.setattr(console, "LINE_EVERY", math.inf)
 
     def run(*arguments: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["sottovoce", *map(str, arguments)])

@@ -57,6 +57,7 @@ def test_a_run_ends_with_a_table_what_it_promises_and_where_the_report_is(
     ended = sottovoce("run", "tones.yaml", "--out", "run")
     assert ended.code == 0, ended.err
     assert "On unseen speakers" in ended.out
+    assert any(line.startswith("run ") for line in ended.out.splitlines()), "called as its --out is"
     assert "for each speaker against adding or removing one" in ended.out
     assert "not the tuning before it" in ended.out
     assert f"report: {Path('run/report.html')}" in ended.out

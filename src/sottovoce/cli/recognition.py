@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[Path, typer.Argument(help="A model folder, or a run folder that holds one; of a suite one of its runs.")]
+Model = Annotated[
+    Path, typer.Argument(help="A model folder, or a run folder that holds one; of a suite one of its runs.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")]
 BeamWidth = Annotated[
     int | None,

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, end_interrupted, print_json, print_wide, progress_bar, say, stderr, stdout
+from sottovoce.cli.console import Json, end_interrupted, fits, print_json, print_wide, progress_bar, say, stderr, stdout
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.config import Recipe
+    from sottovoce.reporting.summary import Summary
     from sottovoce.training.estimate import Estimate
     from sottovoce.training.keeper import Report
     from sottovoce.training.stages import Outcome, Surroundings
@@ -63,7 +64,7 @@ def run(
     Exit code 0: it is finished, or at an end that was asked for (a budget, patience: `ended` in --json says which);
     130: it was interrupted and is saved; 2: something has to be mended first.
     """
-    from sottovoce.config import Suite, load_experiment, public_name
+    from sottovoce.config import Suite, load_experiment
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.smoke_runs import run_smoke
     from sottovoce.training.stages import run_recipe
@@ -80,7 +81,7 @@ def run(
         stdout.print(f"{recipe}: one step of it runs", highlight=False)
         return
     folder = out or folder_of(recipe, runs)
-    label = public_name(recipe)
+    label = label_of(recipe, out)
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
             wanted = {name: (one, folder / name) for name, one in recipes_of(experiment).items()}
@@ -110,6 +111,13 @@ def run(
         print_json(found if isinstance(experiment, Suite) else found[label])
     if stopped is not None:
         end_interrupted(stopped)
+
+
+def label_of(recipe: str, out: Path | None) -> str:
+    """What a run is called in its table and report: as the folder that was asked for, else as its recipe."""
+    from sottovoce.config import public_name
+
+    return public_name(recipe) if out is None else out.absolute().name
 
 
 def _stopped(outcomes: "Mapping[str, Outcome]", folder: Path, *, planned: int) -> str | None:
@@ -174,7 +182,7 @@ def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str
     report = write_report({label: outcome.folder for label, outcome in finished.items()}, folder, title=title)
     if quietly:
         return
-    stdout.print(report.table)
+    print_result(report)
     for table in report.tables_below:
         print_wide(for_terminal(table))
     for line in report.together:
@@ -184,6 +192,12 @@ def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str
     stdout.print(f"report: {report.path}", highlight=False, soft_wrap=True)
     *_, last = finished.values()
     stdout.print(_use(last), highlight=False, soft_wrap=True)
+
+
+def print_result(report: "Summary") -> None:
+    """The table of results, whole at any width: where it does not fit, without what the report says besides."""
+    table = report.table()
+    stdout.print(table if fits(table) else report.table(brief=True))
 
 
 def _use(finished: "Outcome") -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.console import Json, end_interrupted, print_json
-from sottovoce.cli.run import show_finished, surroundings
+from sottovoce.cli.run import label_of, show_finished, surroundings
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def serve(
 
     Plan, ledger and promise are those of `sottovoce run`; the clients are those of the roster, and K is their number.
     """
-    from sottovoce.config import Suite, load_experiment, public_name
+    from sottovoce.config import Suite, load_experiment
     from sottovoce.deployment.keys import REVOKED, SERVER, SERVER_KEY, revoked_in
     from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
     from sottovoce.deployment.people import roster_population
@@ -137,7 +137,7 @@ def serve(
         elsewhere = Elsewhere(roster_population(people, experiment), planned, clients)
         outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
     if outcome.stopped_at is None:
-        show_finished({public_name(recipe): outcome}, folder, title=experiment.about, quietly=json)
+        show_finished({label_of(recipe, out): outcome}, folder, title=experiment.about, quietly=json)
     if json:
         print_json(outcome.as_json())
     if outcome.stopped_at is not None:

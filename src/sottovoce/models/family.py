@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings, apply_masks, draw_masks
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, told_import
 from sottovoce.models import log_mel
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.utterances import Features, Recordings
@@ -191,7 +191,7 @@ def find_family(name: str) -> Family[Any, Any]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"model: family={name!r} cannot be imported ({error})") from None
+        raise InputError(f"model: family={name!r} cannot be imported ({told_import(error, module)})") from None
     if not isinstance(found, Family):
         raise InputError(f"model: family={name!r} is {type(found).__name__}, expected a sottovoce.models.family.Family")
     if found.name != name:  # it is written into saved models, and found again by it

@@ -29,6 +29,8 @@ REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
 TEST_SET = "test set"
 ERRORS, FIGURES = ("WER", "95 % interval"), ("loss", "accuracy")
+EPSILON, POPULATION = "ε here (PLD / RDP)", "population for ε ≤ 8"
+BRIEFLY = {EPSILON: "ε here\n(PLD / RDP)", POPULATION: "population\nfor ε ≤ 8"}
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,11 @@ class Summary:
         headings, *rows = ((row[0], *row[2:]) for row in (self.headings, *self.rows))
         return Cells("headline", f"On unseen speakers ({tests.pop()})", headings, tuple(rows))
 
-    @property
-    def table(self) -> Table:
-        """For the terminal. The name of the test set is left out where there is only one."""
+    def table(self, *, brief: bool = False) -> Table:
+        """For the terminal. The name of the test set is left out where there is only one.
+
+        A `brief` one is for narrow terminals: of populations their number alone, under headings of two lines.
+        """
         title = Text("On unseen speakers", style="bold")
         table = Table(
             title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False
@@ -81,9 +85,12 @@ class Summary:
         only = len({row[1] for row in self.rows}) == 1
         shown = [n for n, heading in enumerate(self.headings) if not (only and heading == TEST_SET)]
         for n in shown:
-            table.add_column(self.headings[n], justify="left" if n < 2 else "right", no_wrap=n < 5)
+            heading = BRIEFLY.get(self.headings[n], self.headings[n]) if brief else self.headings[n]
+            is_words = n < 2  # labels may be broken, numbers never
+            table.add_column(heading, justify="left" if is_words else "right", no_wrap=not (brief and is_words))
         for row in self.rows:
-            table.add_row(*(Text(row[n]) for n in shown))
+            cells = (row[n].partition(" (cohort")[0] if brief else row[n] for n in shown)
+            table.add_row(*map(Text, cells))
         return table
 
 
@@ -132,7 +139,7 @@ def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
     """
     runs = [record for record in records if record.tests]
     federated = [run for run in runs if run.privacy]
-    private = ("ε here (PLD / RDP)", "population for ε ≤ 8") if federated else ()
+    private = (EPSILON, POPULATION) if federated else ()
     figures = _figures_of(runs)
     headings = ("", TEST_SET, *figures, *private)
     rows = [
