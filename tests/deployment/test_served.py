@@ -72,7 +72,7 @@ class Processes:
 
     def _end_with(self, server: subprocess.Popen[str]) -> None:
         """Nodes wait for a server as long as it takes; tests do not wait for nodes of one that has failed."""
-        if server.wait() not in (0, -signal.SIGKILL):
+        if server.wait() not in (0, 130, -signal.SIGKILL):  # done, told to stop, or killed to be started again
             for process in self.started:
                 process.kill()
 
