@@ -52,7 +52,7 @@ def test_killing_the_first_process_ends_all(family: Family) -> None:
 
 def test_a_hangup_saves_and_ends_all(family: Family) -> None:
     family.send(signal.SIGHUP)
-    assert family.end() == 0
+    assert family.end() == 130
     assert "and saved: the same command goes on" in family.said.read_text()
 
 
