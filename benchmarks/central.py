@@ -1,6 +1,6 @@
 """Central training and evaluation of the flagship's model on one GPU, in seconds of audio per second.
 
-    python benchmarks/central.py [--size base] [--seconds 120 960] [--steps 20] [--rounds 5] [--profile]
+    python benchmarks/central.py [--size base] [--seconds 120 960] [--steps 20] [--rounds 5] [--only WORDS] [--profile]
 
 A step is everything: waveforms from pinned memory to the device, features, SpecAugment, forward, backward, gradient
 clipping, LARS, and the refresh of the bfloat16 copies. Waveforms are noise of the shapes that dynamic batches give
@@ -25,13 +25,14 @@ from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings, apply_masks
 from sottovoce.audio.batches import plan_epoch
-from sottovoce.audio.features import compiled, frame_lengths
+from sottovoce.audio.features import compiled, frame_lengths, normalise
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
 from sottovoce.models import log_mel
 from sottovoce.models.decoding import greedy
 from sottovoce.models.family import Family, StepDraws, draw_steps, recordings_heard, sped_up, step_loss
 from sottovoce.models.transformer import FAMILY
+from sottovoce.models.transformer.front import amplitude_mel
 from sottovoce.models.transformer.network import Settings, named_settings
 from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.optimisers import LARS
@@ -82,10 +83,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, nargs="+", default=[120, 960])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="training rows with these words in their names, and no evaluation")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)
     weights, rows = training_rows(arguments.size, arguments.seconds, device)
+    rows = [row for row in rows if arguments.only in row.name]
     if arguments.profile:
         for row in rows:
             print_profile(weights, row)
@@ -99,8 +102,9 @@ def main() -> None:
         spread = f"{min(ms):.1f}–{max(ms):.1f}"
         table.add_row(row.name, f"{statistics.median(ms):.1f}", spread, f"{rate:,.0f}", row.asked)
     for seconds in arguments.seconds:
-        table.add_row(*front_end_row(seconds, line_features, mask, device, steps=arguments.steps))
-    for name, family in (("plain", FAMILY), ("features compiled", features_compiled)):
+        for features, name in ((line_features, ""), (released_features, ", features as released")):
+            table.add_row(*front_end_row(seconds, features, mask, device, name=name, steps=arguments.steps))
+    for name, family in () if arguments.only else (("plain", FAMILY), ("features compiled", features_compiled)):
         table.add_row(*evaluation_row(10.0, name, family, device))
     Console(width=140).print(table)
 
@@ -246,12 +250,18 @@ def timed(work: Callable[[], object], *, steps: int) -> float:
     return statistics.median(times)
 
 
+def released_features(lines_UN: Tensor, lengths_U: Tensor) -> Tensor:
+    """As `model.as_released` has them: neither compiled nor in pieces."""
+    return normalise(amplitude_mel(lines_UN, lengths_U), frame_lengths(lengths_U))
+
+
 def front_end_row(
     seconds: float,
     line_features: Callable[..., Tensor],
     mask: Callable[..., Tensor],
     device: torch.device,
     *,
+    name: str,
     steps: int,
 ) -> tuple[str, ...]:
     batch = batches(seconds, total_seconds=2 * seconds + 200)[0]
@@ -260,7 +270,7 @@ def front_end_row(
     lines_UN, lengths_U, masks = batch.lines_UN.to(device), batch.lengths_U.to(device), draws.masks.to(device)
     frames_U = frame_lengths(lengths_U)
     ms = timed(lambda: mask(line_features(lines_UN, lengths_U), frames_U, draws=masks, settings=AUGMENT), steps=steps)
-    label = f"features and SpecAugment, {seconds:.0f} s"
+    label = f"features and SpecAugment, {seconds:.0f} s{name}"
     return (label, f"{ms:.2f}", "", f"{seconds / ms * 1e3:,.0f}", "≤ 3 % of a step")
 
 
