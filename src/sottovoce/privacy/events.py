@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sottovoce.errors import InputError
+from sottovoce.privacy.strategies import Banded, Strategy, sensitivity, strategy_from_json, strategy_to_json
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -101,17 +102,54 @@ class GaussianRelease:
 
 
 @dataclass(frozen=True)
+class CorrelatedRelease:
+    """One row of a chain of noised sums, whose noise is correlated over rows by a strategy (`strategies`).
+
+    Row t is of the group t mod `cycle` of the users alone, each of whom joins with probability `sampling_rate`. So many
+    of it in a composition are so many rows of *one* chain: `expanded` says what they spend together. Guarantee: against
+    adding or removing one user. `noise_multiplier` is that of the fresh noise which the strategy correlates.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    cycle: int
+    strategy: Strategy
+
+    def __post_init__(self) -> None:
+        fresh = poisson_release(self.noise_multiplier, sampling_rate=self.sampling_rate)  # refuses what makes no sense
+        object.__setattr__(self, "noise_multiplier", fresh.noise_multiplier)
+        object.__setattr__(self, "sampling_rate", fresh.sampling_rate)
+        check_whole("cycle", self.cycle, most=LARGEST_STEPS)
+        sensitivity(self.strategy, rows=1, cycle=self.cycle)
+        if self.sampling_rate < 1 and not (isinstance(self.strategy, Banded) and self.strategy.bands <= self.cycle):
+            raise InputError(
+                f"sampling_rate={self.sampling_rate:g} within groups, cycle={self.cycle}: expected 1 (everybody of the "
+                "group), or a banded strategy with no more bands than the cycle"
+            )
+
+    @property
+    def neighbouring(self) -> Neighbouring:
+        return "add_remove"
+
+
+@dataclass(frozen=True)
 class NoGuarantee:
     """A release that nothing bounds, and why. Its ε is infinite wherever it appears."""
 
     reason: str
 
 
+Release = GaussianRelease | CorrelatedRelease
+
+
 @dataclass(frozen=True)
 class Composition:
-    """Releases one after another, each with how often it happened; fresh sample and fresh noise every time."""
+    """Releases one after another, each with how often it happened; fresh sample and fresh noise every time.
 
-    parts: tuple[tuple[GaussianRelease | NoGuarantee, int], ...]
+    Of a `CorrelatedRelease` each part is one chain, and the count its rows.
+    """
+
+    parts: tuple[tuple[Release | NoGuarantee, int], ...]
 
     def __post_init__(self) -> None:
         for event, count in self.parts:
@@ -120,7 +158,7 @@ class Composition:
         object.__setattr__(self, "parts", tuple((event, int(count)) for event, count in self.parts))
 
 
-Event = GaussianRelease | Composition | NoGuarantee
+Event = Release | Composition | NoGuarantee
 
 
 def poisson_release(noise_multiplier: float, *, sampling_rate: float) -> GaussianRelease:
@@ -145,8 +183,11 @@ def repeated(event: Event, count: int) -> Composition:
 
 
 def composed(*events: Event) -> Composition:
-    """Everything in `events`, equal parts merged, in order of first appearance."""
-    counts: dict[GaussianRelease | NoGuarantee, int] = {}
+    """Everything in `events`, equal parts merged, in order of first appearance.
+
+    Rows of equal correlated releases are merged to one chain, as a run goes on; runs are composed by `accounted`.
+    """
+    counts: dict[Release | NoGuarantee, int] = {}
     for event in events:
         for part, count in parts_of(event):
             counts[part] = counts.get(part, 0) + count
@@ -161,7 +202,7 @@ class Measured:
     noise_multiplier: float
 
 
-def run_event(step: GaussianRelease | NoGuarantee, steps: int, measured: Measured | None = None) -> Composition:
+def run_event(step: Release | NoGuarantee, steps: int, measured: Measured | None = None) -> Composition:
     """`steps` rounds, and what is measured besides.
 
     >>> whole = run_event(poisson_release(1.0, sampling_rate=0.01), 20, Measured(count=2, noise_multiplier=8.0))
@@ -170,13 +211,46 @@ def run_event(step: GaussianRelease | NoGuarantee, steps: int, measured: Measure
     """
     if measured is None or isinstance(step, NoGuarantee):
         return repeated(step, steps)
-    other = replace(step, noise_multiplier=measured.noise_multiplier)
+    if isinstance(step, CorrelatedRelease):  # measured on anybody, not on a group, and with noise that is its own
+        other = poisson_release(measured.noise_multiplier, sampling_rate=step.sampling_rate / step.cycle)
+    else:
+        other = replace(step, noise_multiplier=measured.noise_multiplier)
     return composed(repeated(step, steps), repeated(other, measured.count))
 
 
-def parts_of(event: Event) -> tuple[tuple[GaussianRelease | NoGuarantee, int], ...]:
+def parts_of(event: Event) -> tuple[tuple[Release | NoGuarantee, int], ...]:
     """The event as (release, count) pairs."""
     return event.parts if isinstance(event, Composition) else ((event, 1),)
+
+
+def expanded(event: CorrelatedRelease, rows: int) -> tuple[tuple[GaussianRelease, int], ...]:
+    """What the first `rows` rows of a chain spend, as releases with noise of their own.
+
+    Guarantee: whatever is private with those releases is as private with the chain, also when updates depend on what was
+    released before. With everybody of the group in each of its rounds the whole chain is one Gaussian release that a
+    user moves by `sensitivity`. Under sampling a user's rounds touch rows of their own alone, so each is one sampled
+    release that a user moves by the column's norm (Choquette-Choo et al. 2023, Theorem 4): ⌈rows/cycle⌉ of them.
+
+    >>> chain = CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0, 0.75)))
+    >>> [(part.noise_multiplier, count) for part, count in expanded(chain, 7)]
+    [(1.6, 3)]
+    """
+    if rows == 0:
+        return ()
+    if event.sampling_rate == 1.0:
+        moved, count = sensitivity(event.strategy, rows=rows, cycle=event.cycle), 1
+    else:
+        moved = sensitivity(event.strategy, rows=min(rows, event.cycle), cycle=event.cycle)
+        count = -(-rows // event.cycle)
+    return ((poisson_release(event.noise_multiplier / moved, sampling_rate=event.sampling_rate), count),)
+
+
+def accounted(event: Event) -> tuple[tuple[GaussianRelease | NoGuarantee, int], ...]:
+    """The event as (release, count) pairs that accountants take: each chain of correlated releases is expanded."""
+    parts: list[tuple[GaussianRelease | NoGuarantee, int]] = []
+    for part, count in parts_of(event):
+        parts.extend(expanded(part, count) if isinstance(part, CorrelatedRelease) else ((part, count),))
+    return tuple(parts)
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
@@ -189,6 +263,15 @@ def event_to_json(event: Event) -> dict[str, Any]:
         case GaussianRelease():
             fields = {name: value for name, value in vars(event).items() if value is not None}
             return {"kind": "gaussian", **fields}
+        case CorrelatedRelease():
+            return {
+                "kind": "correlated",
+                "noise_multiplier": event.noise_multiplier,
+                "sampling_rate": event.sampling_rate,
+                "cycle": event.cycle,
+                "strategy": strategy_to_json(event.strategy),
+                "neighbouring": event.neighbouring,
+            }
 
 
 def event_from_json(data: dict[str, Any]) -> Event:
@@ -202,12 +285,14 @@ def event_from_json(data: dict[str, Any]) -> Event:
             return NoGuarantee(**fields)
         if kind == "gaussian":
             return GaussianRelease(**fields)
+        if kind == "correlated" and fields.pop("neighbouring") == "add_remove":
+            return CorrelatedRelease(**{**fields, "strategy": strategy_from_json(fields["strategy"])})
     except (TypeError, KeyError, ValueError) as error:
         raise InputError(f"privacy event {json.dumps(data, default=repr)}: {error}") from error
-    raise InputError(f"privacy event kind={kind!r}: expected gaussian, composition or no_guarantee")
+    raise InputError(f"privacy event kind={kind!r}: expected gaussian, correlated, composition or no_guarantee")
 
 
-def _leaf_from_json(data: dict[str, Any]) -> GaussianRelease | NoGuarantee:
+def _leaf_from_json(data: dict[str, Any]) -> Release | NoGuarantee:
     event = event_from_json(data)
     if isinstance(event, Composition):
         raise InputError("a composition inside a composition: expected a flat list of releases")
@@ -219,12 +304,14 @@ def to_dp_event(event: Event) -> "dp_accounting.DpEvent":
     import dp_accounting  # here and below in `rdp` and `pld`: a second to load, and only those who account need it
 
     match event:
-        case Composition(parts):
+        case Composition():
             return dp_accounting.ComposedDpEvent(
-                [dp_accounting.SelfComposedDpEvent(to_dp_event(part), count) for part, count in parts]
+                [dp_accounting.SelfComposedDpEvent(to_dp_event(part), count) for part, count in accounted(event)]
             )
         case NoGuarantee():
             return dp_accounting.NonPrivateDpEvent()
+        case CorrelatedRelease():
+            return to_dp_event(Composition(expanded(event, 1)))
         case GaussianRelease():
             gaussian = dp_accounting.GaussianDpEvent(event.effective_multiplier)
             if event.sampling == "poisson":

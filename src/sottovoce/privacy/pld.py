@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, parts_of
+from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, accounted
 
 # Measured on one core of a 2.x GHz server; both neighbours' distributions are counted.
 _SECONDS_PER_STEP_POINT = 2.5e-6
@@ -100,7 +100,7 @@ class Pld:
 
 def compose_pld(event: Event, *, cap: PldCap = CAREFUL) -> Pld:
     """The event's PLD on the finest grid within the cap."""
-    for part, count in parts_of(event):
+    for part, count in accounted(event):
         if count and isinstance(part, NoGuarantee):
             return Pld(None, None, f"no guarantee: {part.reason}")
         if count and isinstance(part, GaussianRelease) and part.sampling == "fixed_size":
@@ -132,7 +132,7 @@ def compose_pld(event: Event, *, cap: PldCap = CAREFUL) -> Pld:
 
 
 def _releases(event: Event) -> list[tuple[GaussianRelease, int]]:
-    return [(part, count) for part, count in parts_of(event) if count and isinstance(part, GaussianRelease)]
+    return [(part, count) for part, count in accounted(event) if count and isinstance(part, GaussianRelease)]
 
 
 def _release_pld(release: GaussianRelease, count: int, interval: float) -> Any:

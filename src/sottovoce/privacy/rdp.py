@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.events import Event, GaussianRelease, Neighbouring, NoGuarantee, parts_of, to_dp_event
+from sottovoce.privacy.events import (
+    Composition,
+    CorrelatedRelease,
+    Event,
+    GaussianRelease,
+    Neighbouring,
+    NoGuarantee,
+    accounted,
+    parts_of,
+    to_dp_event,
+)
 
 Curve = NDArray[np.float64]
 
@@ -47,7 +57,7 @@ _BOUNDED = {("poisson", "add_remove"), ("fixed_size", "replace_one")}
 def neighbouring_of(event: Event) -> Neighbouring | None:
     """The one neighbouring relation of all releases in `event` (None if there are none); refuses what has no bound."""
     first: GaussianRelease | None = None
-    for part, _ in parts_of(event):
+    for part, _ in accounted(event):
         if isinstance(part, NoGuarantee):
             continue
         if (part.sampling, part.neighbouring) not in _BOUNDED:
@@ -104,7 +114,7 @@ def event_curve(event: Event) -> RdpCurve:
     neighbouring_of(event)
     total = np.zeros_like(ORDERS)
     unconverged: set[float] = set()
-    for part, count in parts_of(event):
+    for part, count in accounted(event):
         if count == 0:
             continue
         if isinstance(part, NoGuarantee):
@@ -157,36 +167,47 @@ class RunningEpsilon:
         check_delta(delta)
         self._delta = delta
         self._values = np.zeros_like(ORDERS)
+        self._rows: dict[CorrelatedRelease, int] = {}  # chains cost by their length: not so much a row
         self._first: GaussianRelease | None = None
 
     @property
     def epsilon(self) -> float:
         """ε of everything added so far."""
-        return epsilon_of_curve(self._values, delta=self._delta)[0]
+        return self._epsilon(self._values, self._rows)
 
     def peek(self, event: Event, count: int = 1) -> float:
         """ε if `event` happened `count` more times; nothing is charged."""
-        return epsilon_of_curve(self._after(event, count), delta=self._delta)[0]
+        return self._epsilon(*self._after(event, count))
 
     def add(self, event: Event, count: int = 1) -> float:
         """Charges `event` `count` times and returns ε so far."""
-        self._values = self._after(event, count)
-        releases = [part for part, _ in parts_of(event) if isinstance(part, GaussianRelease)]
+        self._values, self._rows = self._after(event, count)
+        releases = [part for part, _ in accounted(event) if isinstance(part, GaussianRelease)]
         self._first = self._first or next(iter(releases), None)
         return self.epsilon
 
-    def _after(self, event: Event, count: int) -> Curve:
+    def _epsilon(self, values: Curve, rows: dict[CorrelatedRelease, int]) -> float:
+        return epsilon_of_curve(values + event_curve(Composition(tuple(rows.items()))).values, delta=self._delta)[0]
+
+    def _after(self, event: Event, count: int) -> tuple[Curve, dict[CorrelatedRelease, int]]:
         if self._first is not None:
-            for part, _ in parts_of(event):
+            for part, _ in accounted(event):
                 if isinstance(part, GaussianRelease) and part.neighbouring != self._first.neighbouring:
                     raise InputError(
                         f"cannot compose sampling={self._first.sampling} (neighbouring={self._first.neighbouring}) "
                         f"with sampling={part.sampling} (neighbouring={part.neighbouring}): "
                         "expected one neighbouring relation"
                     )
+        rows = dict(self._rows)
         if count == 0:
-            return self._values
-        return self._values + count * event_curve(event).values
+            return self._values, rows
+        alone: list[tuple[GaussianRelease | NoGuarantee, int]] = []
+        for part, number in parts_of(event):
+            if isinstance(part, CorrelatedRelease):
+                rows[part] = rows.get(part, 0) + count * number
+            else:
+                alone.append((part, number))
+        return self._values + count * event_curve(Composition(tuple(alone))).values, rows
 
 
 def check_delta(delta: float) -> None:
