@@ -1,0 +1,180 @@
+"""The strategies with the least error of prefix sums for what one user can move: found once, before a run.
+
+A model after t rounds is made of the sum of their updates, so what counts is the noise in such sums. With the strategy's
+column as a power series c(x), the noise in the sum of rounds 0…t is Σ_s g_s·w_{t−s} for g(x) = 1/((1 − x)·c(x)), and
+the mean of its variance over T rounds is Σ_s (T − s)·g_s²/T. That times the squared sensitivity is made as small as it
+can be, by L-BFGS with exact gradients, over what is always valid: any column that begins with 1 (no two rounds of a user
+meet), or decays and scales for which the sensitivity's formula is exact. Numbers are rounded, so that they are the same
+wherever they are found; the sensitivity is that of the rounded ones.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from sottovoce.privacy.events import LARGEST_STEPS, check_whole
+from sottovoce.privacy.strategies import MOST_BANDS, MOST_BUFFERS, Banded, Blt, Column, Strategy, column_of, taken_part
+
+_DIGITS = 6
+_SLOWEST = 1 - 1e-9  # decay: beyond any run's rounds
+_REFUSED = 1e3  # a logarithm that no error has
+# Where a search for a BLT begins: its fastest decay, and how slow the slowest is in parts of the cycle. There are local
+# minima in which buffers fall together.
+_STARTS = [(fastest, slowest) for fastest in (0.1, 0.5, 0.8) for slowest in (0.5, 2.0)]
+
+
+def relative_error(strategy: Strategy, *, steps: int) -> float:
+    """RMS noise of all prefix sums with a strategy, over that with independent noise of the same multiplier.
+
+    >>> round(relative_error(Banded(column=(1.0, 0.5)), steps=1000), 3), relative_error(Banded(column=(1.0,)), steps=9)
+    (0.667, 1.0)
+    """
+    return math.sqrt(_squared_error(_prefix_noise(strategy, steps)) / (steps * (steps + 1) / 2))
+
+
+@lru_cache(maxsize=256)
+def optimal_banded(*, steps: int, bands: int, cycle: int) -> Banded:
+    """The banded strategy with the least error for its column's norm, which is what a user moves in each of the rounds.
+
+    >>> optimal_banded(steps=100, bands=3, cycle=5).column
+    (1.0, 0.832, 0.8)
+    """
+    from scipy.signal import lfilter
+
+    check_whole("steps", steps, most=LARGEST_STEPS)
+    check_whole("bands", bands, most=min(cycle, MOST_BANDS))
+
+    def loss(entries: Column) -> tuple[float, Column]:
+        column = np.concatenate([[1.0], entries])
+        sums = lfilter([1.0], column, np.ones(steps))
+        error = _squared_error(sums)
+        by_column = _error_gradient(sums, lfilter([1.0], column, sums), entries=bands) / error
+        norm = column @ column
+        return math.log(error) + math.log(norm), (by_column + 2 * column / norm)[1:]
+
+    bands = min(bands, steps)
+    start = np.cumprod((np.arange(1, bands) - 0.5) / np.arange(1, bands))  # the series of (1 − x)^(−1/2)
+    found = _minimised(loss, start)[1] if bands > 1 else start
+    return Banded(column=(1.0, *(_rounded(value) for value in found)))
+
+
+@lru_cache(maxsize=256)
+def optimal_blt(*, steps: int, buffers: int, cycle: int) -> Blt:
+    """The buffered linear Toeplitz strategy with the least error for what a user in every `cycle`-th round moves."""
+    from scipy.signal import lfilter
+    from scipy.special import expit
+
+    check_whole("steps", steps, most=LARGEST_STEPS)
+    check_whole("buffers", buffers, most=MOST_BUFFERS)
+    check_whole("cycle", cycle, most=LARGEST_STEPS)
+    later = np.arange(steps - 1)
+
+    def strategy(free: Column) -> tuple[Column, Column]:
+        """Decays below 1, and scales that add up to less than 1, of any numbers."""
+        raised = np.exp(free[buffers:] - max(0.0, free[buffers:].max()))
+        rest = math.exp(-max(0.0, free[buffers:].max()))
+        return expit(free[:buffers]), raised / (rest + raised.sum())
+
+    def loss(free: Column) -> tuple[float, Column]:
+        decays, scales = strategy(free)
+        powers = decays[:, None] ** later  # [buffers, T − 1]
+        column = np.concatenate([[1.0], scales @ powers])
+        over, under = _rational(decays, scales)
+        sums = lfilter(over, under, np.ones(steps))
+        error, moved = _squared_error(sums), taken_part(column, cycle)
+        squared = float(moved @ moved)
+        gradient = _error_gradient(sums, lfilter(over, under, sums), entries=steps) / error
+        gradient = (gradient + 2 * _taken_part_backwards(moved, cycle) / squared)[1:]
+        by_scale = powers @ gradient
+        slopes = np.zeros_like(powers)
+        slopes[:, 1:] = later[1:] * powers[:, :-1]
+        by_decay = scales * (slopes @ gradient)
+        return (
+            math.log(error) + math.log(squared),
+            np.concatenate([by_decay * decays * (1 - decays), scales * (by_scale - scales @ by_scale)]),
+        )
+
+    reach = min(cycle, steps)
+    starts = [_blt_start(buffers, fastest=fastest, slowest=slowest * reach + 2) for fastest, slowest in _STARTS]
+    best = min((_minimised(loss, start) for start in starts), key=lambda found: found[0])
+    decays, scales = strategy(best[1])
+    order = np.argsort(-decays)
+    shrink = 1 - 10.0**-_DIGITS  # rounding must not take their sum above 1
+    return Blt(
+        decays=tuple(_rounded_decay(min(decay, _SLOWEST)) for decay in decays[order]),
+        scales=tuple(_rounded(scale * shrink) for scale in scales[order]),
+    )
+
+
+def _prefix_noise(strategy: Strategy, steps: int) -> Column:
+    """How much of the noise of each round is in the sum of the last round and all before it, newest first, [T]."""
+    from scipy.signal import lfilter
+
+    if isinstance(strategy, Banded):
+        over, under = np.ones(1), column_of(strategy, min(strategy.bands, steps))
+    else:
+        over, under = _rational(np.asarray(strategy.decays), np.asarray(strategy.scales))
+    sums: Column = lfilter(over, under, np.ones(steps))
+    return sums
+
+
+def _rational(decays: Column, scales: Column) -> tuple[Column, Column]:
+    """1/c(x) of a BLT as two polynomials: c(x) = 1 + Σ_i scale_i·x/(1 − decay_i·x)."""
+    over = np.poly(decays)
+    under = over.copy()
+    for index, scale in enumerate(scales):
+        under[1:] += scale * np.poly(np.delete(decays, index))
+    return over, under
+
+
+def _squared_error(sums: Column) -> float:
+    """Σ_t Σ_{s ≤ t} g_s²: the variance of all prefix sums together."""
+    return float(np.arange(len(sums), 0, -1) @ sums**2)
+
+
+def _error_gradient(sums: Column, again: Column, *, entries: int) -> Column:
+    """By the column's first entries: a change of x^k in c changes g by −x^k·g/c, and `again` is g/c."""
+    from scipy.signal import fftconvolve
+
+    weighted = np.arange(len(sums), 0, -1) * sums
+    correlated: Column = fftconvolve(weighted, again[::-1])[len(sums) - 1 :][:entries]
+    return -2 * correlated
+
+
+def _taken_part_backwards(moved: Column, cycle: int) -> Column:
+    """The transpose of `taken_part`: each entry of the column is in all later rounds of the user."""
+    rounds = -(-len(moved) // cycle)
+    padded = np.zeros(rounds * cycle)
+    padded[: len(moved)] = moved
+    summed: Column = padded.reshape(rounds, cycle)[::-1].cumsum(axis=0)[::-1].reshape(-1)[: len(moved)]
+    return summed
+
+
+def _blt_start(buffers: int, *, fastest: float, slowest: float) -> Column:
+    """Decays evenly spread by the logarithm of how far they are from 1, the slowest first; equal scales."""
+    decays = 1 - np.geomspace(1 / slowest, 1 - fastest, buffers)
+    return np.concatenate([np.log(decays / (1 - decays)), np.full(buffers, -math.log(buffers))])
+
+
+def _minimised(loss: Callable[[Column], tuple[float, Column]], start: Column) -> tuple[float, Column]:
+    from scipy.optimize import minimize
+
+    def guarded(free: Column) -> tuple[float, Column]:
+        with np.errstate(all="ignore"):  # a step too far, to a strategy whose noise explodes
+            value, gradient = loss(free)
+        finite = math.isfinite(value) and bool(np.isfinite(gradient).all())
+        return (value, gradient) if finite else (_REFUSED, np.zeros_like(gradient))
+
+    found = minimize(guarded, start, jac=True, method="L-BFGS-B", options={"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9})
+    return float(found.fun), np.asarray(found.x)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _rounded_decay(decay: float) -> float:
+    """By how far it is from 1, which is what counts."""
+    return round(decay, _DIGITS - 1 - math.floor(math.log10(1 - decay)))
