@@ -17,8 +17,8 @@ os.environ.setdefault("SOTTOVOCE_DEVICE", "cpu")
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-# Makes the golden values anew; needs optax, which nothing else here does.
-collect_ignore = ["golden/make_optimisers.py"]
+# Make golden values anew; need optax and jax_privacy, which nothing else here does.
+collect_ignore = ["golden/make_optimisers.py", "golden/make_strategies.py"]
 
 
 @pytest.fixture
