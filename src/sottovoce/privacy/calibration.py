@@ -80,11 +80,11 @@ def noise_multiplier_for(
         if low < _SMALLEST_NOISE:
             return high
     if accountant == "pld":  # a careful one takes a second: most of the way goes by quick ones
-        high = low = _crossing(roughly, low, high, target=target_epsilon, precision=_ROUGH_NOISE)
+        high = low = crossing(roughly, low, high, target=target_epsilon, precision=_ROUGH_NOISE)
         while spent(low) <= target_epsilon:
             high, low = low, low * (1 - 4 * _ROUGH_NOISE)
     digit = 10.0 ** (1 - _NOISE_DIGITS)
-    exact = _crossing(spent, low, high, target=target_epsilon, precision=digit / 10)
+    exact = crossing(spent, low, high, target=target_epsilon, precision=digit / 10)
     return _smallest_written(lambda z: spent(z) <= target_epsilon, near=exact)
 
 
@@ -169,13 +169,13 @@ def population_for(
         if high > LARGEST_POPULATION:
             at = f"population_size={low} and cohort_size={cohort_of(low)}"
             raise _unreachable(target_epsilon, spent(low), at)
-    population = _crossing(
+    population = crossing(
         lambda size: spent(math.ceil(size)), low, high, target=target_epsilon, precision=_POPULATION_PRECISION
     )
     return math.ceil(population), cohort_of(math.ceil(population))
 
 
-def _crossing(spent: Callable[[float], float], low: float, high: float, *, target: float, precision: float) -> float:
+def crossing(spent: Callable[[float], float], low: float, high: float, *, target: float, precision: float) -> float:
     """Where ε falls to the target between `low` (above it) and `high` (within), from the side that is within."""
     from scipy.optimize import brentq  # here: half a second to load, and few calibrate
 
@@ -186,11 +186,11 @@ def _crossing(spent: Callable[[float], float], low: float, high: float, *, targe
         x = low if log_x <= log_low else high if log_x >= log_high else math.exp(log_x)
         return math.log(max(spent(x), 1e-300)) - math.log(target)
 
-    crossing = math.exp(brentq(excess, log_low, log_high, xtol=precision / 4))
-    crossing *= 1 + precision / 2
-    while spent(crossing) > target:
-        crossing *= 1 + precision / 2
-    return min(crossing, high)
+    found = math.exp(brentq(excess, log_low, log_high, xtol=precision / 4))
+    found *= 1 + precision / 2
+    while spent(found) > target:
+        found *= 1 + precision / 2
+    return min(found, high)
 
 
 def _smallest_written(fits: Callable[[float], bool], *, near: float) -> float:
@@ -206,6 +206,16 @@ def _smallest_written(fits: Callable[[float], bool], *, near: float) -> float:
     while fits(written(digits - 1)):
         digits -= 1
     return written(digits)
+
+
+def written_up(value: float) -> float:
+    """The next number of six digits: noise that a plan prints is the noise that a run has, and no less than was asked.
+
+    >>> written_up(0.61440001), written_up(2.0)
+    (0.614401, 2.0)
+    """
+    near = float(f"{value:.{_NOISE_DIGITS}g}")
+    return near if near >= value else float(f"{near + 10.0 ** (math.floor(math.log10(near)) + 1 - _NOISE_DIGITS):.6g}")
 
 
 def _largest(fits: Callable[[int], bool], *, low: int, high: int) -> int:
