@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, print_wide, stderr
+from sottovoce.cli.console import Json, print_json, print_wide, progress_bar, say, stderr, stdout
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
+    from sottovoce.privacy.noise_planner import Asked
     from sottovoce.privacy.planner import PlannedRun
 
 
 class Accountant(StrEnum):
     PLD = "pld"
     RDP = "rdp"
+
+
+class Mechanism(StrEnum):
+    AUTO = "auto"
+    INDEPENDENT = "independent"
+    BANDED = "banded"
+    BLT = "blt"
 
 
 class PaperTable(StrEnum):
@@ -54,7 +62,17 @@ def plan(
     smallest_population: Annotated[
         bool, typer.Option("--smallest-population", help="The smallest K at which this recipe has ε ≤ target.")
     ] = False,
-    max_cohort: Annotated[int | None, typer.Option(help="There and in the plot: from this S on, only K grows.")] = None,
+    max_cohort: Annotated[
+        int | None,
+        typer.Option(help="There and in the plot: from this S on, only K grows. With --mechanism: largest S."),
+    ] = None,
+    mechanism: Annotated[
+        Mechanism | None,
+        typer.Option(
+            help="Noise, cycle, cohort and rounds for --max-cohort, --steps, --delta and two of --population, "
+            "--sigma-dp (effective) and --target-epsilon, or all three; `auto` picks the best noise."
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw ε against population for several noise levels: FILE.png, .pdf or .svg.")
     ] = None,
@@ -70,6 +88,39 @@ def plan(
     from sottovoce.privacy import planner
     from sottovoce.privacy.events import Measured
 
+    if mechanism is not None:
+        others = {
+            "--cohort": cohort,
+            "--noise-multiplier": noise_multiplier,
+            "--parameters": parameters,
+            "--client-wers": client_wers,
+            "--scale": scale,
+            "--smallest-population": smallest_population or None,
+            "--plot": plot,
+            "--paper": paper,
+        }
+        if given := [name for name, value in others.items() if value is not None]:
+            raise InputError(
+                f"--mechanism {mechanism} with {', '.join(given)}: expected --max-cohort and what is wanted"
+            )
+        needed_here = {"--max-cohort": max_cohort, "--steps": steps, "--delta": delta}
+        if missing := [name for name, value in needed_here.items() if value is None]:
+            raise InputError(f"--mechanism {mechanism}: {', '.join(missing)} is missing")
+        assert max_cohort is not None
+        assert steps is not None
+        assert delta is not None
+        from sottovoce.privacy.noise_planner import Asked
+
+        asked = Asked(
+            max_cohort=max_cohort,
+            central_steps=steps,
+            delta=delta,
+            population_size=population,
+            sigma_dp=sigma_dp,
+            target_epsilon=target_epsilon,
+        )
+        _show_noise(asked, mechanism, accountant, json)
+        return
     sizes = {"--population": population, "--cohort": cohort, "--steps": steps, "--delta": delta}
     if paper is not None:
         others = {**sizes, "--scale": scale, "--plot": plot, "--smallest-population": smallest_population or None}
@@ -137,6 +188,22 @@ def plan(
         stderr.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
     if plot is not None:
         _draw(planned, plot, max_cohort)
+
+
+def _show_noise(asked: "Asked", mechanism: Mechanism, accountant: Accountant, json: bool) -> None:
+    from sottovoce.privacy.mechanisms import KINDS
+    from sottovoce.privacy.noise_planner import noise_table, noise_words, plan_noise
+
+    kinds = [kind for kind in KINDS if mechanism in (Mechanism.AUTO, kind)]
+    with progress_bar("looking for the best noise") as bar:
+        (task,) = bar.task_ids
+        found = plan_noise(asked, kinds=kinds, accountant=accountant.value, on_look=lambda: bar.advance(task))
+    if json:
+        print_json(found.to_json())
+        return
+    print_wide(noise_table(found))
+    for line in noise_words(found):
+        say(line, to=stdout)
 
 
 def _show_paper_table(name: PaperTable, json: bool) -> None:

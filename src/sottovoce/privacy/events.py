@@ -226,10 +226,10 @@ def parts_of(event: Event) -> tuple[tuple[Release | NoGuarantee, int], ...]:
 def expanded(event: CorrelatedRelease, rows: int) -> tuple[tuple[GaussianRelease, int], ...]:
     """What the first `rows` rows of a chain spend, as releases with noise of their own.
 
-    Guarantee: whatever is private with those releases is as private with the chain, also when updates depend on what was
-    released before. With everybody of the group in each of its rounds the whole chain is one Gaussian release that a
-    user moves by `sensitivity`. Under sampling a user's rounds touch rows of their own alone, so each is one sampled
-    release that a user moves by the column's norm (Choquette-Choo et al. 2023, Theorem 4): ⌈rows/cycle⌉ of them.
+    Guarantee: the chain is as private as those releases, also where updates depend on what was released before. With
+    everybody of the group in each of its rounds the whole chain is one Gaussian release that a user moves by
+    `sensitivity`. Under sampling a user's rounds touch rows of their own alone, so each is one sampled release that a
+    user moves by the column's norm (Choquette-Choo et al. 2023, Theorem 4): ⌈rows/cycle⌉ of them.
 
     >>> chain = CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0, 0.75)))
     >>> [(part.noise_multiplier, count) for part, count in expanded(chain, 7)]

@@ -13,9 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.accounting import pld_epsilon
 from sottovoce.privacy.calibration import Accountant
-from sottovoce.privacy.events import LARGEST_POPULATION, LARGEST_STEPS, check_whole, poisson_release
+from sottovoce.privacy.events import LARGEST_POPULATION, LARGEST_STEPS, check_whole
 from sottovoce.privacy.mechanisms import (
     KINDS,
     Kind,
@@ -26,11 +25,11 @@ from sottovoce.privacy.mechanisms import (
     least_noise,
     most_rounds,
     single_release,
+    single_release_epsilon,
     smallest_cohort,
 )
 from sottovoce.privacy.planner import number
 from sottovoce.privacy.rdp import check_delta
-from sottovoce.privacy.strategies import Blt
 
 Goal = Literal["population_size", "sigma_dp", "epsilon", "cohort_size", "central_steps"]
 
@@ -68,9 +67,8 @@ class Asked:
                 raise InputError(f"{name}={value}: expected a positive number")
         given = [name for name in ("population_size", "sigma_dp", "target_epsilon") if getattr(self, name) is not None]
         if len(given) < 2:
-            raise InputError(
-                f"expected two of population_size, sigma_dp and target_epsilon, or all three; got {', '.join(given) or 'none'}"
-            )
+            names = "population_size, sigma_dp and target_epsilon"
+            raise InputError(f"expected two of {names}, or all three; got {', '.join(given) or 'none'}")
 
     @property
     def sizes(self) -> Sizes:
@@ -100,13 +98,19 @@ class NoisePlan:
         """Of which more (or fewer, of rounds) would help most; None where what was asked for is had."""
         return None if self.goal == "cohort_size" else min(self.instead, key=lambda what: self.instead[what])
 
+    @property
+    def floor_as(self) -> dict[str, float]:
+        """The floor under the name of what it is a number of."""
+        return {"population_size" if self.goal == "cohort_size" else self.goal: self.floor}
+
     def to_json(self) -> dict[str, Any]:
+        """Every number under its glossary name."""
         return {
             "goal": self.goal,
             "chosen": self.chosen.to_json(),
             "mechanisms": [run.to_json() for run in self.runs],
             "unreachable": dict(self.unreachable),
-            "floor": {("population_size" if self.goal == "cohort_size" else self.goal): self.floor},
+            "floor": self.floor_as,
             "binds": self.binds,
             "epsilon_instead": dict(self.instead),
         }
@@ -166,8 +170,7 @@ def _floor(goal: Goal, asked: Asked) -> float:
     if goal == "epsilon":
         assert asked.sigma_dp is not None
         assert asked.population_size is not None
-        all_of_it = poisson_release(asked.sigma_dp * asked.population_size / root, sampling_rate=1.0)
-        return pld_epsilon(all_of_it, asked.delta) or math.inf
+        return single_release_epsilon(asked.sigma_dp * asked.population_size / root, delta=asked.delta)
     assert asked.target_epsilon is not None
     one = single_release(asked.target_epsilon, delta=asked.delta)
     if goal == "sigma_dp":
@@ -253,35 +256,31 @@ def noise_table(plan: NoisePlan) -> Table:
 def _named(run: NoisyRun) -> str:
     match run.recipe:
         case {"bands": bands}:
-            return f"banded, {bands} bands"
+            return f"banded, {bands} band" + ("s" if bands > 1 else "")
         case {"buffers": buffers}:
             return f"BLT, {buffers} buffer" + ("s" if buffers > 1 else "")
     return _NAMES[run.kind]
 
 
 def _floor_cells(plan: NoisePlan) -> list[str]:
-    people, rounds = plan.asked.population_size, plan.asked.central_steps
-    cells = {"K": people, "T": rounds, "σ_DP": plan.asked.sigma_dp, "ε (PLD)": plan.asked.target_epsilon}
-    where = {"population_size": "K", "cohort_size": "K", "sigma_dp": "σ_DP", "epsilon": "ε (PLD)", "central_steps": "T"}
-    cells[where[plan.goal]] = plan.floor
-    whole = {"K": cells["K"], "T": cells["T"]}
-    return [
-        f"{math.ceil(whole['K'] or 0):,}",
-        "all",
-        f"{math.floor(whole['T'] or 0):,}",
-        "",
-        "",
-        "",
-        number(cells["σ_DP"]),
-        number(cells["ε (PLD)"]),
-        "",
-    ]
+    asked = plan.asked
+    shown: dict[str, float | None] = {
+        "population_size": asked.population_size,
+        "central_steps": asked.central_steps,
+        "sigma_dp": asked.sigma_dp,
+        "epsilon": asked.target_epsilon,
+        **plan.floor_as,
+    }
+    people, rounds = math.ceil(shown["population_size"] or 0), math.floor(shown["central_steps"] or 0)
+    return [f"{people:,}", "all", f"{rounds:,}", "", "", "", number(shown["sigma_dp"]), number(shown["epsilon"]), ""]
 
 
 def noise_words(plan: NoisePlan) -> tuple[str, ...]:
     """What was chosen, as a recipe says it, and what binds."""
     run = plan.chosen
     lines = [f"chosen: {_named(run)}; in a recipe: {_in_recipe(run)}"]
+    if run.kept:
+        lines.append(f"kept from round to round: {run.kept} rows of noise, each as large as the model, in float64")
     for kind, reason in plan.unreachable.items():
         lines.append(f"{_NAMES[kind]}: {reason}")
     if plan.binds is None:

@@ -1,11 +1,11 @@
 """The strategies with the least error of prefix sums for what one user can move: found once, before a run.
 
-A model after t rounds is made of the sum of their updates, so what counts is the noise in such sums. With the strategy's
-column as a power series c(x), the noise in the sum of rounds 0…t is Σ_s g_s·w_{t−s} for g(x) = 1/((1 − x)·c(x)), and
-the mean of its variance over T rounds is Σ_s (T − s)·g_s²/T. That times the squared sensitivity is made as small as it
-can be, by L-BFGS with exact gradients, over what is always valid: any column that begins with 1 (no two rounds of a user
-meet), or decays and scales for which the sensitivity's formula is exact. Numbers are rounded, so that they are the same
-wherever they are found; the sensitivity is that of the rounded ones.
+A model after t rounds is made of the sum of their updates, so what counts is the noise in such sums. With the
+strategy's column as a power series c(x), that in the sum of rounds 0…t is Σ_s g_s·w_{t−s}, g(x) = 1/((1 − x)·c(x)),
+and the mean of its variance over T rounds is Σ_s (T − s)·g_s²/T. That times the squared sensitivity is made as small as
+it can be, by L-BFGS with exact gradients, over what is always valid: any column that begins with 1 (no two rounds of a
+user meet), or decays and scales for which the sensitivity's formula is exact. Numbers are rounded to six digits, which
+are all that a search can tell; the sensitivity is that of the rounded ones.
 """
 
 import math
@@ -39,7 +39,7 @@ def optimal_banded(*, steps: int, bands: int, cycle: int) -> Banded:
     """The banded strategy with the least error for its column's norm, which is what a user moves in each of the rounds.
 
     >>> optimal_banded(steps=100, bands=3, cycle=5).column
-    (1.0, 0.832, 0.8)
+    (1.0, 0.739454, 0.622031)
     """
     from scipy.signal import lfilter
 
@@ -55,7 +55,9 @@ def optimal_banded(*, steps: int, bands: int, cycle: int) -> Banded:
         return math.log(error) + math.log(norm), (by_column + 2 * column / norm)[1:]
 
     bands = min(bands, steps)
-    start = np.cumprod((np.arange(1, bands) - 0.5) / np.arange(1, bands))  # the series of (1 − x)^(−1/2)
+    start = np.cumprod(
+        (np.arange(1.0, bands) - 0.5) / np.arange(1.0, bands), dtype=np.float64
+    )  # the series of (1 − x)^(−1/2)
     found = _minimised(loss, start)[1] if bands > 1 else start
     return Banded(column=(1.0, *(_rounded(value) for value in found)))
 
@@ -122,7 +124,7 @@ def _prefix_noise(strategy: Strategy, steps: int) -> Column:
 
 def _rational(decays: Column, scales: Column) -> tuple[Column, Column]:
     """1/c(x) of a BLT as two polynomials: c(x) = 1 + Σ_i scale_i·x/(1 − decay_i·x)."""
-    over = np.poly(decays)
+    over = np.asarray(np.poly(decays), dtype=np.float64)
     under = over.copy()
     for index, scale in enumerate(scales):
         under[1:] += scale * np.poly(np.delete(decays, index))
@@ -167,7 +169,9 @@ def _minimised(loss: Callable[[Column], tuple[float, Column]], start: Column) ->
         finite = math.isfinite(value) and bool(np.isfinite(gradient).all())
         return (value, gradient) if finite else (_REFUSED, np.zeros_like(gradient))
 
-    found = minimize(guarded, start, jac=True, method="L-BFGS-B", options={"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9})
+    found = minimize(
+        guarded, start, jac=True, method="L-BFGS-B", options={"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
+    )
     return float(found.fun), np.asarray(found.x)
 
 

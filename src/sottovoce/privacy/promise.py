@@ -15,9 +15,11 @@ from sottovoce.privacy.accounting import Epsilon, RunningEpsilon, epsilon
 from sottovoce.privacy.calibration import steps_for
 from sottovoce.privacy.client_wer import is_due, planned
 from sottovoce.privacy.events import (
+    Composition,
     Event,
-    GaussianRelease,
     NoGuarantee,
+    Release,
+    accounted,
     composed,
     event_from_json,
     parts_of,
@@ -48,7 +50,7 @@ class Promise:
         return epsilon(self.event, self.delta)
 
     @property
-    def release(self) -> GaussianRelease | NoGuarantee:
+    def release(self) -> Release | NoGuarantee:
         """One step."""
         return parts_of(self.event)[0][0]
 
@@ -94,7 +96,7 @@ def _promise(ledger: LedgerReport, event: Event, *, steps: int, measured: int = 
     )
 
 
-def _with_client_wer(ledger: LedgerReport, release: GaussianRelease | NoGuarantee, steps: int) -> Promise:
+def _with_client_wer(ledger: LedgerReport, release: Release | NoGuarantee, steps: int) -> Promise:
     """The same where clients' word error rate is measured between the rounds: all that is still to come of both."""
     told = ledger.header["client_wer"]
     every, measure = told.get("every"), event_from_json(told["event"])
@@ -167,12 +169,12 @@ def joint_epsilon(promises: Mapping[str, Promise]) -> Joint:
         if what != protected[first]:
             reason = f"{first} protects {protected[first]} and {label} {what}: no one ε is for both"
             return Joint(None, unbounded, reason)
-    whole = composed(*(one.event for one in private.values()))
+    whole = composed(*(Composition(accounted(one.event)) for one in private.values()))  # no two share a chain of noise
     return Joint(epsilon(whole, min(one.delta for one in private.values())), unbounded)
 
 
 def _protected(one: Promise) -> str:
-    assert isinstance(one.release, GaussianRelease)
+    assert not isinstance(one.release, NoGuarantee)
     relation = "adding or removing" if one.release.neighbouring == "add_remove" else "replacing"
     return f"each {one.privacy_unit} against {relation} one"
 

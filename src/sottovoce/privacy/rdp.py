@@ -202,11 +202,11 @@ class RunningEpsilon:
         if count == 0:
             return self._values, rows
         alone: list[tuple[GaussianRelease | NoGuarantee, int]] = []
-        for part, number in parts_of(event):
-            if isinstance(part, CorrelatedRelease):
-                rows[part] = rows.get(part, 0) + count * number
+        for release, number in parts_of(event):
+            if isinstance(release, CorrelatedRelease):
+                rows[release] = rows.get(release, 0) + count * number
             else:
-                alone.append((part, number))
+                alone.append((release, number))
         return self._values + count * event_curve(Composition(tuple(alone))).values, rows
 
 

@@ -1,7 +1,7 @@
 """Noise that is correlated over rounds: a strategy, the noise that it makes of fresh noise, and what one user can move.
 
-Step t adds z·C·y_t to the sum of clipped updates, with y = (strategy matrix)⁻¹ w and w_t independent N(0, I). The matrix
-is lower triangular and Toeplitz, so its first column says all of it; that begins with 1, so z is the multiplier of w.
+Step t adds z·C·y_t to the sum of clipped updates, with y = (strategy matrix)⁻¹ w and w_t independent N(0, I). The
+matrix is lower triangular and Toeplitz: its first column says all of it. It begins with 1, so z is the multiplier of w.
 What was added is partly taken back later, and the sums of all rounds so far (what a model is made of) are less noisy.
 
 * `Banded` (Choquette-Choo et al. 2023): the column ends after `bands` entries. With a cycle of at least as many rounds
