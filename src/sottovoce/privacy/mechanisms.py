@@ -102,7 +102,7 @@ class NoisyRun:
         """The recipe's `federation.privacy.mechanism`."""
         match self.strategy:
             case Blt(decays=decays):
-                return {"kind": "blt", "buffers": len(decays)}
+                return {"kind": "blt", "buffers": len(decays), "cycle": self.cycle}
             case Banded(column=column) if self.kind == "banded":
                 return {"kind": "banded", "bands": len(column), "cycle": self.cycle}
         return None

@@ -4,8 +4,9 @@ A model after t rounds is made of the sum of their updates, so what counts is th
 strategy's column as a power series c(x), that in the sum of rounds 0…t is Σ_s g_s·w_{t−s}, g(x) = 1/((1 − x)·c(x)),
 and the mean of its variance over T rounds is Σ_s (T − s)·g_s²/T. That times the squared sensitivity is made as small as
 it can be, by L-BFGS with exact gradients, over what is always valid: any column that begins with 1 (no two rounds of a
-user meet), or decays and scales for which the sensitivity's formula is exact. Numbers are rounded to six digits, which
-are all that a search can tell; the sensitivity is that of the rounded ones.
+user meet), or decays and scales for which the sensitivity's formula is exact. Numbers are rounded to four digits: a
+search knows them to seven or so, which differ from machine to machine, and what is lost is of second order, 1e-8. The
+sensitivity is that of the rounded ones.
 """
 
 import math
@@ -15,9 +16,20 @@ from functools import lru_cache
 import numpy as np
 
 from sottovoce.privacy.events import LARGEST_STEPS, check_whole
-from sottovoce.privacy.strategies import MOST_BANDS, MOST_BUFFERS, Banded, Blt, Column, Strategy, column_of, taken_part
+from sottovoce.privacy.strategies import (
+    MOST_BANDS,
+    MOST_BUFFERS,
+    Banded,
+    Blt,
+    Column,
+    Strategy,
+    column_of,
+    sensitivity,
+    taken_part,
+)
 
-_DIGITS = 6
+_DIGITS = 4
+_NO_BETTER = 1e-4  # of the squared noise: a buffer that wins less is left out, since nothing says what it should be
 _SLOWEST = 1 - 1e-9  # decay: beyond any run's rounds
 _REFUSED = 1e3  # a logarithm that no error has
 # Where a search for a BLT begins: its fastest decay, and how slow the slowest is in parts of the cycle. There are local
@@ -39,7 +51,7 @@ def optimal_banded(*, steps: int, bands: int, cycle: int) -> Banded:
     """The banded strategy with the least error for its column's norm, which is what a user moves in each of the rounds.
 
     >>> optimal_banded(steps=100, bands=3, cycle=5).column
-    (1.0, 0.739454, 0.622031)
+    (1.0, 0.7395, 0.622)
     """
     from scipy.signal import lfilter
 
@@ -64,7 +76,10 @@ def optimal_banded(*, steps: int, bands: int, cycle: int) -> Banded:
 
 @lru_cache(maxsize=256)
 def optimal_blt(*, steps: int, buffers: int, cycle: int) -> Blt:
-    """The buffered linear Toeplitz strategy with the least error for what a user in every `cycle`-th round moves."""
+    """The buffered linear Toeplitz strategy with the least error for what a user in every `cycle`-th round moves.
+
+    It has fewer buffers than were asked for where the last ones win nothing.
+    """
     from scipy.signal import lfilter
     from scipy.special import expit
 
@@ -101,6 +116,11 @@ def optimal_blt(*, steps: int, buffers: int, cycle: int) -> Blt:
     reach = min(cycle, steps)
     starts = [_blt_start(buffers, fastest=fastest, slowest=slowest * reach + 2) for fastest, slowest in _STARTS]
     best = min((_minimised(loss, start) for start in starts), key=lambda found: found[0])
+    if buffers > 1:
+        fewer = optimal_blt(steps=steps, buffers=buffers - 1, cycle=cycle)
+        moved = sensitivity(fewer, rows=steps, cycle=cycle)
+        if math.log(_squared_error(_prefix_noise(fewer, steps)) * moved**2) < best[0] + _NO_BETTER:
+            return fewer
     decays, scales = strategy(best[1])
     order = np.argsort(-decays)
     shrink = 1 - 10.0**-_DIGITS  # rounding must not take their sum above 1
