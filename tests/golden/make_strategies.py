@@ -1,9 +1,9 @@
 """Makes strategies.json with jax_privacy 2.0.0, in float64: strategies, their errors, sensitivities and ε.
 
-Not run with the tests, since it needs jax: `pip install jax-privacy` into an environment of its own. `squared_errors` is
-the mean over prefix sums of jax_privacy's `per_query_error`; columns are divided by their first entry, so that z is the
-multiplier of fresh noise. ε is by jax_privacy's own accountants (PLD): of cyclic Poisson sampling for banded strategies,
-of a single release for BLTs.
+Not run with the tests, since it needs jax: `pip install jax-privacy` into an environment of its own. `squared_errors`
+is the mean over prefix sums of jax_privacy's `per_query_error`; columns are divided by their first entry, so that z is
+the multiplier of fresh noise. ε is by jax_privacy's own accountants (PLD): of cyclic Poisson sampling for banded
+strategies, of a single release for BLTs.
 """
 
 import json
@@ -21,7 +21,12 @@ jax.config.update("jax_enable_x64", True)
 DELTA = 1e-9
 PLD = accountants.PldAccountantConfig(value_discretization_interval=1e-4)
 # steps, bands (and cycle), users, cohort, z
-BANDED = [(200, 4, 1000, 100, 3.0), (2000, 8, 3400, 100, 3.5), (2001, 16, 10_000, 100, 2.5), (2000, 80, 33_900, 100, 2.5)]
+BANDED = [
+    (200, 4, 1000, 100, 3.0),
+    (2000, 8, 3400, 100, 3.5),
+    (2001, 16, 10_000, 100, 2.5),
+    (2000, 80, 33_900, 100, 2.5),
+]
 # steps, cycle, buffers, z
 BLT = [(2000, 34, 1, 6.0), (2000, 100, 2, 4.0), (2000, 339, 2, 2.0), (2001, 339, 3, 1.5), (2000, 2000, 3, 1.0)]
 

@@ -70,9 +70,7 @@ def test_a_jump_at_either_end_is_found(jump: str) -> None:
     for low in range(3, 400):
         high = 10 * low
         edge = low if jump == "first" else high - 1
-        found = crossing(
-            lambda x, edge=edge: 2.0 if math.ceil(x) <= edge else 0.5, low, high, target=1, precision=1e-3
-        )  # type: ignore[misc]
+        found = crossing(lambda x, edge=edge: 2.0 if math.ceil(x) <= edge else 0.5, low, high, target=1, precision=1e-3)  # type: ignore[misc]
         assert edge < math.ceil(found) <= max(edge + 1, math.ceil(edge * 1.002))
 
 

@@ -254,7 +254,10 @@ def smallest_cohort(search: Search, sizes: Sizes, *, sigma_dp: float, target_eps
 
 
 def most_rounds(search: Search, sizes: Sizes, *, sigma_dp: float, target_epsilon: float) -> NoisyRun | None:
-    """Up to so many as `sizes` has, with this σ_DP, to 0.1 %; None where not even one is within the target."""
+    """Up to so many as `sizes` has, with this σ_DP, to 0.1 %; None where halving them again and again finds none.
+
+    Fewer rounds do not always spend less: noise over few can be correlated less.
+    """
 
     def sized(share: float) -> Sizes:
         return replace(sizes, central_steps=max(1, math.floor(sizes.central_steps / share)))

@@ -198,7 +198,10 @@ def _best(goal: Goal, search: Search, asked: Asked, floor: float) -> NoisyRun:
         return smallest_cohort(search, asked.sizes, sigma_dp=sigma, target_epsilon=target)
     found = most_rounds(search, asked.sizes, sigma_dp=sigma, target_epsilon=target)
     if found is None:
-        raise InputError(f"target_epsilon={target:g} cannot be reached with sigma_dp={sigma:g}: not even for one round")
+        rounds = asked.central_steps
+        raise InputError(
+            f"target_epsilon={target:g} cannot be reached with sigma_dp={sigma:g} in 1 to {rounds:,} rounds"
+        )
     return found
 
 
