@@ -16,7 +16,8 @@ from sottovoce.privacy.mechanisms import (
     single_release_epsilon,
 )
 from sottovoce.privacy.noise_planner import Asked, NoisePlan, noise_table, noise_words, plan_noise
-from sottovoce.privacy.strategies import Blt
+from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt, relative_error
+from sottovoce.privacy.strategies import Blt, Strategy
 
 EPSILON, DELTA, STEPS = 8.0, 1e-9, 2000
 COHORT = 1000  # what counts is K/S
@@ -163,3 +164,26 @@ def test_one_release_is_exact(target: float) -> None:
     z = single_release(target, delta=DELTA)
     assert single_release_epsilon(z, delta=DELTA) == pytest.approx(target, rel=1e-9)
     assert pld_epsilon(poisson_release(z, sampling_rate=1.0), DELTA) == pytest.approx(target, rel=2e-3)
+
+
+def test_a_larger_cohort_is_what_independent_noise_wants() -> None:
+    plan = plan_noise(
+        Asked(max_cohort=300, central_steps=40, delta=1e-6, population_size=200_000, sigma_dp=2e-3),
+        kinds=("independent",),
+    )
+    assert plan.binds == "cohort"
+    assert "what binds: cohort" in noise_words(plan)[-1]
+
+
+@pytest.mark.parametrize("kind", ["banded", "blt"])
+@pytest.mark.parametrize("cycle", [2, 8, 34, 64])
+def test_the_last_sum_has_the_least_relative_error(kind: Kind, cycle: int) -> None:
+    """So that the floor, which is one of the last sum, is one of the RMS over all of them, too."""
+    steps = 500
+    strategy: Strategy = optimal_banded(steps=steps, bands=cycle, cycle=cycle)
+    if kind == "blt":
+        strategy = optimal_blt(steps=steps, buffers=2, cycle=cycle)
+    squared = relative_error(strategy, steps=steps) ** 2 * steps * (steps + 1) / 2
+    before = relative_error(strategy, steps=steps - 1) ** 2 * (steps - 1) * steps / 2
+    last = math.sqrt((squared - before) / steps)  # the variances of all prefix sums, less all but the last
+    assert last < relative_error(strategy, steps=steps)
