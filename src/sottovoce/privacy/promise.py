@@ -16,7 +16,9 @@ from sottovoce.privacy.calibration import steps_for
 from sottovoce.privacy.client_wer import is_due, planned
 from sottovoce.privacy.events import (
     Composition,
+    CorrelatedRelease,
     Event,
+    GaussianRelease,
     NoGuarantee,
     Release,
     accounted,
@@ -174,7 +176,7 @@ def joint_epsilon(promises: Mapping[str, Promise]) -> Joint:
 
 
 def _protected(one: Promise) -> str:
-    assert not isinstance(one.release, NoGuarantee)
+    assert isinstance(one.release, GaussianRelease | CorrelatedRelease)
     relation = "adding or removing" if one.release.neighbouring == "add_remove" else "replacing"
     return f"each {one.privacy_unit} against {relation} one"
 
