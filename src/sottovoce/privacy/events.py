@@ -120,6 +120,7 @@ class CorrelatedRelease:
         object.__setattr__(self, "noise_multiplier", fresh.noise_multiplier)
         object.__setattr__(self, "sampling_rate", fresh.sampling_rate)
         check_whole("cycle", self.cycle, most=LARGEST_STEPS)
+        object.__setattr__(self, "cycle", int(self.cycle))
         sensitivity(self.strategy, rows=1, cycle=self.cycle)
         if self.sampling_rate < 1 and not (isinstance(self.strategy, Banded) and self.strategy.bands <= self.cycle):
             raise InputError(
@@ -229,7 +230,7 @@ def expanded(event: CorrelatedRelease, rows: int) -> tuple[tuple[GaussianRelease
     Guarantee: the chain is as private as those releases, also where updates depend on what was released before. With
     everybody of the group in each of its rounds the whole chain is one Gaussian release that a user moves by
     `sensitivity`. Under sampling a user's rounds touch rows of their own alone, so each is one sampled release that a
-    user moves by the column's norm (Choquette-Choo et al. 2023, Theorem 4): ⌈rows/cycle⌉ of them.
+    user moves by the column's norm (Choquette-Choo et al. 2023): ⌈rows/cycle⌉ of them.
 
     >>> chain = CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0, 0.75)))
     >>> [(part.noise_multiplier, count) for part, count in expanded(chain, 7)]
