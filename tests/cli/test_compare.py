@@ -64,6 +64,17 @@ def test_models_are_recognised_and_the_difference_is_that_of_their_rates(
     assert (same["difference"], same["difference_interval"], same["better"], same["worse"]) == (0, [0, 0], 0, 0)
 
 
+def test_other_rules_need_texts_which_runs_do_not_keep(sottovoce: Command, place: Path, runs: Path) -> None:
+    done = sottovoce("compare", "a", "b", "--normaliser", "whisper-basic")
+    assert (done.code, "expected --on STORE[:SPLIT], since runs keep no texts" in done.err) == (2, True)
+    pytest.importorskip("whisper_normalizer", reason="Whisper's rules come from the extra `whisper`")
+    on = f"{place / 'store'}:test"
+    done = sottovoce("compare", place / "a", place / "b", "--on", on, "--normaliser", "whisper-basic", "--json")
+    assert json.loads(done.out)["tests"][on]["normalisation"]["name"] == "whisper-basic"
+    done = sottovoce("evaluate", place / "a", "--on", on, "--normaliser", "whisper-english")
+    assert "texts spelled by whisper-english" in done.out
+
+
 def test_what_runs_have_said_is_used_and_comes_to_the_same(sottovoce: Command, place: Path, runs: Path) -> None:
     kept = sottovoce("compare", "a", "b", "--json")
     assert kept.code == 0, kept.err

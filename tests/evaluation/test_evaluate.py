@@ -8,8 +8,10 @@ import pytest
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate, score, select
 from sottovoce.evaluation.figure import draw
+from sottovoce.evaluation.table import summary
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Store
+from sottovoce.text.normalisers import Normaliser, NormaliserName
 
 
 def test_select_counts_what_it_leaves_out(store: Store) -> None:
@@ -55,6 +57,22 @@ def test_score_by_hand(store: Store) -> None:
         assert sum(group.speakers for group in groups) == 3
     assert result.interval is None, "three speakers are too few"
     assert result.as_json() == score(store, chosen, hypotheses).as_json()
+
+
+def test_other_rules_spell_references_as_the_corpus_wrote_them_and_hypotheses(store: Store) -> None:
+    """With rules that let a text begin with its number of letters, every utterance is one word longer."""
+    chosen, heard = select(store, split="dev"), ["hello there", "good way"]
+    rules = Normaliser(NormaliserName.WHISPER_BASIC, "0.1", lambda text: f"{len(text)} {text}")
+    told = score(store, chosen, heard, normaliser=rules)
+    assert (told.words.length, told.words.errors) == (6, 1)
+    assert told.as_json()["normalisation"] == {"name": "whisper-basic", "version": "0.1"}
+    assert "texts spelled by whisper-basic 0.1" in summary(told)
+    ours = score(store, chosen, heard)
+    assert (ours.words.length, ours.speech) == (4, told.speech), "the same speech, by other rules"
+    assert not any("spelled" in line for line in summary(ours))
+    nothing = Normaliser(NormaliserName.WHISPER_BASIC, "0.1", lambda text: "")
+    with pytest.raises(InputError, match=r"normaliser=whisper-basic leaves no word of 2 references"):
+        score(store, chosen, heard, normaliser=nothing)
 
 
 def test_evaluate_one_split(recogniser: Recogniser, store: Store) -> None:

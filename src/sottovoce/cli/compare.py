@@ -8,8 +8,9 @@ import typer
 
 from sottovoce.cli.console import Json, print_json, progress_bar, stdout
 from sottovoce.cli.evaluate import store_and_split
-from sottovoce.cli.recognition import Device
+from sottovoce.cli.recognition import Device, Normaliser
 from sottovoce.errors import InputError
+from sottovoce.text.normalisers import NormaliserName
 
 Test = Mapping[str, Any]
 
@@ -24,6 +25,7 @@ def compare(
             help="What both are to recognise, or the name of a test set of both runs; all of these by default.",
         ),
     ] = None,
+    normaliser: Normaliser = NormaliserName.OURS,
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -38,22 +40,32 @@ def compare(
     from sottovoce.evaluation.paired_table import table
 
     kept = _kept_tests(first), _kept_tests(second)
+    if normaliser != NormaliserName.OURS:  # runs keep counts of words, and not the words
+        if on is None:
+            raise InputError(f"normaliser={normaliser}: expected --on STORE[:SPLIT], since runs keep no texts")
+        kept = {}, {}
     shared = [name for name in kept[0] if name in kept[1]]
     if on is None and not shared:
         raise InputError(f"{first} and {second} have no test set in common: expected --on STORE[:SPLIT]")
     pairs = {name: (kept[0][name], kept[1][name]) for name in (shared if on is None else [on]) if name in shared}
     if on is not None and not pairs:
-        pairs = {on: _recognised((first, second), on, device=device)}
+        pairs = {on: _recognised((first, second), on, normaliser=normaliser, device=device)}
     for name, pair in pairs.items():
         if reason := why_not(*pair):
             raise InputError(f"{first} and {second} cannot be compared on {name}: {reason}; --on STORE tests both anew")
     found = {name: compared(*pair) for name, pair in pairs.items()}
     if json:
-        tests = {name: comparison.as_json() for name, comparison in found.items()}
+        tests = {name: _spelling(pairs[name][0]) | comparison.as_json() for name, comparison in found.items()}
         print_json({"first": str(first), "second": str(second), "tests": tests})
         return
     for name, comparison in found.items():
-        stdout.print(table(comparison, title=f"WER on {name}\nA: {first}\nB: {second}"))
+        spelled = "" if normaliser == NormaliserName.OURS else f", texts spelled by {normaliser}"
+        stdout.print(table(comparison, title=f"WER on {name}{spelled}\nA: {first}\nB: {second}"))
+
+
+def _spelling(test: Test) -> dict[str, Any]:
+    """The rules by which texts were compared; older results do not name them."""
+    return {"normalisation": test["normalisation"]} if "normalisation" in test else {}
 
 
 def _kept_tests(path: Path) -> Mapping[str, Test]:
@@ -74,7 +86,7 @@ def _kept_tests(path: Path) -> Mapping[str, Test]:
     return {}
 
 
-def _recognised(models: tuple[Path, Path], on: str, *, device: str | None) -> tuple[Test, Test]:
+def _recognised(models: tuple[Path, Path], on: str, *, normaliser: str, device: str | None) -> tuple[Test, Test]:
     """What `evaluate` says of each of `models` on the same utterances."""
     from sottovoce.evaluation.evaluate import evaluate, select
     from sottovoce.evaluation.recognise import choose_device
@@ -99,6 +111,7 @@ def _recognised(models: tuple[Path, Path], on: str, *, device: str | None) -> tu
                 store,
                 split=split,
                 device=chosen_device,
+                normaliser=normaliser,
                 on_progress=lambda done: bar.update(task, completed=done),
             ).as_json()
 

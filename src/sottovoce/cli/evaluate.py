@@ -18,11 +18,13 @@ from sottovoce.cli.recognition import (
     LmWeight,
     LongestShift,
     Model,
+    Normaliser,
     Temperature,
     Words,
     WordScore,
 )
 from sottovoce.errors import InputError
+from sottovoce.text.normalisers import NormaliserName, choose_normaliser
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +48,7 @@ def evaluate(
     end_threshold: EndThreshold = None,
     longest_shift: LongestShift = None,
     longest: Annotated[float, typer.Option(help="Leave out utterances longer than so many seconds.")] = 60.0,
+    normaliser: Normaliser = NormaliserName.OURS,
     plot: Annotated[
         Path | None, typer.Option(help="Draw WER per speaker and by group: FILE.png, .svg or .html.")
     ] = None,
@@ -78,13 +81,15 @@ def evaluate(
     store.check()
     if recogniser.family.recognition is None:
         asked = (beam_width, lm, lm_weight, words, word_score, ctc_weight, temperature, end_threshold, longest_shift)
-        if ctc or plot is not None or out is not None or any(option is not None for option in asked):
+        texts = ctc or normaliser != NormaliserName.OURS or plot is not None or out is not None
+        if texts or any(option is not None for option in asked):
             raise InputError(
                 f"models of family={recogniser.family.name} write nothing down: there is neither a search nor a text"
             )
         _measure(recogniser, store, split, on=on, device=chosen_device, longest=longest, model=model, json=json)
         return
     check_language(recogniser, store)
+    rules = choose_normaliser(normaliser, language=store.language)
     decode = choose_decoder(
         recogniser.family,
         recogniser.tokens.pieces(),
@@ -114,7 +119,7 @@ def evaluate(
             on_progress=lambda done: bar.update(task, completed=done),
             on_collapse=collapses.append,
         )
-    result = score(store, chosen, hypotheses, collapses=collapses)
+    result = score(store, chosen, hypotheses, normaliser=rules, collapses=collapses)
     elapsed = time.monotonic() - started
     if out is not None:
         _write_texts(out, chosen.ids, chosen.references, hypotheses)

@@ -5,10 +5,18 @@ from typing import Annotated
 
 import typer
 
+from sottovoce.text.normalisers import NormaliserName
+
 Model = Annotated[
     Path, typer.Argument(help="A model folder, or a run folder that holds one; of a suite one of its runs.")
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")]
+Normaliser = Annotated[
+    NormaliserName,
+    typer.Option(
+        help="The rules by which texts are compared: our own, or Whisper's (extra `whisper`).", show_default=True
+    ),
+]
 BeamWidth = Annotated[
     int | None,
     typer.Option(min=1, help="Beam search of this width (by CTC: extra `lm`); greedy by default."),

@@ -24,7 +24,7 @@ from sottovoce.models.attention_search import Search
 from sottovoce.models.saved import Recogniser
 from sottovoce.seeds import stream
 from sottovoce.store import Store
-from sottovoce.text import normalise
+from sottovoce.text.normalisers import OURS, Normaliser, choose_normaliser
 
 # What a corpus may tell of a person, and what stands for a person of whom it does not.
 FACTS = ("gender", "age", "accent")
@@ -63,7 +63,7 @@ class Evaluation:
     """The errors of one recogniser on one choice of utterances. `groups` maps a fact to those who share each value.
 
     `facts` has for each speaker what is known of them, by group. `speech` is a digest of what was said, by which
-    another evaluation of the same is known. `collapsed` counts utterances in which an attention stopped listening; None
+    another evaluation of the same is known; `normalisation` names the rules by which texts were spelled. `collapsed` counts utterances in which an attention stopped listening; None
     where none was asked.
     """
 
@@ -82,6 +82,7 @@ class Evaluation:
     speaker_counts_S4: Counts
     spread: Spread
     groups: Mapping[str, tuple[Group, ...]]
+    normalisation: Mapping[str, int | str]
     collapsed: int | None = None
 
     @property
@@ -106,7 +107,7 @@ class Evaluation:
             "audio_seconds": self.audio_seconds,
             "left_out": {"without_text": self.without_text, "too_long": self.too_long},
             "speech": self.speech,
-            "normalisation": {"name": normalise.NAME, "version": normalise.VERSION},
+            "normalisation": dict(self.normalisation),
             "wer": self.wer,
             "wer_interval": self.interval,
             **_counts(self.words),
@@ -135,15 +136,19 @@ def evaluate(
     decode: Decoder | Search | None = None,
     longest_seconds: float = LONGEST_SECONDS,
     batch_seconds: float | None = None,
+    normaliser: str = "sottovoce",
     seed: int = 1,
     on_progress: Progress | None = None,
 ) -> Evaluation:
     """Recognise `split` of `store` (all of it by default) and score the outcome; `seed` decides the bootstrap's draws.
 
+    `normaliser` has the rules by which texts are compared: `sottovoce`, `whisper-english` or `whisper-basic`.
+
     >>> evaluate(load("runs/demo"), Store("stores/crowd"), split="test").wer      # doctest: +SKIP
     0.083
     """
     check_language(recogniser, store)
+    rules = choose_normaliser(normaliser, language=store.language)
     chosen = select(store, split=split, longest_seconds=longest_seconds)
     collapses: list[int] = []
     hypotheses = recognise(
@@ -156,7 +161,7 @@ def evaluate(
         on_progress=on_progress,
         on_collapse=collapses.append,
     )
-    return score(store, chosen, hypotheses, seed=seed, collapses=collapses)
+    return score(store, chosen, hypotheses, normaliser=rules, seed=seed, collapses=collapses)
 
 
 def check_language(recogniser: Recogniser, store: Store) -> None:
@@ -205,6 +210,7 @@ def score(
     chosen: Selection,
     hypotheses: Sequence[str],
     *,
+    normaliser: Normaliser = OURS,
     seed: int = 1,
     smallest_group: int = 1,
     collapses: Sequence[int] = (),
@@ -214,7 +220,13 @@ def score(
     Groups of fewer than `smallest_group` people are put together as `OTHERS`. `collapses` is what `recognise` told of
     attentions, if anything.
     """
-    words_U4 = count_words(chosen.references, hypotheses)
+    references = [normaliser.spell(text) for text in _references(store, chosen, normaliser)]
+    hypotheses = [normaliser.spell(text) for text in hypotheses]
+    words_U4 = count_words(references, hypotheses)
+    if not words_U4[:, 0].any():
+        raise InputError(
+            f"nothing to score: normaliser={normaliser.name} leaves no word of {len(references)} references"
+        )
     names, told, owners = speakers_in(store, chosen.rows)
     facts = tuple({fact: _shared(fact, person[fact]) for fact in FACTS if person.get(fact)} for person in told)
     counts_S4 = sum_by(words_U4, owners, owner_count=len(names))
@@ -227,7 +239,7 @@ def score(
         without_text=chosen.without_text,
         too_long=chosen.too_long,
         words=tally(words_U4),
-        characters=tally(count_characters(chosen.references, hypotheses)),
+        characters=tally(count_characters(references, hypotheses)),
         interval=interval(counts_S4, generator=stream(seed, "evaluation", "bootstrap")),
         speakers=names,
         facts=facts,
@@ -235,8 +247,15 @@ def score(
         speaker_counts_S4=counts_S4,
         spread=spread(counts_S4),
         groups=_groups(counts_S4, facts, seed=seed, smallest=smallest_group),
+        normalisation=normaliser.as_json(),
         collapsed=sum(collapses) if collapses else None,
     )
+
+
+def _references(store: Store, chosen: Selection, normaliser: Normaliser) -> Sequence[str]:
+    if not normaliser.reads_originals:
+        return chosen.references
+    return [store.utterance(row).raw_text or "" for row in chosen.rows.tolist()]
 
 
 def users_of(store: Store, split: str) -> range:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from sottovoce.evaluation.evaluate import Evaluation, Group
 from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.text.normalisers import OURS
 
 # A crowd describes its accents in hundreds of ways; the largest groups are shown, all are in the JSON.
 GROUPS_SHOWN = 8
@@ -42,6 +43,8 @@ def summary(evaluation: Evaluation) -> list[str]:
         f"quartiles {percent(spread.p25)} · {percent(spread.median)} · {percent(spread.p75)}, "
         f"best tenth {percent(spread.best_tenth)}, worst tenth {percent(spread.worst_tenth)}",
     ]
+    if evaluation.normalisation != OURS.as_json():
+        lines.append("texts spelled by {name} {version}".format(**evaluation.normalisation))
     if evaluation.without_text:
         lines.append(f"left out: {evaluation.without_text:,} utterances without text")
     if evaluation.too_long:
