@@ -393,7 +393,25 @@ def test_figures_and_tables_are_files_too(runs: Path, tmp_path: Path) -> None:
     assert all(path.stat().st_size > 1000 for path in figures)
     for path, table in zip(write_tables(tmp_path / "tables", report), report.tables, strict=True):
         with path.open(newline="") as file:
-            assert [tuple(row) for row in csv.reader(file)] == [table.headings, *table.rows]
+            headings, *rows = csv.reader(file)
+        words = len(headings) if table.all_words else table.words
+        assert [tuple(row[:words]) for row in (headings, *rows)] == [
+            row[:words] for row in (table.headings, *table.rows)
+        ]
+        numbers = [place for place in range(words, len(headings)) if headings[place] != "head"]
+        assert all(row[place] == "" or math.isfinite(float(row[place])) for row in rows for place in numbers)
+    assert len({table.name for table in report.tables}) == len(report.tables), "no file is written twice"
+
+
+def test_numbers_of_a_csv_are_those_of_the_page(runs: Path) -> None:
+    tests = next(table for table in reported([runs / "noisy", runs / "quiet"]).tables if table.name == "tests")
+    headings, *rows = csv.reader(tests.as_csv().splitlines())
+    wers = [row[headings.index("WER, %")] for row in rows]
+    assert wers == [row[tests.headings.index("WER")].removesuffix(" %") for row in tests.rows]
+    lows = [row[headings.index("95 % interval, low, %")] for row in rows]
+    assert lows == [
+        row[tests.headings.index("95 % interval")].partition(" to ")[0].replace("–", "") for row in tests.rows
+    ]
 
 
 def test_the_command_writes_the_page(runs: Path, tmp_path: Path) -> None:

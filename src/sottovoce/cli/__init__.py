@@ -82,6 +82,9 @@ def _options(
 
 def main() -> None:
     """Run the command line; a user's mistake is one line and exit code 2, a traceback means a bug of ours."""
+    # Before torch is loaded: its threads then sleep while they wait for one another. By default they spin, which on a
+    # busy machine takes the core from the very thread that is waited for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         try:
             app()

@@ -58,9 +58,9 @@ def difference_table(runs: Sequence[RunRecord], *, start: str) -> Table | None:
     tests = {row[1] for row in rows}
     title = f"Difference from {baseline}, paired by speaker"
     if len(tests) > 1:
-        return Table("differences", title, HEADINGS, tuple(rows), note, words=2)
+        return Table("paired", title, HEADINGS, tuple(rows), note, words=2)
     headings, *cells = ((row[0], *row[2:]) for row in (HEADINGS, *rows))
-    return Table("differences", f"{title} ({tests.pop()})", headings, tuple(cells), note)
+    return Table("paired", f"{title} ({tests.pop()})", headings, tuple(cells), note)
 
 
 def _common_start(runs: Sequence[RunRecord]) -> Record:
