@@ -3,7 +3,7 @@
     python benchmarks/results.py keep runs/benchmark/clipping [--suite NAME]   # a suite, or single runs of one
     python benchmarks/results.py write [--allow-missing]                       # = make results
 
-Templates name runs as suite/label; what they may ask for stands in findings/vocabulary.py. Runs that they name and that
+Templates, and passages of other pages (findings/passages.py), name runs as suite/label; what they may ask for stands in findings/vocabulary.py. Runs that they name and that
 are not kept are listed, and nothing is written; with --allow-missing a document says "not run" in their place.
 """
 
@@ -12,11 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from findings.document import render_all, unsupported, write
+from findings.document import render_all, render_passages, unsupported, write
 from findings.keeping import keep
 from findings.kept import Kept
 
 from sottovoce.errors import InputError
+from sottovoce.files import written_atomically
 from sottovoce.reporting.archives import SUFFIX, pack, unpack
 from sottovoce.reporting.records import find_runs
 from sottovoce.training.run_folder import RESULTS
@@ -25,7 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LARGE = 150_000  # bytes of one kept run, above which somebody should have a look
 
 
-def keep_runs(paths: list[Path], *, results: Path, suite: str | None, rounds: int | None, brief: bool) -> None:
+def keep_runs(
+    paths: list[Path], *, results: Path, suite: str | None, rounds: int | None, brief: bool, speakers: bool = False
+) -> None:
     """Keep every finished run among `paths` in the archive of its suite, which the folder around it names."""
     if rounds is not None and (rounds < 0 or rounds == 1):
         raise InputError(f"rounds={rounds}: expected none, or at least 2, the first and the last")
@@ -42,7 +45,7 @@ def keep_runs(paths: list[Path], *, results: Path, suite: str | None, rounds: in
             if archive.is_file():
                 unpack(archive, Path(place))
             for folder in folders:
-                size = keep(folder, Path(place) / folder.name, rounds=rounds, brief=brief)
+                size = keep(folder, Path(place) / folder.name, rounds=rounds, brief=brief, speakers=speakers)
                 print(f"kept {name}/{folder.name}: {size / 1000:,.0f} kB" + (" (large)" if size > LARGE else ""))
             pack(Path(place), archive)
     print(f"all that is kept: {sum(file.stat().st_size for file in results.glob(f'*{SUFFIX}')) / 1e6:,.2f} MB, packed")
@@ -50,8 +53,10 @@ def keep_runs(paths: list[Path], *, results: Path, suite: str | None, rounds: in
 
 def write_documents(*, results: Path, docs: Path, allow_missing: bool) -> int:
     """Write the documents, their figures and the pages of suites; 1 where runs are missing or a claim shows none."""
-    documents = render_all(Kept(results, docs))
-    missing = list(dict.fromkeys(name for document in documents.values() for name in document.missing))
+    kept = Kept(results, docs)
+    documents = render_all(kept)
+    passages, lost = render_passages(kept, root=docs.parent)
+    missing = list(dict.fromkeys([*(name for document in documents.values() for name in document.missing), *lost]))
     if missing and not allow_missing:
         print(f"{len(missing)} runs are named and not kept: {', '.join(missing)}", file=sys.stderr)
         return 1
@@ -59,10 +64,13 @@ def write_documents(*, results: Path, docs: Path, allow_missing: bool) -> int:
         print(f"a number without its run: {' | '.join(claims)}", file=sys.stderr)
         return 1
     write(documents, results=results)
+    for page, text in passages.items():
+        with written_atomically(page) as file:
+            file.write(text.encode())
     for path, document in documents.items():
         print(f"wrote {path} with {len(document.figures)} figures")
     pages = {suite for document in documents.values() for suite in document.pages}
-    print(f"wrote {len(pages)} pages of suites; {len(missing)} runs are missing")
+    print(f"wrote {len(pages)} pages of suites, and passages of {len(passages)} other pages; {len(missing)} runs are missing")
     return 0
 
 
@@ -76,6 +84,7 @@ def main() -> int:
     keeping.add_argument("--suite", help="the suite's name; that of the folder around a run by default")
     keeping.add_argument("--rounds", type=int, help="rounds with numbers per layer; by the model's size by default")
     keeping.add_argument("--brief", action="store_true", help="recipe, surroundings, metrics and totals alone")
+    keeping.add_argument("--speakers", action="store_true", help="in brief, but with the errors of every test speaker")
     writing = commands.add_parser("write")
     writing.add_argument("--allow-missing", action="store_true", help='say "not run" where a run is missing')
     chosen = parser.parse_args()
@@ -85,8 +94,9 @@ def main() -> int:
                 chosen.runs,
                 results=chosen.results,
                 suite=chosen.suite,
-                rounds=0 if chosen.brief else chosen.rounds,
-                brief=chosen.brief,
+                rounds=0 if chosen.brief or chosen.speakers else chosen.rounds,
+                brief=chosen.brief or chosen.speakers,
+                speakers=chosen.speakers,
             )
             return 0
         return write_documents(results=chosen.results, docs=chosen.docs, allow_missing=chosen.allow_missing)

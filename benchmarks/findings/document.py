@@ -8,6 +8,7 @@ from pathlib import Path
 
 from findings.kept import Kept, MissingRunsError
 from findings.pages import suite_pages
+from findings.passages import filled, pages
 from findings.templates import fill
 from findings.vocabulary import Vocabulary
 from sottovoce.errors import InputError
@@ -44,6 +45,16 @@ def render_all(kept: Kept) -> dict[Path, Document]:
     """Every document of the folder that `kept` writes links for."""
     pages = suite_pages(kept)
     return {path: _render(template, kept, pages) for path, template in templates(kept.document).items()}
+
+
+def render_passages(kept: Kept, *, root: Path) -> tuple[dict[Path, str], list[str]]:
+    """README.md and the pages below docs/ that quote kept runs, written anew; and the runs that they ask for in vain."""
+    missing: dict[str, None] = {}
+
+    def functions(at: Kept) -> dict[str, Callable[..., str]]:
+        return {name: _patient(found, missing) for name, found in Vocabulary(at, IMAGES).functions().items()}
+
+    return {page: filled(page, kept, functions) for page in pages(root)}, list(missing)
 
 
 def render(template: Path, *, results: Path) -> Document:

@@ -45,12 +45,13 @@ SPARSE = 60  # records between evaluations, of a run that is kept in brief
 OF_EACH = ("groups", "per_speaker", "samples", "spread")
 
 
-def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = False) -> int:
+def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = False, speakers: bool = False) -> int:
     """Keep the finished run in the folder `run` as the folder `into`, in place of one that is there. Returns bytes.
 
     `rounds` says how many keep their numbers per layer; None chooses by the model's size. `brief` keeps recipe,
     surroundings, some metrics and totals: for runs that a rate was chosen by, or that others start from, and that
-    nobody asks for their ledger.
+    nobody asks for their ledger. `speakers` keeps the errors of each of them there too, and of the model that it started
+    from: what is compared, is compared by speaker.
     """
     if not (run / RESULTS).is_file():
         raise InputError(f"run={run}: expected a finished run, with {RESULTS}")
@@ -64,7 +65,7 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
             records = [json.loads(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
             _write(into / name, _lines(thinned(sparse(records) if brief else records, rounds=0 if brief else rounds)))
     results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
-    _write(into / RESULTS, readable(_slim(results, brief=brief)) + "\n")
+    _write(into / RESULTS, readable(_slim(results, brief=brief, speakers=speakers)) + "\n")
     if not brief and (planned := _planned(results.get("privacy") or {})) is not None:
         _write(into / PLANNED, readable(planned) + "\n")
     return sum(file.stat().st_size for file in into.iterdir())
@@ -114,11 +115,12 @@ def readable(content: Any, *, indent: str = "") -> str:
     return f"{opened}\n" + ",\n".join(lines) + f"\n{indent}{closed}"
 
 
-def _slim(results: Mapping[str, Any], *, brief: bool) -> dict[str, Any]:
+def _slim(results: Mapping[str, Any], *, brief: bool, speakers: bool) -> dict[str, Any]:
     slim = dict(results)
-    slim["test"] = _totals(results["test"]) if brief else {n: _nameless(test) for n, test in results["test"].items()}
+    totals = _by_speaker if speakers else _totals
+    slim["test"] = totals(results["test"]) if brief else {n: _nameless(test) for n, test in results["test"].items()}
     if (start := results.get("start")) is not None:
-        slim["start"] = {**start, "test": _totals(start["test"])}
+        slim["start"] = {**start, "test": totals(start["test"])}
     if (clients := results.get("clients")) is not None:
         slim["clients"] = {k: v for k, v in clients.items() if not (brief and k == "per_client")}
     return slim
@@ -126,6 +128,12 @@ def _slim(results: Mapping[str, Any], *, brief: bool) -> dict[str, Any]:
 
 def _totals(tests: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {key: value for key, value in test.items() if key not in OF_EACH} for name, test in tests.items()}
+
+
+def _by_speaker(tests: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: total | {"per_speaker": _nameless(tests[name])["per_speaker"]} for name, total in _totals(tests).items()
+    }
 
 
 def _nameless(test: Mapping[str, Any]) -> dict[str, Any]:

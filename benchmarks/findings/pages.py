@@ -15,6 +15,15 @@ from sottovoce.reporting.run_facts import FACTS
 from sottovoce.training.run_folder import CONFIG
 
 TEMPLATE = Path(__file__).with_name("suite.template.md")
+# Suites behind guides, by name: the recipe, of the package or of the page, and the page.
+OF_GUIDES = {
+    "demo": ("demo", "guides/first-private-recogniser.md"),
+    "demo-real": ("demo-real", "guides/first-private-recogniser.md"),
+    "demo-crdnn": ("demo-crdnn", "guides/joint-ctc-attention.md"),
+    "guide-corpus": ("private.yaml", "guides/your-own-corpus.md"),
+    "guide-model": ("gru.yaml", "guides/your-own-model.md"),
+    "guide-parts": ("parts.yaml", "guides/training-a-part.md"),
+}
 FEW = 12  # settings in which a run may differ from one above it whose recipe stands there whole
 
 
@@ -25,9 +34,11 @@ def suite_pages(kept: Kept) -> dict[str, str]:
 
 def recipe_of(suite: str) -> str:
     """
-    >>> recipe_of("clipping"), recipe_of("cpu-local"), recipe_of("gao-clients")
-    ('benchmark/clipping', 'benchmark/cpu/local', 'benchmark/gao/clients')
+    >>> recipe_of("clipping"), recipe_of("cpu-local"), recipe_of("gao-clients"), recipe_of("demo")
+    ('benchmark/clipping', 'benchmark/cpu/local', 'benchmark/gao/clients', 'demo')
     """
+    if suite in OF_GUIDES:
+        return OF_GUIDES[suite][0]
     return "benchmark/" + re.sub("^(cpu|gao|ramesh)-", r"\1/", suite)
 
 
@@ -36,6 +47,8 @@ def document_of(suite: str) -> str:
     >>> document_of("clipping"), document_of("gao-clients")
     ('RESULTS.md', 'RESULTS-gao.md')
     """
+    if suite in OF_GUIDES:
+        return OF_GUIDES[suite][1]
     found = re.match("(gao|ramesh)-", suite)
     return f"RESULTS-{found[1]}.md" if found else "RESULTS.md"
 
@@ -85,8 +98,14 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
         "privacy": told_epsilon(run) if run.privacy else NOTHING,
         "ledger": _ledger(run),
         **{name: FACTS[name](run) for name in ("rounds or steps", "engine", "commit", "hardware")},
-        "again": f"`sottovoce run {recipe_of(suite)} --only {_label(run)}`",
+        "again": _again(suite, _label(run)),
     }
+
+
+def _again(suite: str, label: str) -> str:
+    """The command; a recipe that stands on a page may be a run by itself, of the same name."""
+    alone = suite in OF_GUIDES and recipe_of(suite).startswith(f"{label}.")
+    return f"`sottovoce run {recipe_of(suite)}`" if alone else f"`sottovoce run {recipe_of(suite)} --only {label}`"
 
 
 def _ledger(run: RunRecord) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from findings import clients, figures
+from findings import clients, figures, terminal
 from findings.kept import Kept, each
 from findings.numbers import (
     formatted,
@@ -21,7 +21,9 @@ from findings.numbers import (
 from findings.rates import dev_wer, difference, scored, start_wer
 from findings.tables import number_cell, suite_grid, suite_table
 from sottovoce.errors import InputError
+from sottovoce.evaluation import paired
 from sottovoce.evaluation.measures import MeasureName
+from sottovoce.evaluation.paired_table import between, points
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.records import RunRecord
 
@@ -44,7 +46,7 @@ class Vocabulary:
         rates = (self.wer, self.startwer, self.mean, self.cer, self.dev, self.difference)
         sentences = (*rates, self.epsilon, self.population)
         of_encoders = (self.loss, self.probe)
-        others = (self.value, self.ratio, self.imbalance, self.table, self.grid)
+        others = (self.value, self.ratio, self.imbalance, self.table, self.grid, self.compared, self.terminal)
         of_clients = (
             self.client_mean,
             self.client_gain,
@@ -132,6 +134,17 @@ class Vocabulary:
         if show not in RATES:
             raise InputError(f"show={show}: expected one of {', '.join(RATES)}")
         return suite_grid(self.kept, suite, label=label, rate=RATES[show])
+
+    def compared(self, first: str, second: str) -> str:
+        """The first's WER less the second's, as `sottovoce compare` says it."""
+        run, other = each(self.kept.run, (first, second))
+        found = paired.difference(scored(run), scored(other))
+        told = f"{points(found.difference)} points, {between(found.interval)}"
+        return f"{told} ({self.kept.link(run, first)} and {self.kept.link(other, second)})"
+
+    def terminal(self, *runs: str) -> str:
+        """What `sottovoce run` shows of these when it is over; the first is the one that the others are compared with."""
+        return terminal.shown(self.kept, runs)
 
     def client_mean(self, setting: str, when: str = "after") -> str:
         """Mean WER over clients on their own held-out speech, over seeds."""

@@ -39,13 +39,13 @@ def open_table(path: Path, log: ProblemLog) -> tuple[Sequence[str], NumberedCell
     return header, _fitted(lines, path, len(header), log)
 
 
-def column_position(header: Sequence[str], name: str, *, role: str, path: Path) -> int:
-    """Where `name` stands in `header`."""
+def column_position(header: Sequence[str], name: str, *, role: str, path: Path, option: str | None = None) -> int:
+    """Where `name` stands in `header`; `option` is the one by which a user can give it another name."""
     if name in header:
         return header.index(name)
-    nearest = difflib.get_close_matches(name, header, n=1, cutoff=0.0)
-    hint = f"the nearest is {nearest[0]!r} of {', '.join(header)}" if nearest else "it has no columns"
-    raise InputError(f"{path}: no column {name!r} for the {role}; {hint}")
+    nearest = difflib.get_close_matches(name, header, n=1)
+    found = f"the nearest is {nearest[0]!r} of {', '.join(header)}" if nearest else f"there are {', '.join(header)}"
+    raise InputError(f"{path}: no column {name!r} for the {role}; {found}" + (f": say which with {option}" if option else ""))
 
 
 def _tsv_lines(path: Path) -> NumberedCells:

@@ -170,8 +170,8 @@ def _find_columns(header: Sequence[str], columns: Columns, *, table: Path) -> _P
 
     start = None if columns.start is None else known(columns.start)
     return _Positions(
-        user=column_position(header, columns.user, role="user", path=table),
-        path=column_position(header, columns.path, role="audio path", path=table),
+        user=column_position(header, columns.user, role="user", path=table, option="--user-column"),
+        path=column_position(header, columns.path, role="audio path", path=table, option=_path_option(columns)),
         text=_text_position(header, columns, table=table),
         split=None if columns.split is None else column_position(header, columns.split, role="split", path=table),
         chapter=known("chapter"),
@@ -179,6 +179,11 @@ def _find_columns(header: Sequence[str], columns: Columns, *, table: Path) -> _P
         duration=None if start is None else column_position(header, str(columns.duration), role="duration", path=table),
         personal=tuple(known(*names) for names in _PERSONAL.values()),
     )
+
+
+def _path_option(columns: Columns) -> str | None:
+    """Only a table of one's own has paths under any name."""
+    return "--path-column" if columns.path == Columns.path else None
 
 
 def _text_position(header: Sequence[str], columns: Columns, *, table: Path) -> int | None:
@@ -190,9 +195,9 @@ def _text_position(header: Sequence[str], columns: Columns, *, table: Path) -> i
         if other is None:
             return None
         raise InputError(
-            f"{table}: no column {columns.text!r} for the text, but one called {other!r}: name the one meant"
+            f"{table}: no column {columns.text!r} for the text, but one called {other!r}: name the one meant with --text-column"
         )
-    return column_position(header, columns.text, role="text", path=table)
+    return column_position(header, columns.text, role="text", path=table, option="--text-column")
 
 
 def _clip(cells: Sequence[str], at: _Positions, *, id: str, path: str) -> Clip:

@@ -63,8 +63,8 @@ class Evaluation:
     """The errors of one recogniser on one choice of utterances. `groups` maps a fact to those who share each value.
 
     `facts` has for each speaker what is known of them, by group. `speech` is a digest of what was said, by which
-    another evaluation of the same is known; `normalisation` names the rules by which texts were spelled. `collapsed` counts utterances in which an attention stopped listening; None
-    where none was asked.
+    another evaluation of the same is known, `normalisation` the rules by which texts were spelled. `collapsed` counts
+    utterances in which an attention stopped listening; None where none was asked.
     """
 
     store: str

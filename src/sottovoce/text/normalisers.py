@@ -1,7 +1,7 @@
 """The rules by which texts are spelled before their errors are counted: our own, or those that Whisper is measured by.
 
-Whisper's two (Radford et al. 2022, Appendix C) come from the package `whisper-normalizer`, OpenAI's code by itself. They
-are given references as the corpus wrote them, since what they do with brackets, numbers and titles stands in these.
+Whisper's two (Radford et al. 2022, Appendix C) come from the package `whisper-normalizer`, OpenAI's code by itself.
+They are given references as the corpus wrote them: what they do with brackets, numbers and titles stands in these.
 """
 
 from collections.abc import Callable
