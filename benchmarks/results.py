@@ -3,8 +3,9 @@
     python benchmarks/results.py keep runs/benchmark/clipping [--suite NAME]   # a suite, or single runs of one
     python benchmarks/results.py write [--allow-missing]                       # = make results
 
-Templates, and passages of other pages (findings/passages.py), name runs as suite/label; what they may ask for stands in findings/vocabulary.py. Runs that they name and that
-are not kept are listed, and nothing is written; with --allow-missing a document says "not run" in their place.
+Templates, and passages of other pages (findings/passages.py), name runs as suite/label; what they may ask for stands in
+findings/vocabulary.py. Runs that they name and that are not kept are listed, and nothing is written; with
+--allow-missing a document says "not run" in their place.
 """
 
 import argparse
@@ -70,7 +71,9 @@ def write_documents(*, results: Path, docs: Path, allow_missing: bool) -> int:
     for path, document in documents.items():
         print(f"wrote {path} with {len(document.figures)} figures")
     pages = {suite for document in documents.values() for suite in document.pages}
-    print(f"wrote {len(pages)} pages of suites, and passages of {len(passages)} other pages; {len(missing)} runs are missing")
+    print(
+        f"wrote {len(pages)} pages of suites, passages of {len(passages)} other pages; {len(missing)} runs are missing"
+    )
     return 0
 
 

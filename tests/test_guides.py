@@ -94,6 +94,48 @@ def test_the_guides_own_model_is_trained_privately_evaluated_and_used(folder: Pa
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize("folder", [DOCS / "guides" / "your-own-corpus.md"], indirect=True)
+def test_a_corpus_of_ones_own_is_prepared_trained_compared_and_used(folder: Path) -> None:
+    """The page's tables with recordings of noise, its recipe as `--smoke` runs it, and its other commands on that."""
+    people = ["ann", "ben", *(f"speaker-{n}" for n in range(14))]
+    rows = [(name, f"{name}-1.flac", "Turn the lights off, please.") for name in people]
+    (folder / "recordings").mkdir()
+    for name, path, _ in rows:
+        soundfile.write(folder / "recordings" / path, stream(1, name).normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
+    for table, between, header in (
+        ("people.tsv", "\t", ("client_id", "path", "sentence")),
+        ("people.csv", ",", ("speaker", "file", "text")),
+    ):
+        quoted = [tuple(f'"{cell}"' if "," in cell and between == "," else cell for cell in row) for row in rows]
+        lines = [between.join(row) for row in (header, *quoted)]
+        (folder / "recordings" / table).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    own = commands(DOCS / "guides" / "your-own-corpus.md")
+    own = [words for words in own if words[:2] not in (["prepare", "librispeech"], ["prepare", "commonvoice"])]
+    assert {words[0] for words in own} == {"prepare", "stats", "run", "compare", "evaluate", "report", "transcribe"}
+    places = {
+        "runs/private": "smoke/private",
+        "runs/no-noise": "other/private",
+        "stores/mine:test": "stores/smoke:test",
+    }
+    for words in own:
+        used = [places.get(word, word) for word in words]
+        if words[0] == "run":
+            place = "other" if "--out" in words else "smoke"
+            used = ["run", "private.yaml", *(word for word in words if "=" in word), "--smoke", "--out", place]
+        result = CliRunner().invoke(app, used)
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("folder", [DOCS / "guides" / "extending.md"], indirect=True)
+def test_ideas_of_ones_own_are_run_side_by_side(folder: Path) -> None:
+    (words,) = [words for words in commands(DOCS / "guides" / "extending.md") if "--smoke" in words]
+    result = CliRunner().invoke(app, [*words, "--out", "runs"])
+    assert result.exit_code == 0, result.output
+    recipes = [path.read_text(encoding="utf-8") for path in folder.glob("runs/**/config.yaml")]
+    for own in ("my_clipping:Smooth", "my_optimiser:Yogi"):
+        assert any(own in recipe for recipe in recipes)
+
+
 @pytest.mark.parametrize("folder", [DOCS / "guides" / "joint-ctc-attention.md"], indirect=True)
 def test_a_model_with_attention_is_trained_evaluated_in_three_ways_and_used(folder: Path) -> None:
     """The page's private run as `--smoke` makes it, and the page's other commands on what comes of it."""

@@ -48,7 +48,7 @@ def render_all(kept: Kept) -> dict[Path, Document]:
 
 
 def render_passages(kept: Kept, *, root: Path) -> tuple[dict[Path, str], list[str]]:
-    """README.md and the pages below docs/ that quote kept runs, written anew; and the runs that they ask for in vain."""
+    """README.md and the pages in docs/ that quote kept runs, written anew; and the runs that they ask for in vain."""
     missing: dict[str, None] = {}
 
     def functions(at: Kept) -> dict[str, Callable[..., str]]:

@@ -50,8 +50,8 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
 
     `rounds` says how many keep their numbers per layer; None chooses by the model's size. `brief` keeps recipe,
     surroundings, some metrics and totals: for runs that a rate was chosen by, or that others start from, and that
-    nobody asks for their ledger. `speakers` keeps the errors of each of them there too, and of the model that it started
-    from: what is compared, is compared by speaker.
+    nobody asks for their ledger. `speakers` keeps the errors of each of them there too, and those of the model that it
+    started from: what is compared, is compared by speaker.
     """
     if not (run / RESULTS).is_file():
         raise InputError(f"run={run}: expected a finished run, with {RESULTS}")

@@ -19,7 +19,6 @@ TEMPLATE = Path(__file__).with_name("suite.template.md")
 OF_GUIDES = {
     "demo": ("demo", "guides/first-private-recogniser.md"),
     "demo-real": ("demo-real", "guides/first-private-recogniser.md"),
-    "demo-crdnn": ("demo-crdnn", "guides/joint-ctc-attention.md"),
     "guide-corpus": ("private.yaml", "guides/your-own-corpus.md"),
     "guide-model": ("gru.yaml", "guides/your-own-model.md"),
     "guide-parts": ("parts.yaml", "guides/training-a-part.md"),

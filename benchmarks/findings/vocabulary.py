@@ -143,7 +143,7 @@ class Vocabulary:
         return f"{told} ({self.kept.link(run, first)} and {self.kept.link(other, second)})"
 
     def terminal(self, *runs: str) -> str:
-        """What `sottovoce run` shows of these when it is over; the first is the one that the others are compared with."""
+        """What `sottovoce run` shows of these when it is over; the others are compared with the first."""
         return terminal.shown(self.kept, runs)
 
     def client_mean(self, setting: str, when: str = "after") -> str:

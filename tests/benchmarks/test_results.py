@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import results as program
 from findings import document, keeping, kept, numbers, pages
-from findings.document import IMAGES, NOT_RUN, render, render_all, templates, unsupported
+from findings.document import IMAGES, NOT_RUN, render, render_all, render_passages, templates, unsupported
 from findings.keeping import FILES, keep
 from findings.kept import Kept
 from findings.numbers import told_epsilon
@@ -78,6 +78,8 @@ def test_the_documents_are_what_the_kept_runs_give(here: Kept) -> None:
         figures |= found.figures
         pages = {page.stem: page.read_text() for page in (ROOT / "results").glob("*.md") if page.stem != "README"}
         assert pages == found.pages, "make results"
+    for path, text in render_passages(here, root=ROOT)[0].items():
+        assert path.read_text() == text, f"{path.name}: make results"
     drawn = {path.stem: path.read_bytes() for path in (ROOT / "docs" / IMAGES).glob("*.svg")}
     assert drawn == figures, "make results"
 

@@ -45,7 +45,9 @@ def column_position(header: Sequence[str], name: str, *, role: str, path: Path, 
         return header.index(name)
     nearest = difflib.get_close_matches(name, header, n=1)
     found = f"the nearest is {nearest[0]!r} of {', '.join(header)}" if nearest else f"there are {', '.join(header)}"
-    raise InputError(f"{path}: no column {name!r} for the {role}; {found}" + (f": say which with {option}" if option else ""))
+    raise InputError(
+        f"{path}: no column {name!r} for the {role}; {found}" + (f": say which with {option}" if option else "")
+    )
 
 
 def _tsv_lines(path: Path) -> NumberedCells:

@@ -195,7 +195,8 @@ def _text_position(header: Sequence[str], columns: Columns, *, table: Path) -> i
         if other is None:
             return None
         raise InputError(
-            f"{table}: no column {columns.text!r} for the text, but one called {other!r}: name the one meant with --text-column"
+            f"{table}: no column {columns.text!r} for the text, but one called {other!r}: "
+            "name the one meant with --text-column"
         )
     return column_position(header, columns.text, role="text", path=table, option="--text-column")
 
