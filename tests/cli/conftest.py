@@ -23,6 +23,7 @@ def sottovoce(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     However slow the machine is, no line of progress comes among what is said.
     """
     monkeypatch.setattr(console, "LINE_EVERY", math.inf)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # as `main` has it, and not beyond this test
 
     def run(*arguments: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["sottovoce", *map(str, arguments)])

@@ -1,13 +1,14 @@
 """How commands show that they go on, and how tables stand in narrow terminals."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from tests.reporting.test_summary import PRIVACY, a_run
 
-from sottovoce.cli import console, run
+from sottovoce.cli import console, main, run
 from sottovoce.cli.console import LINE_EVERY, Told
 from sottovoce.reporting.summary import write_report
 
@@ -76,3 +77,17 @@ def test_a_table_is_whole_at_80_columns(
     assert ("cohort 54,321" in row) == (width == 200)
     # The page and the text have all of it at any width.
     assert "1,234,567 (cohort 54,321, ε = 7.9)" in (tmp_path / "report.txt").read_text()
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_sleep_while_they_wait_unless_told_otherwise(
+    given: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch reads it when it is loaded, which no command does before it has begun."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr("sys.argv", ["sottovoce", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ["OMP_WAIT_POLICY"] == used

@@ -94,7 +94,10 @@ def test_a_text_column_of_another_name_is_not_passed_over(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl"])
 def test_a_missing_column_names_the_nearest(tmp_path: Path, name: str) -> None:
     manifest = write(tmp_path / name, [("u", "a.wav", "Hello")], ("clientid", "path", "sentence"))
-    with pytest.raises(InputError, match="no column 'client_id' for the user; the nearest is 'clientid'"):
+    with pytest.raises(
+        InputError,
+        match=r"no column 'client_id' for the user; the nearest is 'clientid' of .*: say which with --user-column",
+    ):
         tsv.read(manifest)
 
 
