@@ -29,7 +29,8 @@ def speed(given: dict[str, str], *, steps: int, folder: Path) -> float:
     words = [sys.executable, "-m", "sottovoce", "run", "demo/seed", *settings, "--out", str(out)]
     subprocess.run(words, cwd=folder, env=os.environ | given, check=True, capture_output=True)
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return median(record["audio_seconds_per_second"] for record in records if "audio_seconds_per_second" in record)
+    rates = [float(record["audio_seconds_per_second"]) for record in records if "audio_seconds_per_second" in record]
+    return median(rates)
 
 
 def main() -> None:
