@@ -1,5 +1,6 @@
 """README and guides quote kept runs in place, and these are of the recipes that stand there."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,14 @@ def test_kept_runs_of_guides_are_those_of_the_recipes(
 @pytest.mark.parametrize(("name", "fewest"), [("README.md", 3), ("docs/guides/your-own-corpus.md", 2)])
 def test_pages_have_passages(name: str, fewest: int) -> None:
     assert len(PASSAGE.findall((ROOT / name).read_text(encoding="utf-8"))) >= fewest
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((DOCS / "guides").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_error_rates_are_those_of_kept_runs(page: Path) -> None:
+    """A rate that somebody types goes stale unseen. What a benchmark measures stands with its command; shares of
+    parameters stand beside their megabytes, and are counts."""
+    around = PASSAGE.sub("", page.read_text(encoding="utf-8"))
+    typed = [line for line in around.splitlines() if re.search(r"\d\.\d ?%", line) and "MB |" not in line]
+    assert not typed or "python benchmarks/" in around, typed
