@@ -22,6 +22,8 @@ from sottovoce.privacy.plan import Plan
 
 # Training on the server's own data after round `step`: moves the model [P] in place and returns its mean loss.
 ServerPass = Callable[[Tensor, int], float]
+# Sees the noised mean [P] of round `step`, which is public; it is the server's, and gone when this returns.
+OnRelease = Callable[[Tensor, int], None]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def run_round(
     server_pass: ServerPass | None = None,
     turns: Turns | None = None,
     model_bits: int | None = None,
+    on_release: OnRelease | None = None,
 ) -> Round:
     """Round `step`: moves `server` in place. `digest` is the fingerprint of its parameters.
 
@@ -59,7 +62,8 @@ def run_round(
 
     `server_pass` trains on after the noise, on data of no client: it costs nothing, and nothing here checks its data.
     `turns` is where clients stand on their time lines; everybody in the cohort has had one when this returns. With
-    `model_bits` clients train from a rounded model (`as_sent`), and their updates move the server's own.
+    `model_bits` clients train from a rounded model (`as_sent`), and their updates move the server's own. `on_release`
+    is shown what the round releases, before the server uses it.
     """
     among = None if turns is None else turns.among
     cohort = plan.sample(step, attempt=ledger.next_attempt(step), among=among)
@@ -71,6 +75,8 @@ def run_round(
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)
         summed.diagnostics.denominator = summed.denominator
     pseudo_gradient_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares).div_(summed.denominator)
+    if on_release is not None:
+        on_release(pseudo_gradient_P, step)
     moved = server.step(pseudo_gradient_P, step=step)
     loss = None if server_pass is None else server_pass(server.parameters_P, step)
     server.average()

@@ -21,10 +21,11 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.recognise import choose_device
 from sottovoce.federated.cohort import ClientsHere, as_sent
-from sottovoce.federated.engines import Dropped, Trained
-from sottovoce.federated.round import run_round
+from sottovoce.federated.engines import Dropped, Engine, Trained
+from sottovoce.federated.round import ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.models.saved import Recogniser
+from sottovoce.models.trainable import Trainable
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
@@ -42,6 +43,44 @@ from sottovoce.training.stages import Surroundings, private_plan, run_recipe, st
 from sottovoce.training.stores import ensure_store
 from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """What rounds of a recipe are made of, here and at their beginning."""
+
+    places: Places
+    population: Population
+    start: Recogniser
+    plan: Plan
+    engine: Engine
+    part: Trainable
+    server: Server
+    server_pass: ServerPass | None
+
+
+def gather(recipe: Recipe, *, around: Surroundings) -> Gathered:
+    """All of it. The recipe's store and its seed model are made first where they are missing."""
+    settings = recipe.federated
+    ensure_store(recipe, around.stores, around.on_prepare)
+    seed = _trained_seed(recipe, around)
+    places = Places.of(recipe, around.stores)
+    population = population_of(recipe, places.store, settings.clients.population(recipe.data))
+    check_silos(recipe, population)
+    check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
+    start = starting_model(recipe, seed, places.store)
+    check_language(start, places.store)
+    check_understood(recipe, start)
+    plan = private_plan(recipe, population, start, seed=seed, around=around)
+    shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
+    # One client after another, whatever the recipe asks for: others are faster, and no single update can be seen.
+    engine = build_engine("sequential", recipe, population, start, plan, device=around.device, shared_dev=shared_dev)
+    part = trained_part(recipe, start)
+    server_pass = None
+    if places.of_server is not None:
+        server_pass = build_server_pass(recipe, start, population, places.of_server, device=around.device)
+    server = Server(settings.server, plan.layout, plan.layout.flatten(part.initial).to(around.device))
+    return Gathered(places, population, start, plan, engine, part, server, server_pass)
 
 
 @dataclass(frozen=True)
@@ -82,32 +121,17 @@ class Simulation:
     ) -> None:
         settings = _simulated(recipe)
         around = Surroundings(Path(runs), Path(stores), choose_device(device))
-        ensure_store(recipe, around.stores, around.on_prepare)
-        seed = _trained_seed(recipe, around)
-        places = Places.of(recipe, around.stores)
+        found = gather(recipe, around=around)
         self.recipe, self.step = recipe, 0
-        self.store: Store = places.store
-        self.population: Population = population_of(recipe, self.store, settings.clients.population(recipe.data))
-        check_silos(recipe, self.population)
-        check_evaluated(self.population, {what: split_keys(*place) for what, place in places.evaluated.items()})
-        self.start: Recogniser = starting_model(recipe, seed, self.store)
-        check_language(self.start, self.store)
-        check_understood(recipe, self.start)
-        self.plan: Plan = private_plan(recipe, self.population, self.start, seed=seed, around=around)
-        shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
-        # One client after another, whatever the recipe asks for: others are faster, and no single update can be seen.
-        self._engine = build_engine(
-            "sequential", recipe, self.population, self.start, self.plan, device=around.device, shared_dev=shared_dev
+        self.store: Store = found.places.store
+        self.population, self.start, self.plan = found.population, found.start, found.plan
+        self._engine, self._part, self._server, self._server_pass = (
+            found.engine,
+            found.part,
+            found.server,
+            found.server_pass,
         )
-        self._part = trained_part(recipe, self.start)
-        parameters_P = self.plan.layout.flatten(self._part.initial).to(around.device)
-        self._server = Server(settings.server, self.plan.layout, parameters_P)
         self._turns = clients_turns(recipe, self.population, self.start, self.plan)
-        self._server_pass = None
-        if places.of_server is not None:
-            self._server_pass = build_server_pass(
-                recipe, self.start, self.population, places.of_server, device=around.device
-            )
         self._header = self.plan.ledger_header(
             run=recipe.about, repeatable=around.device.type == "cpu", central_steps=settings.steps
         )

@@ -1,0 +1,316 @@
+"""An audit: some rounds as they are, with canaries among the users, and what can be told of the canaries afterwards.
+
+    plan ─► audited_plan ─► run_round … ─► scores of all canaries ─► estimate · bound · noise found ─► verdict
+
+Rounds, plan, ledger and server are those of a run: what is wrong in them is wrong here. What is looked at is public:
+every release, or the last model alone. Scores are taken tensor by tensor, since noise may be missing on one of them.
+
+Shapes: P flat length, N canaries, H tensors.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.auditing.canaries import Canaries, CanaryEngine, JoinedEngine
+from sottovoce.auditing.drawn import Drawn, DrawnMeter
+from sottovoce.auditing.gaussian_fit import Fit, fit_epsilon
+from sottovoce.auditing.guesses import Bound, bound_epsilon
+from sottovoce.auditing.noise_found import NoiseFound, NoiseMeter
+from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.engines import Engine
+from sottovoce.federated.round import ServerPass, run_round
+from sottovoce.federated.server import Server
+from sottovoce.federated.turns import Turns
+from sottovoce.privacy.accounting import Epsilon
+from sottovoce.privacy.events import NoGuarantee
+from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.ledger import Ledger, verify
+from sottovoce.privacy.plan import Plan
+
+LayerScores = NDArray[np.float64]  # [N, H]
+
+
+class Observer(StrEnum):
+    """What the attacker sees."""
+
+    RELEASES = "releases"  # the noised mean of every round
+    FINAL = "final"  # the last model alone, and the first
+
+
+class Verdict(StrEnum):
+    CONSISTENT = "consistent"  # nothing speaks against the promise
+    ALARM = "alarm"  # the estimate lies above it, interval and all
+    BROKEN = "broken"  # it is refuted
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found. `promised` is the ledger's ε of the rounds that were audited, infinite without a guarantee.
+
+    `worst` is the tensor by whose scores alone canaries are told apart best, with its estimate, the interval widened
+    for having looked at all of them.
+    """
+
+    observer: Observer
+    canaries: int
+    canaries_in: int
+    people: int
+    rounds: int
+    delta: float
+    promised: float
+    promised_by: Epsilon
+    fit: Fit
+    worst: tuple[str, Fit]
+    bound: Bound
+    noise: NoiseFound | None
+    drawn: Drawn | None
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.bound.epsilon > self.promised or (self.noise is not None and self.noise.is_missing):
+            return Verdict.BROKEN
+        if max(self.fit.low, self.worst[1].low) > self.promised:
+            return Verdict.ALARM
+        if self.drawn is not None and (self.drawn.stands_out or self.drawn.too_often):
+            return Verdict.ALARM
+        return Verdict.CONSISTENT
+
+    def as_json(self) -> dict[str, Any]:
+        tensor, fit = self.worst
+        return {
+            "verdict": str(self.verdict),
+            "why": self.why,
+            "observer": str(self.observer),
+            "canaries": self.canaries,
+            "canaries_in": self.canaries_in,
+            "people": self.people,
+            "rounds": self.rounds,
+            "delta": self.delta,
+            "promised": {
+                "epsilon_pld": self.promised_by.pld,
+                "epsilon_rdp": self.promised_by.rdp if math.isfinite(self.promised) else None,
+            },
+            "estimate": self.fit.as_json(),
+            "worst_tensor": {"name": tensor, **fit.as_json()},
+            "lower_bound": self.bound.as_json(),
+            "noise": None if self.noise is None else self.noise.as_json(),
+            "drawn": None if self.drawn is None else self.drawn.as_json(),
+        }
+
+    @property
+    def why(self) -> str:
+        """The verdict in one line."""
+        tensor, fit = self.worst
+        if self.bound.epsilon > self.promised:
+            return (
+                f"{self.bound.right:,} of {self.bound.made:,} guesses were right: ε is at least "
+                f"{self.bound.epsilon:.2f}, and {self.promised:.4g} was promised"
+            )
+        if self.noise is not None and self.noise.is_missing:
+            what = "differences between rounds hold" if self.noise.between_rounds else "releases hold"
+            return f"{what} {self.noise.share:.1%} of the noise that is claimed in {self.noise.tensor}"
+        if self.fit.low > self.promised:
+            return f"the estimate's interval begins at {self.fit.low:.2f}, above the {self.promised:.4g} promised"
+        if fit.low > self.promised:
+            return f"by {tensor} alone the estimate's interval begins at {fit.low:.2f}, above {self.promised:.4g}, promised"
+        if self.drawn is not None and self.drawn.stands_out:
+            return (
+                f"who is drawn stands {self.drawn.effect:.2f} standard deviations out of the noise, and "
+                f"{self.drawn.effect_accounted:.2f} is accounted for"
+            )
+        if self.drawn is not None and self.drawn.too_often:
+            return f"{self.drawn.rate:.2%} are drawn in a round, and {self.drawn.rate_accounted:.2%} is accounted for"
+        if math.isinf(self.promised):
+            return "nothing is promised, so that nothing can be broken"
+        return "nothing speaks against what is promised"
+
+
+def audited_plan(plan: Plan, *, others: int) -> Plan:
+    """The plan with `others` more users, each as likely to be drawn as before, and with the same noise on the sum."""
+    settings = plan.settings
+    size = settings.population_size + others
+    grown = size / settings.population_size
+    cohort_size = min(max(round(settings.cohort_size * grown), 1), size)
+    denominator = None if settings.denominator is None else settings.denominator * grown
+    settings = replace(
+        settings,
+        population_size=size,
+        cohort_size=cohort_size,
+        denominator=denominator,
+        noise_multiplier=settings.z,
+        sigma_dp=None,
+        epsilon_budget=None,
+    )
+    return replace(plan, settings=settings)
+
+
+def audit_rounds(
+    plan: Plan,
+    *,
+    server: Server,
+    people: Sequence[tuple[Engine, int]],
+    rounds: int,
+    canaries: int,
+    seed: int,
+    observer: Observer = Observer.RELEASES,
+    has_turns: bool = False,
+    server_pass: ServerPass | None = None,
+    model_bits: int | None = None,
+    on_round: Callable[[int], None] = lambda _: None,
+) -> Audit:
+    """Make `rounds` rounds of `plan`, which is for the `people`, with canaries added, and say what they tell.
+
+    `people` are engines, each with how many clients it has; there may be none, and canaries are all users.
+    """
+    device = server.parameters_P.device
+    count = sum(number for _, number in people)
+    audited = audited_plan(plan, others=canaries + count - plan.settings.population_size)
+    birds = Canaries(audited, canaries, seed)
+    engine = CanaryEngine(birds, signs=observer is Observer.RELEASES, device=device)
+    watch = _Watch(birds, engine)
+    begun_P = server.result_P.clone()
+    turns = Turns(audited.settings.population_size) if has_turns else None
+    with tempfile.TemporaryDirectory(prefix="sottovoce-audit-") as folder:
+        path = Path(folder) / "ledger.jsonl"
+        header = audited.ledger_header(run="audit", repeatable=device.type == "cpu", central_steps=rounds)
+        with closing(ClientsHere(JoinedEngine([*people, (engine, canaries)]))) as clients:
+            with closing(Ledger(path, header=header)) as ledger:
+                for step in range(rounds):
+                    watch.plan = audited
+                    done = run_round(
+                        server,
+                        plan=audited,
+                        clients=clients,
+                        ledger=ledger,
+                        step=step,
+                        digest=fingerprint(server.parameters_P),
+                        server_pass=server_pass,
+                        turns=turns,
+                        model_bits=model_bits,
+                        on_release=watch,
+                    )
+                    audited = done.plan
+                    on_round(step + 1)
+        report = verify(path)
+    seen_P = watch.total_P if observer is Observer.RELEASES else begun_P - server.result_P
+    return _judged(
+        birds,
+        seen_P,
+        known_in=watch.expected if observer is Observer.RELEASES else 0.0,
+        observer=observer,
+        people=count,
+        rounds=rounds,
+        promised=report.epsilon,
+        noise=None if isinstance(audited.event, NoGuarantee) else watch.noise.found(),
+        drawn=watch.drawn_found(),
+    )
+
+
+@final
+class _Watch:
+    """Adds releases up, each in units of the clip bound and turned the way that canaries pointed.
+
+    `expected` is how often a canary that is in has been drawn, on average.
+    """
+
+    def __init__(self, canaries: Canaries, engine: CanaryEngine) -> None:
+        self.plan, self._engine = canaries.plan, engine
+        self.total_P = canaries.plan.layout.zeros(dtype=torch.float64)
+        self.noise, self._drawn = NoiseMeter(canaries.plan.layout), DrawnMeter(canaries)
+        self.expected = 0.0
+
+    def __call__(self, released_P: Tensor, step: int) -> None:
+        plan = self.plan
+        bound = 1.0 if math.isinf(plan.clip_bound) else plan.clip_bound
+        scale = self._engine.sign(step) * plan.denominator / bound
+        scaled_P = released_P.cpu().double() * scale
+        self.total_P += scaled_P
+        self.expected += plan.sampling_rate
+        if not isinstance(plan.event, NoGuarantee):
+            # As accounted, not as the plan adds it: that is what is audited.
+            self.noise.add(released_P, std=plan.event.noise_multiplier * plan.clip_bound / plan.denominator)
+            self._drawn.add(scaled_P, self._engine.drawn, step=step)
+
+    def drawn_found(self) -> Drawn | None:
+        event = self.plan.event
+        if isinstance(event, NoGuarantee):
+            return None
+        return self._drawn.found(multiplier=event.noise_multiplier, rate=self.plan.sampling_rate)
+
+
+def _judged(
+    canaries: Canaries,
+    seen_P: Tensor,
+    *,
+    known_in: float,
+    observer: Observer,
+    people: int,
+    rounds: int,
+    promised: Epsilon,
+    noise: NoiseFound | None,
+    drawn: Drawn | None,
+) -> Audit:
+    plan, is_in = canaries.plan, canaries.is_in
+    delta = plan.settings.delta
+    raw_NH = scores_of(canaries, seen_P)
+    # Whoever the promise is made against knows all other users: what the other canaries bring is taken off, as far as
+    # it is known, which is but for who was drawn. The bound may not know it: that would be to look at the coins.
+    clean_NH = raw_NH if known_in == 0 else raw_NH - known_in * others_in(canaries)
+    fit = _fit(canaries, clean_NH.sum(1), delta=delta)
+    names = plan.layout.names
+    fits = [_fit(canaries, clean_NH[:, h], delta=delta, tensor=h, tests=len(names)) for h in range(len(names))]
+    worst = max(range(len(names)), key=lambda h: (fits[h].low, fits[h].epsilon))
+    return Audit(
+        observer=observer,
+        canaries=canaries.count,
+        canaries_in=int(is_in.sum()),
+        people=people,
+        rounds=rounds,
+        delta=delta,
+        promised=promised.headline,
+        promised_by=promised,
+        fit=fit,
+        worst=(names[worst], fits[worst]),
+        bound=bound_epsilon(raw_NH.sum(1), is_in, delta=delta),
+        noise=noise,
+        drawn=drawn,
+    )
+
+
+def _fit(
+    canaries: Canaries, scores_N: NDArray[np.float64], *, delta: float, tensor: int | None = None, tests: int = 1
+) -> Fit:
+    is_in, dimension = canaries.is_in, canaries.effective_dimension(tensor)
+    return fit_epsilon(scores_N[is_in], scores_N[~is_in], delta=delta, dimension=dimension, tests=tests)
+
+
+def scores_of(canaries: Canaries, seen_P: Tensor) -> LayerScores:
+    """How far what was seen goes in each canary's direction, tensor by tensor [N, H]."""
+    layout = canaries.plan.layout
+    parts = [part.float().cpu() for part in layout.parts(seen_P)]
+    found = np.zeros((canaries.count, len(parts)))
+    for which, directions_NP in canaries.in_chunks():
+        for h, (directions, part) in enumerate(zip(layout.parts(directions_NP), parts, strict=True)):
+            found[which.start : which.stop, h] = (directions @ part).double().numpy()
+    return found
+
+
+def others_in(canaries: Canaries) -> LayerScores:
+    """What one drawing of each other canary that is in adds to a canary's scores [N, H]."""
+    total_P = canaries.plan.layout.zeros(dtype=torch.float64)
+    for which, directions_NP in canaries.in_chunks():
+        here = torch.from_numpy(canaries.is_in[which.start : which.stop])
+        total_P += directions_NP[here].double().sum(0)
+    own_NH = np.outer(canaries.is_in, np.square(canaries.shares_H))
+    return scores_of(canaries, total_P) - own_NH

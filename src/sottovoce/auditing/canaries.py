@@ -1,0 +1,160 @@
+"""Canaries: users whose update is a random direction of their own, as long as the clip bound lets it be, or longer.
+
+    people │ canaries      one population: drawn by the plan's sampler, weighted, clipped, summed and noised alike
+
+Each flips a coin, known to the audit, whether it is among the users at all; those left out are who the others are told
+apart from. A direction spreads over all tensors as their bounds allow: every tensor's noise has to hide a part of it.
+Directions are made from the audit's seed whenever they are needed: no more than some of them exist at once.
+
+Shapes: P flat length, N canaries, H tensors.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.federated.engines import Dropped, Engine, Together, Trained
+from sottovoce.federated.weighting import ClientFigures
+from sottovoce.privacy.clipping import Share
+from sottovoce.privacy.plan import Plan
+from sottovoce.seeds import stream, torch_stream
+
+LOUD = 100.0  # times the bound: what is not clipped shows, and what is weighted by data has data for so many
+FEWEST = 20
+_KEPT = 2**28  # bytes of directions that are kept rather than made again
+_AT_ONCE = 2**26  # bytes of directions that are made at once
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Canaries:
+    """`count` directions for updates of `plan`; which of them are in is decided by `seed`, by fair coins."""
+
+    plan: Plan
+    count: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.count < FEWEST:
+            raise InputError(f"canaries={self.count}: expected {FEWEST} or more")
+
+    @cached_property
+    def is_in(self) -> NDArray[np.bool_]:
+        return stream(self.seed, "audit", "coins").random(self.count) < 0.5
+
+    @cached_property
+    def shares_H(self) -> tuple[float, ...]:
+        """How long a direction is in each tensor; their squares sum to 1."""
+        layers, layout = self.plan.clipper.layers, self.plan.layout
+        if self.plan.settings.share is Share.GLOBAL or math.isinf(self.plan.clip_bound):
+            return (1 / math.sqrt(len(layout.names)),) * len(layout.names)
+        return tuple(
+            self.plan.clipper.layer_bounds[layer] / self.plan.clip_bound * math.sqrt(size / layers.dimensions[layer])
+            for layer, size in zip(layers.of_parameter, layout.sizes, strict=True)
+        )
+
+    def effective_dimension(self, tensor: int | None = None) -> float:
+        """How many independent numbers of noise a score sums up: of one tensor, or of all."""
+        sizes = self.plan.layout.sizes
+        if tensor is not None:
+            return float(sizes[tensor])
+        return 1 / math.fsum(share**4 / size for share, size in zip(self.shares_H, sizes, strict=True))
+
+    def directions(self, which: Sequence[int]) -> Tensor:
+        """Of length 1 [N, P]."""
+        if self._kept is not None:
+            return self._kept[list(which)]
+        return self._made(which)
+
+    def in_chunks(self) -> Iterator[tuple[range, Tensor]]:
+        """All of them, some at a time."""
+        size = max(1, _AT_ONCE // (4 * self.plan.layout.flat_size))
+        for first in range(0, self.count, size):
+            which = range(first, min(first + size, self.count))
+            yield which, self.directions(which)
+
+    @cached_property
+    def _kept(self) -> Tensor | None:
+        fits = 4 * self.count * self.plan.layout.flat_size <= _KEPT
+        return self._made(range(self.count)) if fits else None
+
+    def _made(self, which: Sequence[int]) -> Tensor:
+        layout = self.plan.layout
+        found = layout.zeros(len(which))
+        for row, canary in zip(found, which, strict=True):
+            row.normal_(generator=torch_stream(self.seed, "audit", "direction", int(canary)))
+            for part, share in zip(layout.parts(row), self.shares_H, strict=True):
+                part.mul_(share / torch.linalg.vector_norm(part, dtype=torch.float64).float())
+        layout.clear_padding(found)
+        return found
+
+
+@final
+class CanaryEngine(Engine):
+    """The canaries as clients: nothing is trained, their updates are known. One that is left out sends nothing.
+
+    `signs`: whether a canary turns its direction round in every second round. Then what is the same in all rounds,
+    the way a model learns or noise that is used again, hides nothing of it.
+    """
+
+    def __init__(self, canaries: Canaries, *, signs: bool, device: torch.device) -> None:
+        self._canaries, self._signs, self._device = canaries, signs, device
+        settings = canaries.plan.settings
+        bound = 1.0 if math.isinf(settings.clip_bound) else settings.clip_bound
+        self._length = LOUD * bound
+        much = LOUD * (settings.weight_cap or 1.0)
+        self.drawn: list[int] = []  # in the last round, of those that are in
+        self._figures = ClientFigures(utterances=math.ceil(much), seconds=much, loss=0.0, wer=0.0)
+
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained]:
+        self.drawn = here = [canary for canary in cohort if self._canaries.is_in[canary]]
+        size = max(1, _AT_ONCE // (4 * server_P.numel()))
+        for first in range(0, len(here), size):
+            some = here[first : first + size]
+            updates_NP = self._canaries.directions(some) * (self._length * self.sign(step))
+            losses_N = torch.full((len(some),), torch.nan, device=self._device)
+            yield Trained(
+                updates_NP.to(self._device, server_P.dtype),
+                tuple(some),
+                losses_N,
+                (self._figures,) * len(some),
+                audio_seconds=0.0,
+            )
+
+    def sign(self, step: int) -> float:
+        """Which way canaries point in round `step`."""
+        return -1.0 if self._signs and step % 2 else 1.0
+
+
+@final
+class JoinedEngine(Engine):
+    """Several engines as one: the first has the first clients of the population, the next those behind them."""
+
+    def __init__(self, engines: Sequence[tuple[Engine, int]]) -> None:
+        self._engines = [engine for engine, _ in engines]
+        self._firsts = list(accumulate((count for _, count in engines), initial=0))
+
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+    ) -> Iterator[Trained | Together | Dropped]:
+        for engine, first, end in zip(self._engines, self._firsts[:-1], self._firsts[1:], strict=True):
+            places = [place for place, client in enumerate(cohort) if first <= client < end]
+            own = [cohort[place] - first for place in places]
+            told = {} if turns is None else {"turns": [turns[place] for place in places]}
+            yield from engine.train(server_P, own, step=step, **told)
+            self.waited = engine.waited if engine is self._engines[0] else self.waited
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.close()
