@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from sottovoce import __version__
 from sottovoce.cli import (
+    audit,
     compare,
     evaluate,
     export,
@@ -49,6 +50,7 @@ app.command(name="serve")(serve.serve)
 app.command(name="join")(join.join)
 app.add_typer(join.node, name="node")
 app.command(name="plan")(plan.plan)
+app.command(name="audit")(audit.audit)
 app.command(name="ledger")(ledger.ledger)
 app.command(name="report")(report.report)
 app.command(name="evaluate")(evaluate.evaluate)

@@ -1,0 +1,86 @@
+"""From a recipe to its audit: its people, its model and its rounds, with canaries among them; kept beside the run."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce import __version__
+from sottovoce.auditing.audit import Audit, Observer, audit_rounds
+from sottovoce.config import Recipe, as_yaml
+from sottovoce.errors import InputError
+from sottovoce.files import write_json
+from sottovoce.seeds import derive
+from sottovoce.training.simulation import gather
+from sottovoce.training.stages import Surroundings
+
+SUFFIX = ".audit.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """`rounds`: fewer than the recipe's, or all of them. `seed` decides canaries, and which of them are in."""
+
+    canaries: int = 1000
+    rounds: int | None = None
+    observer: Observer = Observer.RELEASES
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and self.rounds < 1:
+            raise InputError(f"rounds={self.rounds}: expected at least 1")
+
+
+def audit_recipe(
+    recipe: Recipe,
+    settings: AuditSettings,
+    *,
+    around: Surroundings,
+    on_round: Callable[[int, int], None] = lambda _done, _rounds: None,
+) -> Audit:
+    """Audit `recipe`. Its store and its seed model are made first where they are missing; nothing is released."""
+    if recipe.federation is None:
+        raise InputError(f"recipe {recipe.about!r}: it trains centrally; expected one with a section `federation`")
+    found = gather(recipe, around=around)
+    federation = recipe.federated
+    rounds = min(settings.rounds or federation.steps, federation.steps)
+    return audit_rounds(
+        found.plan,
+        server=found.server,
+        people=[(found.engine, len(found.population))],
+        rounds=rounds,
+        canaries=settings.canaries,
+        seed=derive(settings.seed, "audit of a recipe"),
+        observer=settings.observer,
+        has_turns=federation.local.time_line is not None,
+        server_pass=found.server_pass,
+        model_bits=federation.model_bits,
+        on_round=lambda done: on_round(done, rounds),
+    )
+
+
+# Beside the run.
+
+
+def kept_at(folder: Path) -> Path:
+    """Where the audit of the run in `folder` is kept: beside it, so that the run may still be to come."""
+    return folder.with_name(folder.name + SUFFIX)
+
+
+def config_digest(config: str) -> str:
+    """What tells whether an audit is of the recipe that a run was made with, by the text of that."""
+    return hashlib.blake2b(config.encode(), digest_size=16).hexdigest()
+
+
+def keep(folder: Path, recipe: Recipe, audit: Audit) -> Mapping[str, Any]:
+    """Write it down."""
+    content = {
+        "recipe": recipe.about,
+        "config_digest": config_digest(as_yaml(recipe)),
+        "sottovoce": __version__,
+        **audit.as_json(),
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_json(kept_at(folder), content)
+    return content

@@ -1,0 +1,129 @@
+"""`sottovoce audit`: is the privacy that is promised there?"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli.console import Json, print_json, print_wide, say, stdout
+from sottovoce.cli.run import surroundings
+from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sottovoce.auditing.audit import Audit
+    from sottovoce.config import Recipe
+
+
+def audit(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, a YAML file, or FILE.yaml/RUN; or a suite.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as federation.steps=20.")] = None,
+    canaries: Annotated[int, typer.Option(help="How many; half of them are among the users.")] = 1000,
+    observer: Annotated[
+        str, typer.Option(help="What the attacker sees: all `releases`, or the `final` model alone.")
+    ] = "releases",
+    rounds: Annotated[int | None, typer.Option(help="Audit only so many of the recipe's rounds.")] = None,
+    seed: Annotated[int, typer.Option(help="Decides the canaries, and which of them are in.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; the audit is kept beside it.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs lie: seed models are looked for and made here.")] = Path(
+        "runs"
+    ),
+    stores: Annotated[Path, typer.Option(help="Where stores lie and are made.")] = Path("stores"),
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="LABEL,…", help="Of a suite only these runs; * and ? stand for others.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure what a recipe's rounds tell of a single user, beside the ε that they promise.
+
+    Example: sottovoce audit demo/global
+
+    Canaries, users with updates of their own making, take part in the recipe's rounds: drawn, clipped, noised and
+    accounted like everybody. How well those who took part can be told from those who did not is what really leaks.
+
+    Exit code 0: nothing speaks against the promise; 1: something does (`verdict` in --json says what).
+    """
+    from sottovoce.auditing.audit import Observer, Verdict
+    from sottovoce.auditing.of_recipe import AuditSettings, audit_recipe, keep
+    from sottovoce.training.seeding import folder_of
+
+    if observer not in list(Observer):
+        raise InputError(f"--observer {observer}: expected one of {', '.join(Observer)}")
+    settings = AuditSettings(canaries=canaries, rounds=rounds, observer=Observer(observer), seed=seed)
+    folder = out or folder_of(recipe, runs)
+    wanted = _wanted(recipe, overrides or [], folder=folder, only=only)
+    found: dict[str, Audit] = {}
+    kept: dict[str, Mapping[str, Any]] = {}
+    for label, (one, place) in wanted.items():
+        with surroundings(label, runs=runs, stores=stores, device=device) as around:
+            around.on_stage(f"audit of {label}")
+
+            def show(done: int, total: int, around: Any = around) -> None:
+                around.on_report(_report(done, total))
+
+            found[label] = audit_recipe(one, settings, around=around, on_round=show)
+        kept[label] = keep(place, one, found[label])
+    if json:
+        print_json(kept if len(kept) > 1 or recipe not in kept else kept[recipe])
+    else:
+        print_wide(_table(found))
+        for label, one_audit in found.items():
+            say(f"{label}: {one_audit.verdict}: {one_audit.why}", to=stdout)
+    if any(one_audit.verdict is not Verdict.CONSISTENT for one_audit in found.values()):
+        raise typer.Exit(1)
+
+
+def _wanted(
+    name: str, overrides: Sequence[str], *, folder: Path, only: str | None
+) -> "dict[str, tuple[Recipe, Path]]":
+    """What is audited, and where each run lies: of a suite, the runs that promise something."""
+    from sottovoce.config import Suite, load_experiment
+    from sottovoce.training.suites import recipes_of, select_runs
+
+    experiment = load_experiment(name, overrides)
+    if not isinstance(experiment, Suite):
+        if only is not None:
+            raise InputError(f"{name} is one run: --only is for suites")
+        return {name: (experiment, folder)}
+    recipes = recipes_of(select_runs(experiment, only))
+    found = {
+        label: (one, folder / label)
+        for label, one in recipes.items()
+        if one.federation is not None and one.federation.privacy.adds_noise
+    }
+    if not found:
+        raise InputError(f"{name}: none of its runs adds noise, and so none of them promises anything")
+    return found
+
+
+def _report(done: int, total: int) -> Any:
+    from sottovoce.training.keeper import Report
+
+    return Report(unit="round", step=done, steps=total)
+
+
+def _table(found: "Mapping[str, Audit]") -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from sottovoce.privacy.promise import written_out
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("", "ε promised", "ε estimated", "95 % interval", "ε at least", "noise found", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+    for label, one in found.items():
+        table.add_row(
+            label,
+            written_out(one.promised),
+            written_out(one.fit.epsilon),
+            f"{written_out(one.fit.low)} to {written_out(one.fit.high)}",
+            f"{one.bound.epsilon:.2f}",
+            "–" if one.noise is None else f"{one.noise.share:.1%}",
+            str(one.verdict),
+        )
+    return table
