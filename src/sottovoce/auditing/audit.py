@@ -310,7 +310,6 @@ def others_in(canaries: Canaries) -> LayerScores:
     """What one drawing of each other canary that is in adds to a canary's scores [N, H]."""
     total_P = canaries.plan.layout.zeros(dtype=torch.float64)
     for which, directions_NP in canaries.in_chunks():
-        here = torch.from_numpy(canaries.is_in[which.start : which.stop])
-        total_P += directions_NP[here].double().sum(0)
+        total_P += torch.from_numpy(canaries.is_in[which.start : which.stop]).float() @ directions_NP
     own_NH = np.outer(canaries.is_in, np.square(canaries.shares_H))
     return scores_of(canaries, total_P) - own_NH

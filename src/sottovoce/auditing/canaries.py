@@ -1,10 +1,11 @@
-"""Canaries: users whose update is a random direction of their own, as long as the clip bound lets it be, or longer.
+"""Canaries: users whose update is a random direction of their own, longer than the clip bound lets it be.
 
     people │ canaries      one population: drawn by the plan's sampler, weighted, clipped, summed and noised alike
 
 Each flips a coin, known to the audit, whether it is among the users at all; those left out are who the others are told
 apart from. A direction spreads over all tensors as their bounds allow: every tensor's noise has to hide a part of it.
-Directions are made from the audit's seed whenever they are needed: no more than some of them exist at once.
+Within a tensor it is a random sign for each number, so that it takes a bit to keep; where even these are too many, they
+are drawn from the audit's seed again.
 
 Shapes: P flat length, N canaries, H tensors.
 """
@@ -26,12 +27,14 @@ from sottovoce.federated.engines import Dropped, Engine, Together, Trained
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.plan import Plan
-from sottovoce.seeds import stream, torch_stream
+from sottovoce.seeds import stream
+
+Bits = NDArray[np.uint8]
 
 LOUD = 100.0  # times the bound: what is not clipped shows, and what is weighted by data has data for so many
 FEWEST = 20
-_KEPT = 2**28  # bytes of directions that are kept rather than made again
-_AT_ONCE = 2**26  # bytes of directions that are made at once
+_KEPT = 2**28  # bytes of signs that are kept rather than drawn again
+_AT_ONCE = 2**26  # bytes of directions that are there at once
 
 
 @final
@@ -71,31 +74,45 @@ class Canaries:
 
     def directions(self, which: Sequence[int]) -> Tensor:
         """Of length 1 [N, P]."""
-        if self._kept is not None:
-            return self._kept[list(which)]
-        return self._made(which)
+        bits = np.stack([self._drawn(canary) for canary in which] or [np.zeros((0, self._bytes), dtype=np.uint8)])
+        signs = np.unpackbits(bits.reshape(len(which), self._bytes), axis=1, count=self.plan.layout.flat_size)
+        return torch.from_numpy(signs).float().mul_(2).sub_(1).mul_(self._scales_P)
 
     def in_chunks(self) -> Iterator[tuple[range, Tensor]]:
         """All of them, some at a time."""
-        size = max(1, _AT_ONCE // (4 * self.plan.layout.flat_size))
+        size = chunk_size(self.plan.layout.flat_size)
         for first in range(0, self.count, size):
             which = range(first, min(first + size, self.count))
             yield which, self.directions(which)
 
-    @cached_property
-    def _kept(self) -> Tensor | None:
-        fits = 4 * self.count * self.plan.layout.flat_size <= _KEPT
-        return self._made(range(self.count)) if fits else None
+    @property
+    def _bytes(self) -> int:
+        return -(-self.plan.layout.flat_size // 8)
 
-    def _made(self, which: Sequence[int]) -> Tensor:
-        layout = self.plan.layout
-        found = layout.zeros(len(which))
-        for row, canary in zip(found, which, strict=True):
-            row.normal_(generator=torch_stream(self.seed, "audit", "direction", int(canary)))
-            for part, share in zip(layout.parts(row), self.shares_H, strict=True):
-                part.mul_(share / torch.linalg.vector_norm(part, dtype=torch.float64).float())
-        layout.clear_padding(found)
-        return found
+    @cached_property
+    def _scales_P(self) -> Tensor:
+        """What each sign counts; nothing in the padding."""
+        scales_P = self.plan.layout.zeros()
+        for part, share in zip(self.plan.layout.parts(scales_P), self.shares_H, strict=True):
+            part.fill_(share / math.sqrt(part.numel()))
+        return scales_P
+
+    @cached_property
+    def _kept(self) -> dict[int, Bits]:
+        return {}
+
+    def _drawn(self, canary: int) -> Bits:
+        bits = self._kept.get(canary)
+        if bits is None:
+            bits = np.frombuffer(stream(self.seed, "audit", "signs", int(canary)).bytes(self._bytes), dtype=np.uint8)
+            if self.count * self._bytes <= _KEPT:
+                self._kept[canary] = bits
+        return bits
+
+
+def chunk_size(flat_size: int) -> int:
+    """How many directions are there at once."""
+    return max(1, _AT_ONCE // (4 * flat_size))
 
 
 @final
@@ -119,7 +136,7 @@ class CanaryEngine(Engine):
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
     ) -> Iterator[Trained]:
         self.drawn = here = [canary for canary in cohort if self._canaries.is_in[canary]]
-        size = max(1, _AT_ONCE // (4 * server_P.numel()))
+        size = chunk_size(server_P.numel())
         for first in range(0, len(here), size):
             some = here[first : first + size]
             updates_NP = self._canaries.directions(some) * (self._length * self.sign(step))

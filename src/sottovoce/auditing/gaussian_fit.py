@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
 
-LEVEL = 0.95  # of every interval
+LEVEL = 0.98  # of an interval: one honest audit in a hundred gives a false alarm
 _SAME_VARIANCE = 1e-3  # below this chance, scores with one variance would differ as much as these do
 _LARGEST = 1e6  # beyond this, ε is called infinite
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.auditing.gaussian_fit import LEVEL, Scores
+from sottovoce.auditing.gaussian_fit import Scores
 
+LEVEL = 0.95
 # Shares of the canaries that are guessed, fixed beforehand. All are tried, and pay for it (Bonferroni).
 SHARES = (0.02, 0.05, 0.1, 0.25, 0.5)
 

@@ -114,7 +114,7 @@ def _table(found: "Mapping[str, Audit]") -> "Table":
     from sottovoce.privacy.promise import written_out
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", "ε promised", "ε estimated", "95 % interval", "ε at least", "noise found", "verdict"):
+    for heading in ("", "ε promised", "ε estimated", "98 % interval", "ε at least", "noise found", "verdict"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
     for label, one in found.items():
         table.add_row(

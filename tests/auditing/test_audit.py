@@ -1,0 +1,162 @@
+"""Audits of honest rounds: canaries are users like all others, and nothing speaks against what is promised."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of, server_of
+
+from sottovoce.auditing.audit import Observer, Verdict, audited_plan, others_in, scores_of
+from sottovoce.auditing.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine
+from sottovoce.errors import InputError
+from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.engines import Trained
+from sottovoce.federated.round import run_round
+from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.ledger import Ledger
+
+CPU = torch.device("cpu")
+
+
+# Canaries.
+
+
+@pytest.mark.parametrize("share", ["global", "uniform", "dim"])
+def test_a_canary_is_clipped_to_its_own_direction_of_length_c(share: str) -> None:
+    plan = plan_of(share=share)
+    canaries = Canaries(plan, 40, seed=3)
+    directions_NP = canaries.directions(range(40))
+    assert torch.allclose(directions_NP.norm(dim=1), torch.ones(40))
+    clipped_NP = plan.clip(directions_NP * LOUD * plan.clip_bound)
+    assert torch.allclose(clipped_NP, directions_NP * plan.clip_bound, atol=1e-6)
+    assert 5 < canaries.is_in.sum() < 35
+    assert torch.equal(directions_NP[7], canaries.directions([7])[0])
+    padding = LAYOUT.zeros(40)
+    for part in LAYOUT.parts(padding):
+        part.fill_(1.0)
+    assert not directions_NP[padding == 0].any()
+
+
+def test_a_canary_that_is_left_out_sends_nothing_and_the_others_turn_round() -> None:
+    canaries = Canaries(plan_of(), 40, seed=3)
+    engine = CanaryEngine(canaries, signs=True, device=CPU)
+    first, second = (
+        {one: row for trained in engine.train(LAYOUT.zeros(), range(40), step=step) for one, row in _rows(trained)}
+        for step in (0, 1)
+    )
+    assert sorted(first) == np.flatnonzero(canaries.is_in).tolist() == engine.drawn
+    assert all(torch.equal(first[one], -second[one]) for one in first)
+
+
+def _rows(trained: Trained) -> list[tuple[int, torch.Tensor]]:
+    return list(zip(trained.clients, trained.update, strict=True))
+
+
+def test_engines_in_a_row_have_each_their_own_clients() -> None:
+    canaries = Canaries(plan_of(), 40, seed=3)
+    joined = JoinedEngine([(LinearPeople(), PEOPLE), (CanaryEngine(canaries, signs=True, device=CPU), 40)])
+    here = int(np.flatnonzero(canaries.is_in)[0])
+    trained = [
+        one for one in joined.train(LAYOUT.zeros(), [3, PEOPLE + here], step=0, turns=[1, 2]) if isinstance(one, Trained)
+    ]
+    assert [one.clients for one in trained] == [(3,), (here,)]
+
+
+def test_too_few_canaries_are_refused() -> None:
+    with pytest.raises(InputError, match="canaries=3"):
+        Canaries(plan_of(), 3, seed=1)
+
+
+@pytest.mark.parametrize("base", [EVERYBODY, SOME])
+def test_the_audited_plan_draws_as_often_and_adds_as_much_noise_to_the_sum(base: dict[str, Any]) -> None:
+    plan = plan_of(**base)
+    audited = audited_plan(plan, others=540)
+    assert audited.settings.population_size == PEOPLE + 540
+    assert audited.sampling_rate == pytest.approx(plan.sampling_rate)
+    assert audited.noise_std_sum == plan.noise_std_sum
+    assert audited.event == plan.event
+
+
+def test_what_the_other_canaries_bring_is_known() -> None:
+    canaries = Canaries(plan_of(), 40, seed=3)
+    directions_NP = canaries.directions(range(40)).double()
+    product_NN = (directions_NP @ directions_NP.T).numpy()
+    expected_N = [sum(row[j] for j in np.flatnonzero(canaries.is_in) if j != i) for i, row in enumerate(product_NN)]
+    assert np.allclose(others_in(canaries).sum(1), expected_N, atol=1e-5)
+    assert np.allclose(scores_of(canaries, directions_NP[5].float()).sum(1), product_NN[5], atol=1e-5)
+
+
+def test_a_round_shows_what_it_releases_before_the_server_uses_it(tmp_path: Path) -> None:
+    plan, server, seen = plan_of(), server_of(), []
+    before_P = server.parameters_P.clone()
+    ledger = Ledger(tmp_path / "ledger.jsonl", header=plan.ledger_header(run="shown"))
+    run_round(
+        server,
+        plan=plan,
+        clients=ClientsHere(LinearPeople()),
+        ledger=ledger,
+        step=0,
+        digest=fingerprint(server.parameters_P),
+        on_release=lambda released_P, step: seen.append((released_P.clone(), step)),
+    )
+    ledger.close()
+    ((released_P, step),) = seen
+    assert step == 0
+    assert torch.allclose(server.parameters_P, before_P - 0.1 * released_P)
+
+
+# Whole audits.
+
+HONEST: dict[str, dict[str, Any]] = {
+    "everybody": EVERYBODY,
+    "some": SOME,
+    "some, a bound on each layer": {**SOME, "share": "dim"},
+    "some, weighted": {**SOME, "weighting": "seconds", "weight_cap": 4.0},
+    "some, adaptive clipping": {**SOME, "adaptive": AdaptiveClipping(target_quantile=0.5, count_noise_std=5.0)},
+    "of fixed size": {**SOME, "sampling": "fixed_size"},
+    "the final model alone": {**EVERYBODY, "observer": Observer.FINAL},
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_rounds_are_consistent(name: str) -> None:
+    found = audit_of(canaries=600, seed=2, **HONEST[name])
+    assert found.verdict is Verdict.CONSISTENT, found.why
+    assert found.people == PEOPLE
+    assert found.bound.epsilon < found.promised
+    assert found.noise is not None
+    assert found.as_json()["verdict"] == "consistent"
+
+
+def test_with_everybody_in_every_round_the_interval_holds_what_is_promised() -> None:
+    found = audit_of(seed=4)
+    assert found.fit.low <= found.promised <= found.fit.high
+    assert found.promised == pytest.approx(2.0, abs=0.1)
+
+
+def test_a_release_can_be_audited() -> None:
+    """Noise from the operating system, on a grid: other draws each time, so only what cannot be chance is asserted."""
+    pytest.importorskip("cryptography", reason="the secure mode draws from cryptography's AES")
+    found = audit_of(canaries=300, mode="secure", root_seed=None)
+    assert found.noise is not None
+    assert not found.noise.is_missing
+    assert found.fit.low < 3 * found.promised
+
+
+def test_without_noise_nothing_is_promised_and_the_canaries_stand_out() -> None:
+    found = audit_of(canaries=300, noise_multiplier=0.0)
+    assert found.promised == math.inf
+    assert found.verdict is Verdict.CONSISTENT
+    assert found.why == "nothing is promised, so that nothing can be broken"
+    assert found.fit.epsilon > 20
+    assert found.as_json()["promised"] == {"epsilon_pld": None, "epsilon_rdp": None}
+    assert found.noise is None
+
+
+def test_the_same_seeds_find_the_same() -> None:
+    assert audit_of(canaries=100).as_json() == audit_of(canaries=100).as_json()
+    assert audit_of(canaries=100).as_json() != audit_of(canaries=100, seed=2).as_json()
