@@ -9,8 +9,9 @@ import pytest
 import torch
 from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of, server_of
 
-from sottovoce.auditing.audit import Observer, Verdict, audited_plan, others_in, scores_of
+from sottovoce.auditing.audit import Observer, Verdict, others_in, scores_of
 from sottovoce.auditing.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine
+from sottovoce.auditing.rounds import audited_plan
 from sottovoce.errors import InputError
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Trained

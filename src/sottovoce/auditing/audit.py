@@ -9,12 +9,9 @@ Shapes: P flat length, N canaries, H tensors.
 """
 
 import math
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -27,15 +24,12 @@ from sottovoce.auditing.drawn import Drawn, DrawnMeter
 from sottovoce.auditing.gaussian_fit import Fit, fit_epsilon
 from sottovoce.auditing.guesses import Bound, bound_epsilon
 from sottovoce.auditing.noise_found import NoiseFound, NoiseMeter
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.auditing.rounds import audited_plan, make_rounds
 from sottovoce.federated.engines import Engine
-from sottovoce.federated.round import ServerPass, run_round
+from sottovoce.federated.round import ServerPass
 from sottovoce.federated.server import Server
-from sottovoce.federated.turns import Turns
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee
-from sottovoce.privacy.fingerprint import fingerprint
-from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.plan import Plan
 
 LayerScores = NDArray[np.float64]  # [N, H]
@@ -136,25 +130,6 @@ class Audit:
         return "nothing speaks against what is promised"
 
 
-def audited_plan(plan: Plan, *, others: int) -> Plan:
-    """The plan with `others` more users, each as likely to be drawn as before, and with the same noise on the sum."""
-    settings = plan.settings
-    size = settings.population_size + others
-    grown = size / settings.population_size
-    cohort_size = min(max(round(settings.cohort_size * grown), 1), size)
-    denominator = None if settings.denominator is None else settings.denominator * grown
-    settings = replace(
-        settings,
-        population_size=size,
-        cohort_size=cohort_size,
-        denominator=denominator,
-        noise_multiplier=settings.z,
-        sigma_dp=None,
-        epsilon_budget=None,
-    )
-    return replace(plan, settings=settings)
-
-
 def audit_rounds(
     plan: Plan,
     *,
@@ -180,29 +155,17 @@ def audit_rounds(
     engine = CanaryEngine(birds, signs=observer is Observer.RELEASES, device=device)
     watch = _Watch(birds, engine)
     begun_P = server.result_P.clone()
-    turns = Turns(audited.settings.population_size) if has_turns else None
-    with tempfile.TemporaryDirectory(prefix="sottovoce-audit-") as folder:
-        path = Path(folder) / "ledger.jsonl"
-        header = audited.ledger_header(run="audit", repeatable=device.type == "cpu", central_steps=rounds)
-        with closing(ClientsHere(JoinedEngine([*people, (engine, canaries)]))) as clients:
-            with closing(Ledger(path, header=header)) as ledger:
-                for step in range(rounds):
-                    watch.plan = audited
-                    done = run_round(
-                        server,
-                        plan=audited,
-                        clients=clients,
-                        ledger=ledger,
-                        step=step,
-                        digest=fingerprint(server.parameters_P),
-                        server_pass=server_pass,
-                        turns=turns,
-                        model_bits=model_bits,
-                        on_release=watch,
-                    )
-                    audited = done.plan
-                    on_round(step + 1)
-        report = verify(path)
+    report = make_rounds(
+        audited,
+        server=server,
+        engine=JoinedEngine([*people, (engine, canaries)]),
+        rounds=rounds,
+        has_turns=has_turns,
+        server_pass=server_pass,
+        model_bits=model_bits,
+        on_release=watch,
+        on_round=on_round,
+    )
     seen_P = watch.total_P if observer is Observer.RELEASES else begun_P - server.result_P
     return _judged(
         birds,
@@ -225,13 +188,12 @@ class _Watch:
     """
 
     def __init__(self, canaries: Canaries, engine: CanaryEngine) -> None:
-        self.plan, self._engine = canaries.plan, engine
+        self._plan, self._engine = canaries.plan, engine
         self.total_P = canaries.plan.layout.zeros(dtype=torch.float64)
         self.noise, self._drawn = NoiseMeter(canaries.plan.layout), DrawnMeter(canaries)
         self.expected = 0.0
 
-    def __call__(self, released_P: Tensor, step: int) -> None:
-        plan = self.plan
+    def __call__(self, released_P: Tensor, step: int, plan: Plan) -> None:
         bound = 1.0 if math.isinf(plan.clip_bound) else plan.clip_bound
         scale = self._engine.sign(step) * plan.denominator / bound
         scaled_P = released_P.cpu().double() * scale
@@ -243,10 +205,10 @@ class _Watch:
             self._drawn.add(scaled_P, self._engine.drawn, step=step)
 
     def drawn_found(self) -> Drawn | None:
-        event = self.plan.event
+        event = self._plan.event
         if isinstance(event, NoGuarantee):
             return None
-        return self._drawn.found(multiplier=event.noise_multiplier, rate=self.plan.sampling_rate)
+        return self._drawn.found(multiplier=event.noise_multiplier, rate=self._plan.sampling_rate)
 
 
 def _judged(

@@ -1,0 +1,80 @@
+"""Rounds with others among the users, as a run makes them: plan, ledger, clients and server are the real ones.
+
+Shapes: P flat length.
+"""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.engines import Engine
+from sottovoce.federated.round import ServerPass, run_round
+from sottovoce.federated.server import Server
+from sottovoce.federated.turns import Turns
+from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.ledger import Ledger, LedgerReport, verify
+from sottovoce.privacy.plan import Plan
+
+# Sees the noised mean [P] of a round, its step, and the plan it was made with (adaptive clipping moves the bound).
+OnRelease = Callable[[Tensor, int, Plan], None]
+
+
+def audited_plan(plan: Plan, *, others: int) -> Plan:
+    """The plan with `others` more users, each as likely to be drawn as before, and with the same noise on the sum."""
+    settings = plan.settings
+    size = settings.population_size + others
+    grown = size / settings.population_size
+    cohort_size = min(max(round(settings.cohort_size * grown), 1), size)
+    denominator = None if settings.denominator is None else settings.denominator * grown
+    settings = replace(
+        settings,
+        population_size=size,
+        cohort_size=cohort_size,
+        denominator=denominator,
+        noise_multiplier=settings.z,
+        sigma_dp=None,
+        epsilon_budget=None,
+    )
+    return replace(plan, settings=settings)
+
+
+def make_rounds(
+    plan: Plan,
+    *,
+    server: Server,
+    engine: Engine,
+    rounds: int,
+    has_turns: bool = False,
+    server_pass: ServerPass | None = None,
+    model_bits: int | None = None,
+    on_release: OnRelease = lambda _released, _step, _plan: None,
+    on_round: Callable[[int], None] = lambda _: None,
+) -> LedgerReport:
+    """Move `server` by so many rounds; returns what the ledger says of them, which is not kept."""
+    turns = Turns(plan.settings.population_size) if has_turns else None
+    with tempfile.TemporaryDirectory(prefix="sottovoce-audit-") as folder:
+        path = Path(folder) / "ledger.jsonl"
+        repeatable = server.parameters_P.device.type == "cpu"
+        header = plan.ledger_header(run="audit", repeatable=repeatable, central_steps=rounds)
+        with closing(ClientsHere(engine)) as clients, closing(Ledger(path, header=header)) as ledger:
+            for step in range(rounds):
+                done = run_round(
+                    server,
+                    plan=plan,
+                    clients=clients,
+                    ledger=ledger,
+                    step=step,
+                    digest=fingerprint(server.parameters_P),
+                    server_pass=server_pass,
+                    turns=turns,
+                    model_bits=model_bits,
+                    on_release=lambda released_P, step, plan=plan: on_release(released_P, step, plan),
+                )
+                plan = done.plan
+                on_round(step + 1)
+        return verify(path)
