@@ -46,9 +46,7 @@ def one_audit(*, multiplier: float, rate: float, seed: int) -> Audit:
     server = Server(
         ServerSettings(optimiser={"name": "sgd"}, schedule={"name": "constant", "lr": 0.1}), LAYOUT, LAYOUT.zeros()
     )
-    return audit_rounds(
-        Plan(settings, LAYOUT), server=server, people=[], rounds=ROUNDS, canaries=CANARIES, seed=seed
-    )
+    return audit_rounds(Plan(settings, LAYOUT), server=server, people=[], rounds=ROUNDS, canaries=CANARIES, seed=seed)
 
 
 def halved() -> Any:
@@ -97,7 +95,9 @@ def main() -> None:
                         continue
                     with context():
                         audits.append(one_audit(multiplier=multiplier, rate=rate, seed=seed))
-                row = {"sampling_rate": rate, "noise_multiplier": round(multiplier, 4), "noise": noise} | summary(audits)
+                row = {"sampling_rate": rate, "noise_multiplier": round(multiplier, 4), "noise": noise} | summary(
+                    audits
+                )
                 assert math.isclose(row["promised"], epsilon, rel_tol=0.01), row
                 print(row, flush=True)
                 rows.append(row)

@@ -41,7 +41,9 @@ def each_layer_by_the_whole_bound(patch: pytest.MonkeyPatch) -> None:
     scales = clipping.layer_scales
 
     def apart(norms: Tensor, norm: Tensor, **options: Any) -> Tensor:
-        columns = [scales(one[..., None], one, **{**options, "bounds": options["bounds"][:1]}) for one in norms.unbind(-1)]
+        columns = [
+            scales(one[..., None], one, **{**options, "bounds": options["bounds"][:1]}) for one in norms.unbind(-1)
+        ]
         return torch.cat(columns, dim=-1) if norms.dim() == 2 else torch.cat(columns)
 
     patch.setattr(clipping, "layer_scales", apart)
@@ -107,7 +109,9 @@ def weights_above_the_cap_unchecked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         clipping,
         "_weighted",
-        lambda scales, weight: scales * (torch.as_tensor(weight).to(scales).reshape(-1, 1) if scales.dim() == 2 else weight),
+        lambda scales, weight: (
+            scales * (torch.as_tensor(weight).to(scales).reshape(-1, 1) if scales.dim() == 2 else weight)
+        ),
     )
 
 

@@ -62,7 +62,9 @@ def test_engines_in_a_row_have_each_their_own_clients() -> None:
     joined = JoinedEngine([(LinearPeople(), PEOPLE), (CanaryEngine(canaries, signs=True, device=CPU), 40)])
     here = int(np.flatnonzero(canaries.is_in)[0])
     trained = [
-        one for one in joined.train(LAYOUT.zeros(), [3, PEOPLE + here], step=0, turns=[1, 2]) if isinstance(one, Trained)
+        one
+        for one in joined.train(LAYOUT.zeros(), [3, PEOPLE + here], step=0, turns=[1, 2])
+        if isinstance(one, Trained)
     ]
     assert [one.clients for one in trained] == [(3,), (here,)]
 

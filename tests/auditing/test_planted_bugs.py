@@ -1,5 +1,6 @@
 """Each planted fault is found, by an audit or by a check that needs no chance; docs/audit.md says which and by what."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def test_an_audit_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.verdict in CAUGHT, found.why
     told = {
         "estimate": found.fit.low > found.promised,
-        "that layer's estimate": found.worst[1].low > found.promised and found.worst[0] in ("output", "blocks.0.lora_a"),
+        "that layer's estimate": found.worst[1].low > found.promised
+        and found.worst[0] in ("output", "blocks.0.lora_a"),
         "lower bound": found.bound.epsilon > found.promised,
         "noise found": found.noise is not None and found.noise.is_missing,
         "who is drawn": found.drawn is not None and (found.drawn.stands_out or found.drawn.too_often),
@@ -128,6 +130,27 @@ def test_a_check_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Elsewhere: it takes processes.
 ELSEWHERE = {"one rank's plan differing": "tests/training/test_agreement.py::test_another_clip_bound"}
+
+
+def test_the_page_tells_the_kept_calibration() -> None:
+    """And that is as it must be: intervals hold the truth, bounds stay below it, and no honest run alarms."""
+    kept = json.loads((PAGE.parents[1] / "benchmarks" / "audit.json").read_text(encoding="utf-8"))
+    text = PAGE.read_text(encoding="utf-8")
+    for row in kept["rows"]:
+        verdicts = " / ".join(str(row["verdicts"][name]) for name in ("consistent", "alarm", "broken"))
+        who = "everybody" if row["sampling_rate"] == 1 else "a tenth"
+        cells = (
+            *(who, row["noise"], f"{row['promised']:.0f}", f"{row['estimate_mean']:.2f} ({row['estimate_std']:.2f})"),
+            *(f"{row['interval_holds_it']} of {row['runs']}", row["interval_above_it"]),
+            *(f"{row['bound_mean']:.2f}, {row['bound_largest']:.2f}", row["noise_missing"], verdicts),
+        )
+        assert f"| {' | '.join(map(str, cells))} |" in text
+        if row["noise"] == "half":
+            assert row["verdicts"]["consistent"] == 0
+            continue
+        assert row["verdicts"]["consistent"] == row["runs"] == 30
+        assert row["bound_largest"] <= row["promised"]
+        assert row["sampling_rate"] < 1 or row["interval_holds_it"] >= 0.9 * row["runs"]
 
 
 def test_the_page_lists_each_fault_with_what_finds_it() -> None:

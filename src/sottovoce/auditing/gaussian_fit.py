@@ -1,9 +1,9 @@
 """The alarm: ε of two Gaussians fitted to the scores of canaries that took part and of those that did not.
 
 An estimate, no proof: it supposes that scores are Gaussian (Andrew et al. 2023), and is as sharp as that allows.
-Extrapolating two fitted variances to a tail of δ makes an error of a few per cent in either a large ε: at a true ε of
-1 such an estimate is several times too large on average. So both groups share one variance unless their scores show
-that they do not.
+Extrapolating two fitted variances to a tail of δ makes much of an error of a few per cent in either: at a true ε of 1
+such an estimate is nearly twice too large on average. So both groups share one variance unless their scores show that
+they do not.
 
 Shapes: N canaries.
 """
@@ -137,10 +137,13 @@ def pair_epsilon(gap: float, deviation_in: float, deviation_out: float, delta: f
     from scipy.optimize import brentq
 
     def excess(epsilon: float) -> float:
-        return max(
-            pair_delta(gap, deviation_in, deviation_out, epsilon),
-            pair_delta(gap, deviation_out, deviation_in, epsilon),
-        ) - delta
+        return (
+            max(
+                pair_delta(gap, deviation_in, deviation_out, epsilon),
+                pair_delta(gap, deviation_out, deviation_in, epsilon),
+            )
+            - delta
+        )
 
     if excess(0.0) <= 0:
         return 0.0

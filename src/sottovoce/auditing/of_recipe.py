@@ -8,6 +8,7 @@ from typing import Any
 
 from sottovoce import __version__
 from sottovoce.auditing.audit import Audit, Observer, audit_rounds
+from sottovoce.auditing.speech_audit import SpeechAudit, audit_speech
 from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
 from sottovoce.files import write_json
@@ -23,6 +24,7 @@ class AuditSettings:
     """`rounds`: fewer than the recipe's, or all of them. `seed` decides canaries, and which of them are in."""
 
     canaries: int = 1000
+    secrets: int = 40
     rounds: int | None = None
     observer: Observer = Observer.RELEASES
     seed: int = 1
@@ -60,6 +62,25 @@ def audit_recipe(
     )
 
 
+def attack_recipe(
+    recipe: Recipe,
+    settings: AuditSettings,
+    *,
+    around: Surroundings,
+    on_round: Callable[[int, int], None] = lambda _done, _rounds: None,
+) -> SpeechAudit:
+    """Train it once more, with people who have a secret, and attack the model."""
+    rounds = min(settings.rounds or recipe.federated.steps, recipe.federated.steps)
+    return audit_speech(
+        recipe,
+        secrets=settings.secrets,
+        rounds=rounds,
+        seed=derive(settings.seed, "audit of speech"),
+        around=around,
+        on_round=lambda done: on_round(done, rounds),
+    )
+
+
 # Beside the run.
 
 
@@ -73,13 +94,14 @@ def config_digest(config: str) -> str:
     return hashlib.blake2b(config.encode(), digest_size=16).hexdigest()
 
 
-def keep(folder: Path, recipe: Recipe, audit: Audit) -> Mapping[str, Any]:
+def keep(folder: Path, recipe: Recipe, audit: Audit, speech: SpeechAudit | None = None) -> Mapping[str, Any]:
     """Write it down."""
     content = {
         "recipe": recipe.about,
         "config_digest": config_digest(as_yaml(recipe)),
         "sottovoce": __version__,
         **audit.as_json(),
+        **({} if speech is None else {"speech": speech.as_json()}),
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_json(kept_at(folder), content)

@@ -1,6 +1,7 @@
 """`sottovoce audit`: is the privacy that is promised there?"""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from sottovoce.auditing.audit import Audit
     from sottovoce.config import Recipe
+    from sottovoce.training.stages import Surroundings
 
 
 def audit(
@@ -25,6 +27,10 @@ def audit(
         str, typer.Option(help="What the attacker sees: all `releases`, or the `final` model alone.")
     ] = "releases",
     rounds: Annotated[int | None, typer.Option(help="Audit only so many of the recipe's rounds.")] = None,
+    speech: Annotated[
+        bool, typer.Option("--speech", help="Train once more with people who have a secret, and attack the model.")
+    ] = False,
+    secrets: Annotated[int, typer.Option(help="There: how many; half of them are among the clients.")] = 40,
     seed: Annotated[int, typer.Option(help="Decides the canaries, and which of them are in.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The run's folder; the audit is kept beside it.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie: seed models are looked for and made here.")] = Path(
@@ -49,38 +55,41 @@ def audit(
     Exit code 0: nothing speaks against the promise; 1: something does (`verdict` in --json says what).
     """
     from sottovoce.auditing.audit import Observer, Verdict
-    from sottovoce.auditing.of_recipe import AuditSettings, audit_recipe, keep
+    from sottovoce.auditing.of_recipe import AuditSettings, attack_recipe, audit_recipe, keep
+    from sottovoce.auditing.speech_audit import SpeechAudit, in_words
     from sottovoce.training.seeding import folder_of
 
     if observer not in list(Observer):
         raise InputError(f"--observer {observer}: expected one of {', '.join(Observer)}")
-    settings = AuditSettings(canaries=canaries, rounds=rounds, observer=Observer(observer), seed=seed)
+    settings = AuditSettings(canaries=canaries, secrets=secrets, rounds=rounds, observer=Observer(observer), seed=seed)
     folder = out or folder_of(recipe, runs)
     wanted = _wanted(recipe, overrides or [], folder=folder, only=only)
     found: dict[str, Audit] = {}
+    attacked: dict[str, SpeechAudit] = {}
     kept: dict[str, Mapping[str, Any]] = {}
     for label, (one, place) in wanted.items():
         with surroundings(label, runs=runs, stores=stores, device=device) as around:
+            show = partial(_show, around)
             around.on_stage(f"audit of {label}")
-
-            def show(done: int, total: int, around: Any = around) -> None:
-                around.on_report(_report(done, total))
-
             found[label] = audit_recipe(one, settings, around=around, on_round=show)
-        kept[label] = keep(place, one, found[label])
+            if speech:
+                around.on_stage(f"attacks on {label}")
+                attacked[label] = attack_recipe(one, settings, around=around, on_round=show)
+        kept[label] = keep(place, one, found[label], attacked.get(label))
     if json:
-        print_json(kept if len(kept) > 1 or recipe not in kept else kept[recipe])
+        print_json(kept.get(recipe, kept))
     else:
         print_wide(_table(found))
         for label, one_audit in found.items():
             say(f"{label}: {one_audit.verdict}: {one_audit.why}", to=stdout)
+        for label, attacks in attacked.items():
+            for line in in_words(attacks.as_json()):
+                say(f"{label}: {line}", to=stdout)
     if any(one_audit.verdict is not Verdict.CONSISTENT for one_audit in found.values()):
         raise typer.Exit(1)
 
 
-def _wanted(
-    name: str, overrides: Sequence[str], *, folder: Path, only: str | None
-) -> "dict[str, tuple[Recipe, Path]]":
+def _wanted(name: str, overrides: Sequence[str], *, folder: Path, only: str | None) -> "dict[str, tuple[Recipe, Path]]":
     """What is audited, and where each run lies: of a suite, the runs that promise something."""
     from sottovoce.config import Suite, load_experiment
     from sottovoce.training.suites import recipes_of, select_runs
@@ -101,10 +110,10 @@ def _wanted(
     return found
 
 
-def _report(done: int, total: int) -> Any:
+def _show(around: "Surroundings", done: int, rounds: int) -> None:
     from sottovoce.training.keeper import Report
 
-    return Report(unit="round", step=done, steps=total)
+    around.on_report(Report(unit="round", step=done, steps=rounds))
 
 
 def _table(found: "Mapping[str, Audit]") -> "Table":

@@ -13,6 +13,7 @@ from sottovoce.drawing import Page, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import MEASURES
 from sottovoce.files import written_atomically
+from sottovoce.reporting.audit import audit_section
 from sottovoce.reporting.cells import NOTHING, Table, epsilon, integer, number, percent, said_once
 from sottovoce.reporting.clients import client_results_section
 from sottovoce.reporting.cohorts import cohort_section
@@ -77,6 +78,7 @@ def build_report(
         learning_section,
         cohort_section,
         privacy_section,
+        audit_section,
         layer_section,
         dynamics_section,
         gradient_section,

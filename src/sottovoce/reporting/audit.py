@@ -1,0 +1,91 @@
+"""The chapter on what was measured of a run's privacy, beside what is promised; only where there is an audit of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from sottovoce.auditing.of_recipe import config_digest, kept_at
+from sottovoce.auditing.speech_audit import in_words
+from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.reporting.cells import NOTHING, Table, epsilon, percent
+from sottovoce.reporting.html import Html, Part, Section
+from sottovoce.reporting.records import RunRecord
+from sottovoce.training.run_folder import CONFIG
+
+INTRO = (
+    "ε is a promise worked out on paper. Here it was tried: canaries, made-up users, took part in the same rounds, and "
+    "the attacker was asked which of them did. The estimate is what the attacker's success looks like as an ε; the "
+    "bound is what it proves. Both should be below what is promised."
+)
+VERDICTS = {
+    "consistent": "Nothing speaks against the promise.",
+    "alarm": "More leaks than is promised, by the estimate: something is wrong.",
+    "broken": "The promise is broken: more leaks than it allows.",
+}
+
+
+def audit_section(runs: Sequence[RunRecord]) -> Section | None:
+    """What audits of these runs found; None where there is none."""
+    found: dict[str, Mapping[str, Any]] = {}
+    parts: list[Part] = []
+    for run in runs:
+        try:
+            content = kept_audit(run)
+        except Unreadable as why:
+            parts.append(Html(f'<p class="notice">{escape(f"{run.label}: its audit cannot be read: {why}")}</p>'))
+            continue
+        if content is not None:
+            found[run.label] = content
+    if not found:
+        return Section("audit", "Audit", "", tuple(parts)) if parts else None
+    rows = tuple(_row(label, content) for label, content in found.items())
+    headings = ("run", "ε promised", "ε estimated", "interval", "ε at least", "noise found", "canaries", "verdict")
+    note = (
+        f"Promised for the rounds audited, by the ledger's better accountant. The interval holds the estimate's truth in "
+        f"{_level(found):.0%} of audits. Noise found is the least in any tensor, as a share of what is accounted."
+    )
+    parts.append(Table("audit", "What leaks, measured", headings, rows, note=note))
+    for label, content in found.items():
+        words = f"{VERDICTS[content['verdict']]} {content['why'][0].upper()}{content['why'][1:]}."
+        lines = [words, *(f"{line[0].upper()}{line[1:]}." for line in in_words(content.get("speech") or NO_ATTACKS))]
+        parts += [Html(f"<p>{escape(label)}: {escape(line)}</p>") for line in lines]
+    return Section("audit", "Audit", INTRO, tuple(parts))
+
+
+NO_ATTACKS: Mapping[str, Any] = {"membership": None, "exposure": [], "missing": {}}
+
+
+def kept_audit(run: RunRecord) -> Mapping[str, Any] | None:
+    """The audit that is kept beside a run; None where there is none, or it is of another recipe."""
+    path, config = kept_at(run.folder), run.folder / CONFIG
+    if not path.is_file() or not config.is_file():
+        return None
+    content = parse_json(path.read_text(encoding="utf-8"))
+    same = content.get("config_digest") == config_digest(config.read_text(encoding="utf-8"))
+    return content if same else None
+
+
+def _row(label: str, content: Mapping[str, Any]) -> tuple[str, ...]:
+    promised, estimate = content["promised"], content["estimate"]
+    known = [one for one in promised.values() if one is not None]
+    noise = content["noise"]
+    return (
+        label,
+        epsilon(min(known)) if known else NOTHING,
+        _infinite(estimate["epsilon"]),
+        " to ".join(_infinite(end) for end in estimate["interval"]),
+        epsilon(content["lower_bound"]["epsilon"]),
+        NOTHING if noise is None else percent(noise["least_share"]),
+        f"{content['canaries']:,}",
+        content["verdict"],
+    )
+
+
+def _infinite(value: float | None) -> str:
+    return epsilon(math.inf if value is None else value)
+
+
+def _level(found: Mapping[str, Mapping[str, Any]]) -> float:
+    level: float = next(iter(found.values()))["estimate"]["level"]
+    return level
