@@ -71,14 +71,43 @@ class Audit:
     drawn: Drawn | None
 
     @property
+    def against(self) -> tuple[tuple[Verdict, str], ...]:
+        """All that speaks against the promise, in words; proofs first."""
+        bound, noise, fit, drawn = self.bound, self.noise, self.fit, self.drawn
+        tensor, worst = self.worst
+        promised = f"{self.promised:.4g} is promised"
+        found: list[tuple[Verdict, str]] = []
+        if bound.epsilon > self.promised:
+            guessed = f"{bound.right:,} of {bound.made:,} guesses were right"
+            found.append((Verdict.BROKEN, f"{guessed}: ε is at least {bound.epsilon:.2f}, and {promised}"))
+        if noise is not None and noise.is_missing:
+            what = "differences between rounds" if noise.between_rounds else "releases"
+            claimed = f"{noise.share:.1%} of the noise that is claimed in {noise.tensor}"
+            found.append((Verdict.BROKEN, f"{what} hold {claimed}"))
+        if fit.low > self.promised:
+            found.append((Verdict.ALARM, f"the estimate's interval begins at ε = {fit.low:.2f}, and {promised}"))
+        if worst.low > self.promised:
+            found.append((Verdict.ALARM, f"that by {tensor} alone begins at ε = {worst.low:.2f}, and {promised}"))
+        if drawn is not None and drawn.stands_out:
+            stands = f"who is drawn stands {drawn.effect:.2f} standard deviations out of the noise"
+            found.append((Verdict.ALARM, f"{stands}, and {drawn.effect_accounted:.2f} is accounted for"))
+        if drawn is not None and drawn.too_often:
+            often = f"{drawn.rate:.2%} are drawn in a round, and {drawn.rate_accounted:.2%} is accounted for"
+            found.append((Verdict.ALARM, often))
+        return tuple(found)
+
+    @property
     def verdict(self) -> Verdict:
-        if self.bound.epsilon > self.promised or (self.noise is not None and self.noise.is_missing):
-            return Verdict.BROKEN
-        if max(self.fit.low, self.worst[1].low) > self.promised:
-            return Verdict.ALARM
-        if self.drawn is not None and (self.drawn.stands_out or self.drawn.too_often):
-            return Verdict.ALARM
-        return Verdict.CONSISTENT
+        return self.against[0][0] if self.against else Verdict.CONSISTENT
+
+    @property
+    def why(self) -> str:
+        """The verdict in one line."""
+        if self.against:
+            return "; ".join(words for _, words in self.against)
+        if math.isinf(self.promised):
+            return "nothing is promised, so that nothing can be broken"
+        return "nothing speaks against what is promised"
 
     def as_json(self) -> dict[str, Any]:
         tensor, fit = self.worst
@@ -101,33 +130,6 @@ class Audit:
             "noise": None if self.noise is None else self.noise.as_json(),
             "drawn": None if self.drawn is None else self.drawn.as_json(),
         }
-
-    @property
-    def why(self) -> str:
-        """The verdict in one line."""
-        tensor, fit = self.worst
-        if self.bound.epsilon > self.promised:
-            return (
-                f"{self.bound.right:,} of {self.bound.made:,} guesses were right: ε is at least "
-                f"{self.bound.epsilon:.2f}, and {self.promised:.4g} was promised"
-            )
-        if self.noise is not None and self.noise.is_missing:
-            what = "differences between rounds hold" if self.noise.between_rounds else "releases hold"
-            return f"{what} {self.noise.share:.1%} of the noise that is claimed in {self.noise.tensor}"
-        if self.fit.low > self.promised:
-            return f"the estimate's interval begins at {self.fit.low:.2f}, above the {self.promised:.4g} promised"
-        if fit.low > self.promised:
-            return f"by {tensor} alone the estimate's interval begins at {fit.low:.2f}, above {self.promised:.4g}, promised"
-        if self.drawn is not None and self.drawn.stands_out:
-            return (
-                f"who is drawn stands {self.drawn.effect:.2f} standard deviations out of the noise, and "
-                f"{self.drawn.effect_accounted:.2f} is accounted for"
-            )
-        if self.drawn is not None and self.drawn.too_often:
-            return f"{self.drawn.rate:.2%} are drawn in a round, and {self.drawn.rate_accounted:.2%} is accounted for"
-        if math.isinf(self.promised):
-            return "nothing is promised, so that nothing can be broken"
-        return "nothing speaks against what is promised"
 
 
 def audit_rounds(
@@ -273,5 +275,6 @@ def others_in(canaries: Canaries) -> LayerScores:
     total_P = canaries.plan.layout.zeros(dtype=torch.float64)
     for which, directions_NP in canaries.in_chunks():
         total_P += torch.from_numpy(canaries.is_in[which.start : which.stop]).float() @ directions_NP
-    own_NH = np.outer(canaries.is_in, np.square(canaries.shares_H))
-    return scores_of(canaries, total_P) - own_NH
+    own_NH: LayerScores = np.outer(canaries.is_in, np.square(canaries.shares_H))
+    found: LayerScores = scores_of(canaries, total_P) - own_NH
+    return found

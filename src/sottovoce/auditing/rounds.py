@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -73,8 +74,12 @@ def make_rounds(
                     server_pass=server_pass,
                     turns=turns,
                     model_bits=model_bits,
-                    on_release=lambda released_P, step, plan=plan: on_release(released_P, step, plan),
+                    on_release=partial(_shown, on_release, plan),
                 )
                 plan = done.plan
                 on_round(step + 1)
         return verify(path)
+
+
+def _shown(on_release: OnRelease, plan: Plan, released_P: Tensor, step: int) -> None:
+    on_release(released_P, step, plan)

@@ -163,7 +163,8 @@ def half_silenced(samples: Samples) -> Samples:
 def played_fast(samples: Samples) -> Samples:
     """At one and a half of its speed, by leaving samples out."""
     places = np.arange(0, len(samples) - 1, SPEED)
-    return np.interp(places, np.arange(len(samples)), samples).astype(np.int16)
+    heard: Samples = np.interp(places, np.arange(len(samples)), samples).astype(np.int16)
+    return heard
 
 
 HOW = {"half silenced": half_silenced, "played fast": played_fast}

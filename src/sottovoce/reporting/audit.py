@@ -42,7 +42,7 @@ def audit_section(runs: Sequence[RunRecord]) -> Section | None:
     rows = tuple(_row(label, content) for label, content in found.items())
     headings = ("run", "ε promised", "ε estimated", "interval", "ε at least", "noise found", "canaries", "verdict")
     note = (
-        f"Promised for the rounds audited, by the ledger's better accountant. The interval holds the estimate's truth in "
+        f"Promised for the rounds audited, by the ledger's better accountant. The interval holds the truth in "
         f"{_level(found):.0%} of audits. Noise found is the least in any tensor, as a share of what is accounted."
     )
     parts.append(Table("audit", "What leaks, measured", headings, rows, note=note))
