@@ -43,7 +43,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "LoRA": ("federation.trainable=lora(r=2)",),
     "adaptive": ("federation.privacy.adaptive={target_quantile: 0.5, count_noise_std: 10.0}",),
     "a time line": ("federation.local.time_line={}",),
-    "speech alone": ("model={family: cpc}",),
+    "speech alone": ("model={family: cpc, size: tiny, ahead: 6, candidates: 16}",),
     "a release": ("federation.privacy.mode=secure",),
 }
 

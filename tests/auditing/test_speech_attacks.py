@@ -21,7 +21,7 @@ from sottovoce.auditing.speech_audit import audit_speech, in_words
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.losses import recordings_loss
-from sottovoce.models.family import find_family
+from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.utterances import record
 from sottovoce.seeds import stream, torch_stream
@@ -78,10 +78,9 @@ def test_what_is_left_of_the_sound() -> None:
 
 
 def fresh() -> Recogniser:
-    family = find_family("transformer")
-    settings = family.Options(**{**family.tiny, "layers": 1, "width": 32, "heads": 2, "dropout": 0.0}).settings(
-        tokens=TOKENS.size + 1
-    )
+    family = find_family(DEFAULT)
+    options = {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0, "layer_drop": 0.0}
+    settings = family.Settings(tokens=TOKENS.size + 1, **options)
     return Recogniser(family, settings, TOKENS, family.init(settings, generator=torch_stream(1, "init")), "en")
 
 
@@ -129,7 +128,7 @@ def test_a_recipe_is_attacked_with_secrets_among_its_people(place: Path, secrets
 
 
 def test_an_encoder_has_members_and_nothing_to_expose(place: Path) -> None:
-    recipe = load_recipe(str(place / "tones.yaml"), ["model={family: cpc}"])
+    recipe = load_recipe(str(place / "tones.yaml"), ["model={family: cpc, size: tiny, ahead: 6, candidates: 16}"])
     around = Surroundings(place / "runs", place / "stores", torch.device("cpu"))
     found = audit_speech(recipe, secrets=4, rounds=1, seed=1, around=around)
     assert found.membership is not None
