@@ -275,6 +275,6 @@ def others_in(canaries: Canaries) -> LayerScores:
     total_P = canaries.plan.layout.zeros(dtype=torch.float64)
     for which, directions_NP in canaries.in_chunks():
         total_P += torch.from_numpy(canaries.is_in[which.start : which.stop]).float() @ directions_NP
-    own_NH: LayerScores = np.outer(canaries.is_in, np.square(canaries.shares_H))
+    own_NH: LayerScores = np.outer(canaries.is_in.astype(np.float64), np.square(canaries.shares_H))
     found: LayerScores = scores_of(canaries, total_P) - own_NH
     return found

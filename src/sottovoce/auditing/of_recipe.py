@@ -44,7 +44,7 @@ def audit_recipe(
     """Audit `recipe`. Its store and its seed model are made first where they are missing; nothing is released."""
     if recipe.federation is None:
         raise InputError(f"recipe {recipe.about!r}: it trains centrally; expected one with a section `federation`")
-    found = gather(recipe, around=around)
+    found = gather(recipe, around=around, fast=True)
     federation = recipe.federated
     rounds = min(settings.rounds or federation.steps, federation.steps)
     return audit_rounds(

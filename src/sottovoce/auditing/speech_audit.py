@@ -81,7 +81,7 @@ def audit_speech(
     """Train `recipe` with half of so many people with `secrets` among its clients, and attack the model."""
     if secrets < FEWEST_SECRETS:
         raise InputError(f"secrets={secrets}: expected {FEWEST_SECRETS} or more")
-    found = gather(recipe, around=around)
+    found = gather(recipe, around=around, fast=True)
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="sottovoce-secrets-") as folder:
         people: list[tuple[Engine, int]] = [(found.engine, len(found.population))]

@@ -194,6 +194,17 @@ def clients_turns(recipe: Recipe, population: Population, start: Recogniser, pla
     )
 
 
+def likely_fastest(recipe: Recipe, start: Recogniser, *, device: torch.device) -> str:
+    """The recipe's engine, or the one that is mostly the fastest here: nothing is tried, and nothing written down."""
+    settings = recipe.federated
+    if settings.engine != "auto":
+        return settings.engine
+    if device.type != "cuda":
+        return str(for_cpu(settings)[0])
+    apart = settings.privacy.mode is Mode.SECURE or not_stacked(start.family, start.settings) is not None
+    return "sequential" if apart else "stacked"
+
+
 def for_cpu(settings: Federation) -> tuple[Any, dict[str, Any]]:
     """Worker processes, where there is enough to do to keep them all busy and to earn back their start."""
     cores = settings.workers or usable_cores()

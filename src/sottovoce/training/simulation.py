@@ -32,7 +32,7 @@ from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
-from sottovoce.training.engines import build_engine, clients_turns
+from sottovoce.training.engines import build_engine, clients_turns, likely_fastest
 from sottovoce.training.places import Places
 from sottovoce.training.run_folder import LEDGER
 from sottovoce.training.seeding import Seed, check_evaluated, seed_of, split_keys
@@ -59,8 +59,12 @@ class Gathered:
     server_pass: ServerPass | None
 
 
-def gather(recipe: Recipe, *, around: Surroundings) -> Gathered:
-    """All of it. The recipe's store and its seed model are made first where they are missing."""
+def gather(recipe: Recipe, *, around: Surroundings, fast: bool = False) -> Gathered:
+    """All of it. The recipe's store and its seed model are made first where they are missing.
+
+    One client after another is trained, whatever the recipe asks for, unless it has to be `fast`: other engines have
+    no single update to show.
+    """
     settings = recipe.federated
     ensure_store(recipe, around.stores, around.on_prepare)
     seed = _trained_seed(recipe, around)
@@ -73,8 +77,8 @@ def gather(recipe: Recipe, *, around: Surroundings) -> Gathered:
     check_understood(recipe, start)
     plan = private_plan(recipe, population, start, seed=seed, around=around)
     shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
-    # One client after another, whatever the recipe asks for: others are faster, and no single update can be seen.
-    engine = build_engine("sequential", recipe, population, start, plan, device=around.device, shared_dev=shared_dev)
+    name = likely_fastest(recipe, start, device=around.device) if fast else "sequential"
+    engine = build_engine(name, recipe, population, start, plan, device=around.device, shared_dev=shared_dev)
     part = trained_part(recipe, start)
     server_pass = None
     if places.of_server is not None:
