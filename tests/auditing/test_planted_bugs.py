@@ -22,6 +22,9 @@ from sottovoce.privacy.plan import Plan
 PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
 WEIGHTED = {"weighting": "seconds", "weight_cap": 4.0}
 CAUGHT = {Verdict.ALARM, Verdict.BROKEN}
+# Enough that none of them would be missed with other draws, four standard errors and more off: what counts less than
+# twice takes more.
+FEW, MANY = 600, 2000
 
 # By what the page calls it: what is planted, in which federation, and by what it is found.
 AUDITED: dict[str, tuple[Plant, dict[str, Any], str]] = {
@@ -34,10 +37,14 @@ AUDITED: dict[str, tuple[Plant, dict[str, Any], str]] = {
     "no noise on one layer": (planted.no_noise_in("output"), {"share": "dim"}, "noise found, that layer's estimate"),
     "no noise on LoRA's part": (planted.no_noise_in("blocks.0.lora_a"), {}, "noise found, that layer's estimate"),
     "the same noise in every round": (planted.noise_used_again, {}, "noise found, estimate"),
-    "everybody sampled": (planted.everybody_sampled, {}, "estimate, lower bound, who is drawn"),
+    "everybody sampled": (planted.everybody_sampled, {}, "estimate, who is drawn"),
     "an update added twice": (planted.added_twice, {}, "who is drawn"),
     "weights above the cap, unchecked": (planted.weights_above_the_cap_unchecked, WEIGHTED, "estimate"),
 }
+
+
+def canaries_for(by: str) -> int:
+    return MANY if by == "who is drawn" else FEW
 
 
 @pytest.mark.parametrize("name", AUDITED)
@@ -45,13 +52,12 @@ def test_an_audit_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a tenth is drawn in each round, which hides most."""
     plant, changes, by = AUDITED[name]
     plant(monkeypatch)
-    found = audit_of(canaries=1000, **SOME, **changes)
+    found = audit_of(canaries=canaries_for(by), **SOME, **changes)
     assert found.verdict in CAUGHT, found.why
     told = {
         "estimate": found.fit.low > found.promised,
         "that layer's estimate": found.worst[1].low > found.promised
         and found.worst[0] in ("output", "blocks.0.lora_a"),
-        "lower bound": found.bound.epsilon > found.promised,
         "noise found": found.noise is not None and found.noise.is_missing,
         "who is drawn": found.drawn is not None and (found.drawn.stands_out or found.drawn.too_often),
     }
@@ -60,9 +66,9 @@ def test_an_audit_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [name for name in AUDITED if name != "everybody sampled"])
 def test_an_audit_finds_it_where_everybody_is_in_every_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, changes, _ = AUDITED[name]
+    plant, changes, by = AUDITED[name]
     plant(monkeypatch)
-    found = audit_of(canaries=1000, **EVERYBODY, **changes)
+    found = audit_of(canaries=canaries_for(by), **EVERYBODY, **changes)
     assert found.verdict in CAUGHT, found.why
 
 
