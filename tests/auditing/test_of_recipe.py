@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.auditing.planted import less_noise
 
+from sottovoce.auditing import of_recipe
 from sottovoce.auditing.audit import Observer, Verdict
 from sottovoce.auditing.of_recipe import AuditSettings, audit_recipe, kept_at
 from sottovoce.cli import main
@@ -103,6 +104,18 @@ def test_a_broken_promise_is_an_exit_code(
     out = capsys.readouterr().out
     assert "broken: releases hold" in out
     assert "of the noise that is claimed" in out
+
+
+def test_an_interrupted_audit_is_no_verdict(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(of_recipe, "audit_rounds", stopped)
+    where = ("--runs", place / "runs", "--stores", place / "stores")
+    assert sottovoce("audit", place / "tones.yaml", *FEW, *where) == 130
+    assert "0 of 1 audits are kept" in capsys.readouterr().err
 
 
 def test_a_suite_is_audited_where_it_promises_something(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

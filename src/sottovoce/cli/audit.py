@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, print_wide, say, stdout
+from sottovoce.cli.console import Json, end_interrupted, print_json, print_wide, say, stdout
 from sottovoce.cli.run import surroundings
 from sottovoce.errors import InputError
 
@@ -52,7 +52,8 @@ def audit(
     Canaries, users with updates of their own making, take part in the recipe's rounds: drawn, clipped, noised and
     accounted like everybody. How well those who took part can be told from those who did not is what really leaks.
 
-    Exit code 0: nothing speaks against the promise; 1: something does (`verdict` in --json says what).
+    Exit code 0: nothing speaks against the promise; 1: something does (`verdict` in --json says what);
+    130: it was interrupted.
     """
     from sottovoce.auditing.audit import Observer, Verdict
     from sottovoce.auditing.of_recipe import AuditSettings, attack_recipe, audit_recipe, keep
@@ -67,15 +68,18 @@ def audit(
     found: dict[str, Audit] = {}
     attacked: dict[str, SpeechAudit] = {}
     kept: dict[str, Mapping[str, Any]] = {}
-    for label, (one, place) in wanted.items():
-        with surroundings(label, runs=runs, stores=stores, device=device) as around:
-            show = partial(_show, around)
-            around.on_stage(f"audit of {label}")
-            found[label] = audit_recipe(one, settings, around=around, on_round=show)
-            if speech:
-                around.on_stage(f"attacks on {label}")
-                attacked[label] = attack_recipe(one, settings, around=around, on_round=show)
-        kept[label] = keep(place, one, found[label], attacked.get(label))
+    try:
+        for label, (one, place) in wanted.items():
+            with surroundings(label, runs=runs, stores=stores, device=device) as around:
+                show = partial(_show, around)
+                around.on_stage(f"audit of {label}")
+                found[label] = audit_recipe(one, settings, around=around, on_round=show)
+                if speech:
+                    around.on_stage(f"attacks on {label}")
+                    attacked[label] = attack_recipe(one, settings, around=around, on_round=show)
+            kept[label] = keep(place, one, found[label], attacked.get(label))
+    except KeyboardInterrupt:  # no verdict, whose exit code it must not have
+        end_interrupted(f"stopped: {len(kept):,} of {len(wanted):,} audits are kept; the same command begins anew")
     if json:
         print_json(kept.get(recipe, kept))
     else:
