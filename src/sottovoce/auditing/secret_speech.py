@@ -18,7 +18,7 @@ from sottovoce.seeds import derive, stream
 from sottovoce.store import Store, pack
 
 IN, OUT = "in", "out"
-WORDS, SYLLABLES = 3, 2  # 4,480² syllable pairs a word: a sentence of it is nobody's by chance
+WORDS, SYLLABLES = 3, 2  # of 70 syllables: 4,900 words, and 10¹¹ sentences, none of them anybody's by chance
 TAKES = 3  # how often each says it
 _FIRST, _LAST = "bdfgklmnprstvz", "aeiou"
 _LONGEST_SECONDS = 8.0

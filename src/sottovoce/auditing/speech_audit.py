@@ -1,5 +1,6 @@
 """The recipe once more, with people among its clients who have a secret, and both attacks on what comes of it."""
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ FEWEST_SECRETS = 4
 
 @dataclass(frozen=True)
 class SpeechAudit:
-    """What the attacks found. `missing` says what could not be tried, and why."""
+    """What the attacks found. `promised` is the ledger's ε of these rounds; `missing` is what could not be tried."""
 
     rounds: int
     promised: float
@@ -43,6 +44,7 @@ class SpeechAudit:
     def as_json(self) -> dict[str, Any]:
         return {
             "rounds": self.rounds,
+            "promised": self.promised if math.isfinite(self.promised) else None,
             "membership": None if self.membership is None else self.membership.as_json(),
             "exposure": [one.as_json() for one in self.exposures],
             "missing": self.missing,
@@ -107,7 +109,7 @@ def audit_speech(
         )
         before, after = _models(found)
         told = () if store is None else _exposed(before, after, store, seed=seed)
-    members, strangers = _people(found, recipe, seed=seed)
+    members, strangers = _people(found, seed=seed)
     known: Membership | None = None
     if len(strangers) < 2 or len(members) < 2:
         missing["membership"] = "nobody of the same store is left whom training never heard"
@@ -152,7 +154,7 @@ def _utterances(store: Store, split: str) -> tuple[int, int]:
 Rows = list[NDArray[np.int64]]
 
 
-def _people(found: Gathered, recipe: Recipe, *, seed: int) -> tuple[Rows, Rows]:
+def _people(found: Gathered, *, seed: int) -> tuple[Rows, Rows]:
     """Utterances of some who take part, and of some of the same store who were held out from all training."""
     places, rng = found.places, stream(seed, "attacked")
     order = rng.permutation(len(found.population))[:MOST_PEOPLE]
