@@ -16,10 +16,12 @@ import torch
 
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
 from sottovoce.config.smoke import smoke
+from sottovoce.reporting.records import read_run
 from sottovoce.training.keeper import Report
+from sottovoce.training.run_folder import NO_EPSILON
 from sottovoce.training.seeding import find_seed
 from sottovoce.training.smoke_runs import run_smoke
-from sottovoce.training.stages import NO_EPSILON, Surroundings, folder_of
+from sottovoce.training.stages import Surroundings, folder_of
 
 
 def without_numbers(settings: Any) -> Any:
@@ -112,3 +114,8 @@ def test_no_epsilon_is_told_that_is_not_the_recipes(changes: list[str], around: 
     assert not [line for line in said if "ε" in line or "δ" in line or "epsilon" in line]
     assert reports
     assert all(report.epsilon is None for report in reports)
+    (kept,) = (tmp_path / "runs").iterdir()
+    run = read_run("private", kept)
+    assert run.promise is not None
+    assert run.promise.words is None
+    assert run.privacy["epsilon_rdp"] is None

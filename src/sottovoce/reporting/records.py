@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from sottovoce.errors import InputError
 from sottovoce.models.family import DEFAULT, Family, Place, find_family
 from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
+from sottovoce.privacy.events import NoGuarantee, repeated
 from sottovoce.privacy.ledger import LedgerReport
 from sottovoce.privacy.promise import Promise, figures, promise_of
 from sottovoce.reporting.archives import as_typed, open_path
@@ -22,11 +23,23 @@ from sottovoce.training.run_folder import (
     ENVIRONMENT,
     LEDGER,
     METRICS,
+    NO_EPSILON,
     POPULATION,
     RESULTS,
+    STAND_IN,
 )
 
 Record = Mapping[str, Any]
+
+# What a step on a stand-in says of its privacy, which is not the recipe's.
+OF_STAND_IN = ("useful", "extrapolated", "scaled")
+NOT_SAID: Record = {
+    "guarantee": f"no guarantee: {NO_EPSILON}",
+    "epsilon_pld": None,
+    "epsilon_pld_reason": NO_EPSILON,
+    "epsilon_rdp": None,
+    "spent": {"epsilon_pld": None, "epsilon_rdp": None},
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,8 @@ class RunRecord:
     def privacy(self) -> Record:
         """What the finished run said of its privacy; of an older run that stopped early, what it had promised."""
         said: Record = self.results.get("privacy") or {}
+        if said and self.is_stand_in:
+            return {name: value for name, value in said.items() if name not in OF_STAND_IN} | NOT_SAID
         if not said or "promised_steps" in said or self.promise is None or self.promise.steps == self.promise.made:
             return said
         assert self.ledger is not None
@@ -84,7 +99,13 @@ class RunRecord:
         """What it promised, finished or not; None without a ledger that holds."""
         if self.ledger is None or self.ledger.report is None:
             return None
-        return promise_of(self.ledger.report, central_steps=self.federation.get("steps"))
+        made = promise_of(self.ledger.report, central_steps=self.federation.get("steps"))
+        return replace(made, event=repeated(NoGuarantee(NO_EPSILON), made.steps)) if self.is_stand_in else made
+
+    @property
+    def is_stand_in(self) -> bool:
+        """One step with other people and other noise than the recipe's (`--smoke`): its ε is nobody's."""
+        return bool(self.environment.get(STAND_IN))
 
     @property
     def tests(self) -> Mapping[str, Record]:

@@ -37,6 +37,8 @@ ENGINE, POPULATION = "engine.json", "population.json"
 
 ONE_TIME = 315_532_800  # 1980 begins: the first moment that a zip file can hold
 
+STAND_IN = "stand_in"
+NO_EPSILON = "people and noise are the stand-in's, not the recipe's: what they would promise is not said"
 COMMIT = "SOTTOVOCE_COMMIT"  # an environment variable, for sources that came without their history
 
 
@@ -105,12 +107,19 @@ def _step_of(line: str) -> int | None:
 
 @contextmanager
 def open_run(
-    path: Path, *, config: str, inputs: Mapping[str, Any], resume: bool, keeps_times: bool = True
+    path: Path,
+    *,
+    config: str,
+    inputs: Mapping[str, Any],
+    resume: bool,
+    keeps_times: bool = True,
+    stand_in: bool = False,
 ) -> Iterator[RunFolder]:
     """Open `path` for a run with `config` (YAML): a new folder, or with `resume` the folder of the same run.
 
     `inputs` is what the run depends on besides: a store may have been made anew since. A folder that holds another
     run, or is in use, is refused. Unless it `keeps_times`, all files have one when it is closed (`hide_times`).
+    A `stand_in` says so in its environment: people and noise are not the recipe's.
     """
     known = path / CONFIG
     if path.exists() and not path.is_dir():
@@ -136,7 +145,7 @@ def open_run(
         else:
             write_json(path / INPUTS, inputs)
         try:
-            write_json(path / ENVIRONMENT, environment())
+            write_json(path / ENVIRONMENT, environment() | ({STAND_IN: True} if stand_in else {}))
             yield RunFolder(path)
         finally:
             if not keeps_times:

@@ -41,7 +41,7 @@ from sottovoce.training.keeper import INTERRUPTED, Ended, Report, Say
 from sottovoce.training.marks import check_resumable
 from sottovoce.training.places import Places
 from sottovoce.training.privacy_report import privacy_report, promise_in
-from sottovoce.training.run_folder import POPULATION, RESULTS, RunFolder, open_run
+from sottovoce.training.run_folder import NO_EPSILON, POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.seeding import (
     Seed,
     check_evaluated,
@@ -67,8 +67,6 @@ from sottovoce.training.team import Team
 from sottovoce.training.testing import score_models
 from sottovoce.training.trained_part import communication, describe_part, trained_part
 from sottovoce.users.population import Population
-
-NO_EPSILON = "people and noise are the stand-in's, not the recipe's: what they would promise is not said"
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,7 @@ def _open_folder(
     inputs: Mapping[str, Any],
     resume: bool,
     processes: Processes,
+    stand_in: bool,
     is_release: bool = False,
 ) -> Iterator[RunFolder]:
     """The run's folder, which the first process holds. One that is refused is refused to all."""
@@ -144,7 +143,12 @@ def _open_folder(
             run = RunFolder(out)
             if processes.first:
                 opening = open_run(
-                    out, config=as_yaml(recipe), inputs=inputs, resume=resume, keeps_times=not is_release
+                    out,
+                    config=as_yaml(recipe),
+                    inputs=inputs,
+                    resume=resume,
+                    keeps_times=not is_release,
+                    stand_in=stand_in,
                 )
                 run = held.enter_context(opening)
                 if recipe.federation is not None:
@@ -222,7 +226,8 @@ def _run_central(recipe: Recipe, *, out: Path, resume: bool, around: Surrounding
         return _finish(run, {"model": dict(best.about), "test": tested})
 
     inputs = {**places.digests(), "tokens digest": tokens.digest, "number of processes": processes.world}
-    with _open_folder(out, recipe, inputs=inputs, resume=resume, processes=processes) as run:
+    opening = _open_folder(out, recipe, inputs=inputs, resume=resume, processes=processes, stand_in=around.stand_in)
+    with opening as run:
         return _known(run, processes) or go(run)
 
 
@@ -332,7 +337,16 @@ def _run_federated(
         )
 
     is_release = plan.settings.mode is Mode.SECURE
-    with _open_folder(out, recipe, inputs=inputs, resume=resume, processes=processes, is_release=is_release) as run:
+    opening = _open_folder(
+        out,
+        recipe,
+        inputs=inputs,
+        resume=resume,
+        processes=processes,
+        stand_in=around.stand_in,
+        is_release=is_release,
+    )
+    with opening as run:
         if (known := _known(run, processes)) is not None:
             return known
         if not processes.first:
