@@ -78,7 +78,8 @@ def run(
     if smoke:
         with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
             run_smoke(recipe, experiment, out=out, around=around)
-        stdout.print(f"{recipe}: one step of it runs", highlight=False)
+        shown = "" if out is None else f"; sottovoce report {out} shows what it writes down"
+        stdout.print(f"{recipe}: one step of it runs{shown}", highlight=False, markup=False)
         return
     folder = out or folder_of(recipe, runs)
     label = label_of(recipe, out)
