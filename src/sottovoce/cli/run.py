@@ -184,6 +184,7 @@ def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str
     if quietly:
         return
     print_result(report)
+    stdout.print(report.verdict, highlight=False, soft_wrap=True, style="bold")
     for table in report.tables_below:
         print_wide(for_terminal(table))
     for line in report.together:

@@ -21,6 +21,7 @@ from sottovoce.reporting.drawings import Drawing, titled
 from sottovoce.reporting.dynamics import dynamics_section
 from sottovoce.reporting.gradients import gradient_section
 from sottovoce.reporting.html import Html, Part, Section, render
+from sottovoce.reporting.opening import verdict_section
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.sections import (
     bound_section,
@@ -36,6 +37,7 @@ from sottovoce.reporting.sections import (
     transcript_section,
 )
 from sottovoce.reporting.tables import speaker_table
+from sottovoce.reporting.verdict import Verdict, verdicts
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,13 @@ def build_report(
     together: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Report:
-    """Put the report of `runs` together.
+    """Put the report of `runs` together: the verdict on them first.
 
-    `headline` is the table it opens with, `differences` which of its runs are told apart, `together` what its runs
+    `headline` is the table that follows, `differences` which of its runs are told apart, `together` what its runs
     promise together, `notes` what must be said of them.
     """
     assert runs
+    judged = verdicts(runs)
     makers: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
         settings_section,
         learning_section,
@@ -97,7 +100,11 @@ def build_report(
         title=title,
         lead=_lead(runs, title),
         alarms=tuple(f"{run.label}: {run.unsound}" for run in runs if run.unsound),
-        sections=(_headline(runs, headline, differences, together, notes), *made),
+        sections=(
+            verdict_section(judged),
+            _headline(runs, judged, headline=headline, differences=differences, together=together, notes=notes),
+            *made,
+        ),
         extra_tables=() if found is None else (found,),
     )
 
@@ -134,6 +141,8 @@ def _lead(runs: Sequence[RunRecord], title: str) -> str:
 
 def _headline(
     runs: Sequence[RunRecord],
+    judged: Sequence[Verdict],
+    *,
     headline: Table | None,
     differences: Table | None,
     together: Sequence[str],
@@ -141,7 +150,7 @@ def _headline(
 ) -> Section:
     parts: list[Part] = []
     if len(runs) == 1 and runs[0].tests:
-        parts.append(Html(_key_figures(runs[0])))
+        parts.append(Html(_key_figures(runs[0], judged[0])))
     if headline is not None and headline.rows:
         parts.append(headline)
     if differences is not None:
@@ -189,7 +198,7 @@ def _chosen_on(run: RunRecord) -> str:
     return ""
 
 
-def _key_figures(run: RunRecord) -> str:
+def _key_figures(run: RunRecord, judged: Verdict) -> str:
     """The numbers that everybody asks for first."""
     assert run.headline_test is not None
     cells = [_first_figure(run, run.headline_test)]
@@ -211,8 +220,7 @@ def _key_figures(run: RunRecord) -> str:
             cells.append(("population for ε ≤ 8", integer(useful["population_size"]), needs))
         elif useful:
             cells.append(("population for ε ≤ 8", NOTHING, "no population is large enough for this recipe"))
-        kind = ("release", "secure randomness") if run.is_release else ("simulated", "seeded: not a release")
-        cells.append(("status", *kind))
+        cells.append(("status", *judged.status))
     items = "".join(
         f'<div><dt>{escape(term)}</dt><dd class="large">{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'
         for term, value, note in cells

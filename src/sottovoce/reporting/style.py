@@ -35,6 +35,15 @@ nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; list-style: none; m
 .key dt { font-size: .85rem; color: var(--quiet); }
 .key dd { margin: 0; }
 .key .large { font-size: 1.55rem; font-weight: 600; line-height: 1.3; font-variant-numeric: tabular-nums; }
+.verdict { border: 1px solid var(--line); border-left: 5px solid var(--quiet); border-radius: .4rem; background: var(--panel);
+           padding: 1rem 1.25rem; margin: 1rem 0; }
+.verdict.release { border-left-color: var(--heard); }
+.verdict.weak, .verdict.simulation { border-left-color: var(--lost); }
+.verdict.nothing, .verdict.not-private, .verdict.unsound { border-left-color: var(--alarm); }
+.verdict-headline { font-size: 1.2rem; font-weight: 600; line-height: 1.4; margin: 0 0 .8rem; max-width: 48rem; }
+.verdict dl { display: grid; grid-template-columns: 11rem minmax(0, 1fr); gap: .6rem 1.25rem; margin: 0; }
+.verdict dt { color: var(--quiet); font-size: .9rem; padding-top: .1rem; }
+.verdict dd { margin: 0; max-width: 44rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(24rem, 100%), 1fr)); gap: 1.75rem 2rem;
            margin: 1.25rem 0; }
 figure { margin: 0; min-width: 0; }
@@ -66,7 +75,8 @@ del { color: var(--lost); text-decoration: line-through; }
 ins { color: var(--heard); text-decoration: underline; text-underline-offset: .2em; margin-left: .25em; }
 del + ins { margin-left: .3em; }
 footer { padding-top: 2rem; padding-bottom: 3rem; }
-@media (max-width: 40rem) { table { font-size: .82rem; } th, td { padding-right: .6rem; } .words { min-width: 5rem; } }
+@media (max-width: 40rem) { table { font-size: .82rem; } th, td { padding-right: .6rem; } .words { min-width: 5rem; }
+  .verdict dl { grid-template-columns: minmax(0, 1fr); gap: 0; } .verdict dd { margin: 0 0 .7rem; } }
 @media print { nav { display: none; } section { break-inside: avoid; } }
 """
 

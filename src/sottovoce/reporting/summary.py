@@ -22,6 +22,7 @@ from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
 from sottovoce.reporting.tables import PAPER_WER, paper_tables
+from sottovoce.reporting.verdict import told_together, verdicts
 from sottovoce.training.run_folder import RESULTS, hide_times
 from sottovoce.training.trained_part import told_bytes
 
@@ -37,7 +38,8 @@ BRIEFLY = {EPSILON: "ε here\n(PLD / RDP)", POPULATION: "population\nfor ε ≤ 
 class Summary:
     """The report of some runs, and where its page lies. `together` is what they promise to somebody in all of them.
 
-    `tables` are those of a paper, with its numbers beside ours. `differences` says which runs are told apart.
+    `tables` are those of a paper, with its numbers beside ours. `differences` says which runs are told apart. `verdict`
+    is what ε is worth, in a few sentences.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class Summary:
     together: tuple[str, ...] = ()
     tables: tuple[Cells, ...] = ()
     differences: Cells | None = None
+    verdict: str = ""
 
     def report(self, records: Sequence[RunRecord], *, title: str) -> Report:
         """The page that opens with it."""
@@ -122,7 +125,15 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     summary = summarise(records, path=out / REPORT)
     write_page(summary.path, summary.report(records, title=title))
     tables = [(table.title, *_aligned((table.headings, *table.rows)), table.note, "") for table in summary.tables_below]
-    lines = [title, "", *_aligned((summary.headings, *summary.rows)), "", *(line for table in tables for line in table)]
+    lines = [
+        title,
+        "",
+        summary.verdict,
+        "",
+        *_aligned((summary.headings, *summary.rows)),
+        "",
+        *(line for table in tables for line in table),
+    ]
     lines += [*summary.together, *summary.notes]
     with written_atomically(out / TEXT) as file:
         file.write(("\n".join(lines) + "\n").encode())
@@ -154,6 +165,7 @@ def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
         together=together(records),
         tables=_of_papers(runs),
         differences=difference_table(runs, start=START),
+        verdict=told_together(verdicts(records)),
     )
 
 

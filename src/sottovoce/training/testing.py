@@ -10,6 +10,7 @@ from typing import Any
 
 from sottovoce.config import Recipe, SyntheticCorpus
 from sottovoce.evaluation.evaluate import Selection, score, select
+from sottovoce.evaluation.gaps import WORST_GROUP, worst_group
 from sottovoce.evaluation.losses import as_json, usable_speech
 from sottovoce.evaluation.paired import LESS_START, difference
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS
@@ -36,8 +37,8 @@ def score_models(
 
     Of a release it names nobody, quotes nobody and counts nobody's words, and a group has at least five people: those
     who hold the corpus can look people up by each of these. Nobody can pair such results by speaker any more, so that
-    of the first model it says how far it is from the second, which it started from. One person has one pseudonym in
-    all that is returned. Of models that write nothing down it says their loss, and what else they are measured by.
+    of the first model it says how far it is from the second, which it started from, and of each which group it
+    understands worst. One person has one pseudonym in all that is returned. Of models that write nothing down it says their loss, and what else they are measured by.
     """
     if any(model.family.recognition is None for model in models):
         return [_measure_model(model, tests, team) for model in models]
@@ -46,6 +47,9 @@ def score_models(
         for first, second in pairwise(found):
             for name, test in first.items():
                 test[LESS_START] = difference(test, second[name]).in_brief()
+        for test in (test for tested in found for test in tested.values()):
+            if (gap := worst_group(test)) is not None:
+                test[WORST_GROUP] = gap.as_json()
         hide_names([test for tested in found for test in tested.values()])
     return found
 

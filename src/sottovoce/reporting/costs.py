@@ -1,0 +1,109 @@
+"""What a run's privacy costs: its error rate beside the same run without noise, or beside its start; and who pays."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sottovoce.evaluation.gaps import WORST_GROUP, Gap, gap_from_json, worst_group
+from sottovoce.evaluation.paired import LESS_START, difference, why_not
+from sottovoce.evaluation.paired_table import between, points
+from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.reporting.cells import percent
+from sottovoce.reporting.records import RunRecord
+
+START = "the model it started from"
+# Of a recipe's privacy: what two runs may differ in that are the same but for noise.
+NOISE = (
+    "noise_multiplier",
+    "sigma_dp",
+    "target_epsilon",
+    "accountant",
+    "epsilon_budget",
+    "delta",
+    "extrapolate",
+    "mode",
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The error rate on `test`, and how far it is from `base`'s, paired by speaker; None where nothing is beside it."""
+
+    test: str
+    wer: float
+    base: str | None = None
+    difference: float | None = None
+    interval: Interval | None = None
+
+    @property
+    def words(self) -> str:
+        told = f"Word error rate on {self.test}: {percent(self.wer)}"
+        if self.base is None or self.difference is None:
+            return f"{told}."
+        by = f"{points(self.difference)} points beside {self.base}"
+        if self.interval is None:
+            return f"{told}, {by}; too few speakers for an interval."
+        low, high = self.interval
+        meaning = "fewer errors" if high < 0 else "more errors" if low > 0 else "not told apart"
+        return f"{told}, {by} (95 % interval {between(self.interval)}, paired by speaker): {meaning}."
+
+    def as_json(self) -> dict[str, Any]:
+        beside = {"beside": self.base, "difference": self.difference, "difference_interval": self.interval}
+        return {"test": self.test, "wer": self.wer} | ({} if self.base is None else beside)
+
+
+def cost_of(run: RunRecord, runs: Sequence[RunRecord]) -> Cost | None:
+    """Beside the same run without noise, where `runs` has one with the same test speakers; else beside its start."""
+    name = run.headline_test
+    test = {} if name is None else run.tests[name]
+    if name is None or "wer" not in test:
+        return None
+    for other in runs:
+        if _is_noiseless_twin(other, run) and not why_not(test, theirs := other.tests.get(name, {})):
+            found = difference(test, theirs)
+            return Cost(name, test["wer"], f"{other.label}, the same without noise", found.difference, found.interval)
+    if (told := test.get(LESS_START)) is not None:
+        low_high = told["difference_interval"]
+        return Cost(name, test["wer"], START, told["difference"], None if low_high is None else tuple(low_high))
+    start = ((run.results.get("start") or {}).get("test") or {}).get(name, {})
+    if not start or why_not(test, start):
+        return Cost(name, test["wer"])
+    found = difference(test, start)
+    return Cost(name, test["wer"], START, found.difference, found.interval)
+
+
+def gap_of(run: RunRecord) -> Gap | None:
+    """The worst group of the test set that the run is known by, as far as it can be told."""
+    name = run.headline_test
+    test = {} if name is None else run.tests[name]
+    if "wer" not in test:
+        return None
+    return gap_from_json(test[WORST_GROUP]) if WORST_GROUP in test else worst_group(test)
+
+
+def gap_words(gap: Gap | None) -> str:
+    if gap is None:
+        return "Not known: no two groups of at least five test speakers each can be told apart."
+    told = (
+        f"Worst understood of {gap.groups} groups: {gap.fact} {gap.group}, {percent(gap.wer)} against "
+        f"{percent(gap.others_wer)} of everybody else, {points(gap.gap)} points"
+    )
+    held = f"95 % interval {between(gap.interval)}, for all {gap.groups} groups at once"
+    if gap.groups == 1:
+        held = f"95 % interval {between(gap.interval)}"
+    return f"{told} ({held}){'' if gap.interval[0] > 0 else '; chance alone may do that'}."
+
+
+def _is_noiseless_twin(other: RunRecord, run: RunRecord) -> bool:
+    """Whether they are one recipe, of which the other adds no noise and this one does."""
+    if other is run or not (other.is_federated and run.is_federated):
+        return False
+    quiet = other.header.get("plan", {}).get("noise_multiplier") == 0
+    return quiet and run.header.get("plan", {}).get("noise_multiplier") != 0 and _all_else(other) == _all_else(run)
+
+
+def _all_else(run: RunRecord) -> str:
+    own = {name: value for name, value in run.config.items() if name not in ("about", "paper")}
+    private = {name: value for name, value in (run.federation.get("privacy") or {}).items() if name not in NOISE}
+    return json.dumps({**own, "federation": {**run.federation, "privacy": private}}, sort_keys=True, default=str)
