@@ -36,7 +36,15 @@ from sottovoce.reporting.drawings import (
 )
 from sottovoce.reporting.dynamics import dynamics_section
 from sottovoce.reporting.gradients import gradient_section
-from sottovoce.reporting.layers import Kinds, Profile, has_spreads, layer_drawings, norm_profiles, spread_profiles
+from sottovoce.reporting.layers import (
+    Kinds,
+    Profile,
+    has_spreads,
+    layer_drawings,
+    layer_profiles,
+    norm_profiles,
+    spread_profiles,
+)
 from sottovoce.reporting.records import RunRecord
 
 KINDS = find_family(DEFAULT).kinds
@@ -116,7 +124,9 @@ def reported(runs: Sequence[RunRecord], *, drawing: str, name: str) -> Drawing:
     short = [replace(run, label=_short(run)) for run in runs]
     sections = [make(short) for make in (cohort_section, dynamics_section, gradient_section)]
     found = [part for section in sections if section is not None for part in section.all_parts]
-    found += [*learning(short), *(part for run in short[:1] for part in layer_drawings(run, prefix=""))]
+    profiles = [layer_profiles(run) for run in short[:1]]
+    layers = [layer_drawings(short[0], own, prefix="", among=profiles) for own in profiles]
+    found += [*learning(short), *(part for drawings in layers for part in drawings)]
     known = {part.name: part for part in found if isinstance(part, Drawing)}
     if drawing not in known:
         raise InputError(f"drawing={drawing}: expected one that these runs have: {', '.join(known)}")

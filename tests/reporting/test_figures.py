@@ -19,7 +19,7 @@ from sottovoce.reporting.curves import learning
 from sottovoce.reporting.dynamics import dynamics_section, noised_norms
 from sottovoce.reporting.gradients import DEVIATIONS, NORMS, gradient_section, mean_profile
 from sottovoce.reporting.html import Section
-from sottovoce.reporting.layers import layer_drawings, spread_profiles
+from sottovoce.reporting.layers import layer_drawings, layer_profiles, spread_profiles
 from sottovoce.reporting.records import RunRecord, read_run
 from sottovoce.reporting.summary import summarise
 from sottovoce.reporting.tables import bound_tables
@@ -58,7 +58,8 @@ def test_norms_are_drawn_apart_where_spreads_are_known_and_as_ever_where_not(run
     new = read(runs, "noisy")
     old = replace(new, diagnostics=[_without_spreads(record) for record in new.diagnostics])
     drawn = {
-        name: {d.name: d.alt for d in layer_drawings(run, prefix="")} for name, run in (("new", new), ("old", old))
+        name: {d.name: d.alt for d in layer_drawings(run, own := layer_profiles(run), prefix="", among=[own])}
+        for name, run in (("new", new), ("old", old))
     }
     assert "MLP in (w1)" in drawn["new"]["norms-before"]
     assert "norm 2 (ln2)" in drawn["new"]["norms-spread"]

@@ -77,11 +77,12 @@ def names_of(report: Report) -> set[str]:
 
 def test_the_page_of_a_simulation_has_every_chapter_and_its_own_numbers(runs: Path, noisy: Report, page: str) -> None:
     assert [section.anchor for section in noisy.sections] == [
-        *("headline", "settings", "learning", "privacy", "layers", "dynamics", "bound", "people", "transcripts"),
-        *("clients", "speed", "ledger", "paper"),
+        *("verdict", "headline", "settings", "learning", "privacy", "layers", "dynamics", "bound", "people"),
+        *("transcripts", "clients", "speed", "ledger", "paper"),
     ]
     assert names_of(noisy) == LAYERED | OVER_ROUNDS | {
-        *("dev-wer", "loss", "epsilon", "privacy-utility", "speakers-test", "groups-test", "clients", "throughput")
+        *("dev-wer", "loss", "epsilon", "privacy-utility", "epsilon-population", "speakers-test", "groups-test"),
+        *("clients", "throughput"),
     }
     words = words_of(page)
     results = json.loads((runs / "noisy/results.json").read_text())
@@ -109,7 +110,9 @@ def test_a_number_that_nobody_could_check_is_marked(runs: Path) -> None:
 
 def test_a_release_shows_what_it_may_and_says_why_it_shows_no_more(runs: Path) -> None:
     report = reported([runs / "release"])
-    assert names_of(report) == {"dev-wer", "epsilon", "privacy-utility", "trust-ratios", "speakers-test", "groups-test"}
+    assert names_of(report) == {
+        *("dev-wer", "epsilon", "privacy-utility", "epsilon-population", "trust-ratios", "speakers-test", "groups-test")
+    }
     words = text_of(report)
     assert "release secure randomness" in words
     assert "by-products of private data that no ε covers" in words
@@ -117,9 +120,9 @@ def test_a_release_shows_what_it_may_and_says_why_it_shows_no_more(runs: Path) -
     assert "sound" in words
 
 
-def test_central_training_has_nothing_about_privacy(runs: Path) -> None:
+def test_central_training_has_nothing_about_privacy_but_that_it_is_not(runs: Path) -> None:
     report = reported([runs / "central"])
-    anchors = {"headline", "settings", "learning", "gradients", "people", "speed"}
+    anchors = {"verdict", "headline", "settings", "learning", "gradients", "people", "speed"}
     assert {section.anchor for section in report.sections} == anchors
     assert "ε" not in text_of(report)
     assert not any("ε" in drawing.caption for drawing in report.drawings)

@@ -30,7 +30,6 @@ def report(
     from sottovoce.reporting.page import write_figures, write_page, write_tables
     from sottovoce.reporting.records import find_runs, read_run
     from sottovoce.reporting.summary import summarise
-    from sottovoce.reporting.verdict import verdicts
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"out={out}: expected a file name that ends in .html")
@@ -51,7 +50,7 @@ def report(
         print_json(
             {
                 "runs": {label: as_typed(str(folder)) for label, folder in folders.items()},
-                "verdicts": {one.label: one.as_json() for one in verdicts(records)},
+                "verdicts": {one.label: one.as_json() for one in summary.verdicts},
                 "together": list(summary.together),
                 "written": list(map(str, written)),
                 "not_sound": {record.label: record.unsound for record in records if record.unsound},

@@ -27,7 +27,7 @@ WORST_GROUP = "worst_group"  # in a release's results: nobody can find it there 
 class Gap:
     """How much more often than everybody else one group is misheard, of `groups` that have enough people.
 
-    The interval holds for all of them at once, 95 % of the time.
+    The interval holds for all of them at once, 95 % of the time; None where nobody's words were counted.
     """
 
     fact: str
@@ -35,7 +35,7 @@ class Gap:
     groups: int
     wer: float
     others_wer: float
-    interval: Interval
+    interval: Interval | None
 
     @property
     def gap(self) -> float:
@@ -48,6 +48,29 @@ class Gap:
 def gap_from_json(told: Record) -> Gap:
     low, high = told["interval"]
     return Gap(**{name: told[name] for name in ("fact", "group", "groups", "wer", "others_wer")}, interval=(low, high))
+
+
+def worst_by_totals(test: Record) -> Gap | None:
+    """The same without an interval, of results that count words by group alone: older releases, and runs in brief."""
+    if not test.get("groups"):
+        return None
+    everybody = _totals(test)
+    gaps = []
+    for fact, groups in test["groups"].items():
+        for value, group in groups.items():
+            words, wrong = _totals(group)
+            others = everybody[0] - words, everybody[1] - wrong
+            enough = min(group["speakers"], test["speakers"] - group["speakers"]) >= FEWEST_SPEAKERS
+            if value not in (OTHERS, UNKNOWN) and enough and words and others[0]:
+                gaps.append((fact, value, wrong / words, others[1] / others[0]))
+    if not gaps:
+        return None
+    fact, value, wer, others_wer = max(gaps, key=lambda gap: gap[2] - gap[3])
+    return Gap(fact, value, groups=len(gaps), wer=wer, others_wer=others_wer, interval=None)
+
+
+def _totals(counted: Record) -> tuple[int, int]:
+    return counted["words"], sum(counted[name] for name in ("substitutions", "deletions", "insertions"))
 
 
 def worst_group(test: Record, *, seed: int = 1) -> Gap | None:

@@ -4,12 +4,14 @@ Let P be what is released with the person and Q without. A guess is a set of out
 right with probability P(yes) about those who are in, and wrong with α = Q(yes) about those who are not. For every ε the
 events' own δ(ε) bounds both directions, P(yes) ≤ e^ε·Q(yes) + δ(ε) and Q(no) ≤ e^ε·P(no) + δ(ε), and so
 
-    found(α)   P(yes) ≤ min over ε of  e^ε·α + δ(ε)  and  1 − e^−ε·(1 − α − δ(ε))
-    right      of guesses about somebody who is in as often as not, ½·P(yes) + ½·Q(no) ≤ min over ε of (e^ε + δ)/(1 + e^ε)
+    found   of those who are in, by who says yes to α of the others: P(yes) is at most the least over ε of
+            e^ε·α + δ(ε) and of 1 − e^−ε·(1 − α − δ(ε))
+    right   of guesses about somebody who is in as often as not: ½·P(yes) + ½·Q(no) is at most the least over ε of
+            (e^ε + δ(ε))/(1 + e^ε)
 
-The sum of both directions gives the second (Kairouz, Oh, Viswanath 2015). At ε = 0 it is (1 + δ(0))/2, where δ(0) is the
-total variation between P and Q: no guess does better, and the best one does as well. A single pair (ε, δ) says far
-less: ε = 8 alone allows 99.97 right guesses of 100, where a Gaussian mechanism with that ε may allow 75.
+The sum of both directions gives the second (Kairouz, Oh, Viswanath 2015). At ε = 0 it is (1 + δ(0))/2, where δ(0) is
+the total variation between P and Q: no guess does better, and the best one does as well. A single pair (ε, δ) says far
+less: ε = 8 alone allows 99.97 right guesses in 100, a Gaussian mechanism with ε = 8 at δ = 10⁻⁶ no more than 77.8.
 
 Odds: but for an event of probability δ, all that is released changes the odds of the two by e^ε at most, whatever they
 were: every (ε, δ)-private pair can be had from one that tells all with probability δ and otherwise flips a coin with
@@ -39,8 +41,8 @@ _POINTS = 400
 class Odds:
     """The most that anybody can do who tries to tell whether one person is in it; 1.0 is every time.
 
-    `right` of guesses about somebody who is in as often as not, where a coin is right half of the time. `found` of those
-    who are in, by who is wrong about `FALSE_ALARMS` of the others.
+    `right` of guesses about somebody who is in as often as not, where a coin is right half of the time. `found` of
+    those who are in, by who is wrong about `FALSE_ALARMS` of the others.
     """
 
     right: float

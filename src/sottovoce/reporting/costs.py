@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.evaluation.gaps import WORST_GROUP, Gap, gap_from_json, worst_group
+from sottovoce.evaluation.gaps import WORST_GROUP, Gap, gap_from_json, worst_by_totals, worst_group
 from sottovoce.evaluation.paired import LESS_START, difference, why_not
 from sottovoce.evaluation.paired_table import between, points
 from sottovoce.evaluation.per_speaker import Interval
 from sottovoce.reporting.cells import percent
 from sottovoce.reporting.records import RunRecord
 
-START = "the model it started from"
+START = "start"
 # Of a recipe's privacy: what two runs may differ in that are the same but for noise.
 NOISE = (
     "noise_multiplier",
@@ -28,7 +28,10 @@ NOISE = (
 
 @dataclass(frozen=True)
 class Cost:
-    """The error rate on `test`, and how far it is from `base`'s, paired by speaker; None where nothing is beside it."""
+    """The error rate on `test`, and how far it is from another's, paired by speaker; None where nothing is beside it.
+
+    `base` is that of a run without noise, by its label, or of the start.
+    """
 
     test: str
     wer: float
@@ -41,7 +44,8 @@ class Cost:
         told = f"Word error rate on {self.test}: {percent(self.wer)}"
         if self.base is None or self.difference is None:
             return f"{told}."
-        by = f"{points(self.difference)} points beside {self.base}"
+        beside = "the model it started from" if self.base == START else f"{self.base}, the same without noise"
+        by = f"{points(self.difference)} points beside {beside}"
         if self.interval is None:
             return f"{told}, {by}; too few speakers for an interval."
         low, high = self.interval
@@ -62,7 +66,7 @@ def cost_of(run: RunRecord, runs: Sequence[RunRecord]) -> Cost | None:
     for other in runs:
         if _is_noiseless_twin(other, run) and not why_not(test, theirs := other.tests.get(name, {})):
             found = difference(test, theirs)
-            return Cost(name, test["wer"], f"{other.label}, the same without noise", found.difference, found.interval)
+            return Cost(name, test["wer"], other.label, found.difference, found.interval)
     if (told := test.get(LESS_START)) is not None:
         low_high = told["difference_interval"]
         return Cost(name, test["wer"], START, told["difference"], None if low_high is None else tuple(low_high))
@@ -79,7 +83,7 @@ def gap_of(run: RunRecord) -> Gap | None:
     test = {} if name is None else run.tests[name]
     if "wer" not in test:
         return None
-    return gap_from_json(test[WORST_GROUP]) if WORST_GROUP in test else worst_group(test)
+    return gap_from_json(test[WORST_GROUP]) if WORST_GROUP in test else worst_group(test) or worst_by_totals(test)
 
 
 def gap_words(gap: Gap | None) -> str:
@@ -89,10 +93,11 @@ def gap_words(gap: Gap | None) -> str:
         f"Worst understood of {gap.groups} groups: {gap.fact} {gap.group}, {percent(gap.wer)} against "
         f"{percent(gap.others_wer)} of everybody else, {points(gap.gap)} points"
     )
-    held = f"95 % interval {between(gap.interval)}, for all {gap.groups} groups at once"
-    if gap.groups == 1:
-        held = f"95 % interval {between(gap.interval)}"
-    return f"{told} ({held}){'' if gap.interval[0] > 0 else '; chance alone may do that'}."
+    if gap.interval is None:
+        return f"{told}; without an interval, since nobody’s words were counted."
+    at_once = f", for all {gap.groups} groups at once" if gap.groups > 1 else ""
+    chance = "" if gap.interval[0] > 0 else "; chance alone may do that"
+    return f"{told} (95 % interval {between(gap.interval)}{at_once}){chance}."
 
 
 def _is_noiseless_twin(other: RunRecord, run: RunRecord) -> bool:

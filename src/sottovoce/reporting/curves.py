@@ -26,11 +26,12 @@ def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
     steps = _steps(runs)
     losses = {run.label: series(run.diagnostics or run.metrics, "loss") for run in runs}
     private = any(run.is_federated for run in runs)
+    top = rate_top(runs)
     found = []
     for measure in MEASURES.values():
         scores = {run.label: series(run.metrics, measure.key("dev")) for run in runs}
         if any(scores.values()):
-            found.append(_scored(measure, scores, steps=steps))
+            found.append(_scored(measure, scores, steps=steps, top=top))
     accuracies = {run.label: series(run.metrics, "dev_accuracy") for run in runs}
     if any(accuracies.values()):
         found.append(
@@ -43,7 +44,7 @@ def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
                 lambda: _lines(accuracies, x=steps, y="contrastive accuracy, dev", finish=_as_percents),
             )
         )
-    found += _tested_along(runs)
+    found += _tested_along(runs, top=top)
     if any(losses.values()):
         found.append(
             Drawing(
@@ -58,7 +59,15 @@ def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
     return found
 
 
-def _tested_along(runs: Sequence[RunRecord]) -> list[Drawing]:
+def rate_top(runs: Sequence[RunRecord]) -> float | None:
+    """Where axes of word error rates over rounds and over ε end: all at one place, to be looked at side by side."""
+    dev = [rate for run in runs for _, rate in series(run.metrics, WER.key("dev"))]
+    along = [rate for run in runs for record in run.metrics for rate in (record.get("test_wer") or {}).values()]
+    rates = [rate for rate in (*dev, *along) if _is_number(rate)]
+    return 1.05 * max(rates) if rates and max(rates) > 0 else None
+
+
+def _tested_along(runs: Sequence[RunRecord], *, top: float | None) -> list[Drawing]:
     """The test sets over the rounds, of runs that were asked for it; not the set that models are chosen on."""
     along = {run.label: [r for r in run.metrics if r.get("test_wer")] for run in runs}
     names = dict.fromkeys(name for records in along.values() for record in records for name in record["test_wer"])
@@ -76,28 +85,29 @@ def _tested_along(runs: Sequence[RunRecord]) -> list[Drawing]:
                 f"Word error rate on {name} (the paper's Figures 11 and 12). Nothing was chosen by it: the model that "
                 "was kept is the one that was best on the dev speakers.",
                 told_ends(f"Word error rate on {name}", rates, as_percent=True),
-                partial(_lines, rates, x="rounds", y=f"word error rate, {name}", finish=_as_percents),
+                partial(_lines, rates, x="rounds", y=f"word error rate, {name}", finish=partial(_as_percents, top=top)),
             )
         )
     return found
 
 
-def _scored(measure: Measure, scores: dict[str, Points], *, steps: str) -> Drawing:
+def _scored(measure: Measure, scores: dict[str, Points], *, steps: str, top: float | None) -> Drawing:
     is_rate = measure.is_rate
+    finish = partial(_as_percents, top=top if measure is WER else None) if is_rate else _from_zero
     return Drawing(
         f"dev-{measure.name}",
         f"{'Error' if is_rate else 'Loss'} on speakers who are not trained on",
         f"{measure.in_full.capitalize()} of the dev speakers, by whom the model was chosen, over {steps}. "
         "Lower is better; the first point is the start.",
         told_ends(f"Dev {measure.in_full}", scores, as_percent=is_rate),
-        lambda: _lines(scores, x=steps, y=f"{measure.in_full}, dev", finish=_as_percents if is_rate else _from_zero),
+        lambda: _lines(scores, x=steps, y=f"{measure.in_full}, dev", finish=finish),
     )
 
 
 def privacy(runs: Sequence[RunRecord]) -> list[Drawing]:
     """ε over rounds, and what each ε has bought."""
     spent = {run.label: series(run.metrics, "epsilon") for run in runs}
-    found = []
+    found, top = [], rate_top(runs)
     if any(spent.values()):
         found.append(
             Drawing(
@@ -112,12 +122,13 @@ def privacy(runs: Sequence[RunRecord]) -> list[Drawing]:
     for measure in MEASURES.values():
         bought = {run.label: _utility(run.metrics, measure) for run in runs}
         if any(bought.values()):
-            found.append(_bought(measure, bought))
+            found.append(_bought(measure, bought, top=top))
     return found
 
 
-def _bought(measure: Measure, bought: dict[str, Points]) -> Drawing:
+def _bought(measure: Measure, bought: dict[str, Points], *, top: float | None) -> Drawing:
     is_rate, what = measure.is_rate, f"Dev {measure.in_full}"
+    finish = partial(_epsilon_and_percents, top=top if measure is WER else None) if is_rate else _epsilon_and_numbers
     return Drawing(
         "privacy-utility" if measure is WER else f"privacy-{measure.name}",
         "Privacy against utility",
@@ -129,7 +140,7 @@ def _bought(measure: Measure, bought: dict[str, Points]) -> Drawing:
             bought,
             x="ε (RDP)",
             y=f"{measure.in_full}, dev",
-            finish=_epsilon_and_percents if is_rate else _epsilon_and_numbers,
+            finish=finish,
         ),
     )
 
@@ -196,8 +207,8 @@ def _from_zero(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(plain_numbers())
 
 
-def _as_percents(axes: Axes) -> None:
-    axes.set_ylim(0, None)
+def _as_percents(axes: Axes, *, top: float | None = None) -> None:
+    axes.set_ylim(0, top)
     axes.yaxis.set_major_formatter(percents())
 
 
@@ -207,8 +218,8 @@ def _logarithmic_epsilon_y(axes: Axes) -> None:
     label_decades(axes.yaxis)
 
 
-def _epsilon_and_percents(axes: Axes) -> None:
-    _as_percents(axes)
+def _epsilon_and_percents(axes: Axes, *, top: float | None = None) -> None:
+    _as_percents(axes, top=top)
     _logarithmic_epsilon_x(axes)
 
 

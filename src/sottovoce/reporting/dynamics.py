@@ -26,7 +26,10 @@ NOISED = "pseudo_gradient_noised"
 
 @dataclass(frozen=True)
 class _Quantity:
-    """What is drawn: a number of a round's diagnostics, and the one beside it that says how clients differ."""
+    """What is drawn: a number of a round's diagnostics, and the one beside it that says how clients differ.
+
+    Those of one `scale` are before and after the same thing, and have the same axis.
+    """
 
     key: str
     name: str
@@ -34,6 +37,7 @@ class _Quantity:
     axis: str
     caption: str
     spread: str = ""
+    scale: str = ""
 
 
 QUANTITIES = (
@@ -52,15 +56,17 @@ QUANTITIES = (
         "norm of clients' updates",
         "Norm of a client's update before clipping, mean over the cohort.",
         "norm_std",
+        "updates",
     ),
     _Quantity(
         "norm_after",
         "updates-after",
         "Updates after clipping",
         "norm after clipping",
-        "The same after clipping: at most the bound. With a bound on each layer it is mostly less, because layers "
-        "below theirs leave some of it unused.",
+        "The same after clipping, on the same scale: at most the bound. With a bound on each layer it is mostly "
+        "less, because layers below theirs leave some of it unused.",
         "norm_after_std",
+        "updates",
     ),
     _Quantity(
         "pseudo_gradient_norm",
@@ -69,13 +75,16 @@ QUANTITIES = (
         "norm before noise",
         "Norm of the clipped updates' mean, which the server's optimiser takes as its gradient. The less clients "
         "agree, the further it lies below the norm of one update.",
+        scale="mean",
     ),
     _Quantity(
         NOISED,
         "pseudo-gradient-noised",
         "The mean update after noise",
         "norm after noise",
-        "The same after noise. Where it lies far above the figure before, most of a round's step is noise.",
+        "The same after noise, on the same scale. Where it lies far above the figure before, most of a round's step is "
+        "noise.",
+        scale="mean",
     ),
 )
 
@@ -98,16 +107,20 @@ def _flattened(kinds: Mapping[str, float | list[float]]) -> list[float]:
     return [norm for one in kinds.values() for norm in (one if isinstance(one, list) else [one])]
 
 
-def _drawing(quantity: _Quantity, runs: Sequence[RunRecord]) -> Drawing | None:
-    lines: dict[str, Points] = {}
-    spreads: dict[str, Points] = {}
-    for run in runs:  # of all runs, so that each keeps its colour
+def _lines(quantity: _Quantity, runs: Sequence[RunRecord]) -> dict[str, Points]:
+    """Of all runs, so that each keeps its colour; nothing of releases."""
+    found = {}
+    for run in runs:
         seen = [] if run.is_release else run.diagnostics
-        is_noised = quantity.key == NOISED
-        lines[run.label] = noised_norms(run.metrics) if is_noised and seen else series(seen, quantity.key)
-        spreads[run.label] = series(seen, quantity.spread)
+        found[run.label] = noised_norms(run.metrics) if quantity.key == NOISED and seen else series(seen, quantity.key)
+    return found
+
+
+def _drawing(quantity: _Quantity, runs: Sequence[RunRecord]) -> Drawing | None:
+    lines = _lines(quantity, runs)
     if not any(lines.values()):
         return None
+    spreads = {run.label: series([] if run.is_release else run.diagnostics, quantity.spread) for run in runs}
     shaded = len([label for label in lines if lines[label]]) <= SHADED and any(spreads.values())
     caption = quantity.caption + (" The band is one standard deviation over clients to either side." if shaded else "")
     return Drawing(
@@ -115,11 +128,17 @@ def _drawing(quantity: _Quantity, runs: Sequence[RunRecord]) -> Drawing | None:
         quantity.title,
         caption,
         told_ends(quantity.title, lines),
-        partial(_figure, lines, spreads if shaded else {}, y=quantity.axis),
+        partial(_figure, lines, spreads if shaded else {}, y=quantity.axis, among=_values_beside(quantity, runs)),
     )
 
 
-def _figure(lines: Mapping[str, Points], spreads: Mapping[str, Points], *, y: str) -> Figure:
+def _values_beside(quantity: _Quantity, runs: Sequence[RunRecord]) -> list[float]:
+    """All that has to fit on its axis: its own values, and those of what it is to be compared with."""
+    alike = [other for other in QUANTITIES if other is quantity or (quantity.scale and other.scale == quantity.scale)]
+    return [value for one in alike for points in _lines(one, runs).values() for _, value in points if value > 0]
+
+
+def _figure(lines: Mapping[str, Points], spreads: Mapping[str, Points], *, y: str, among: Sequence[float]) -> Figure:
     figure, axes = new_axes()
     for pen, (label, points) in zip(pens(list(lines)), lines.items(), strict=True):
         if not points:
@@ -128,12 +147,12 @@ def _figure(lines: Mapping[str, Points], spreads: Mapping[str, Points], *, y: st
         if deviations:
             shade(axes, pen, [(step, value, deviations.get(step, 0.0)) for step, value in points])
         plot(axes, pen, points, marks=False)
-    values = [value for points in lines.values() for _, value in points if value > 0]
-    if values and max(values) > WIDE * min(values):
+    if among and max(among) > WIDE * min(among):
         axes.set_yscale("log")
+        axes.set_ylim(min(among) / 1.5, max(among) * 1.5)
         label_decades(axes.yaxis)
     else:
-        axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * max(values, default=1.0)))  # a level line is not the frame
+        axes.set_ylim(0, 1.15 * max(among, default=1.0))  # a level line is not the frame
         axes.yaxis.set_major_formatter(plain_numbers())
     dress(axes, x="rounds", y=y)
     return figure

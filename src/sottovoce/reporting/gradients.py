@@ -11,7 +11,7 @@ from sottovoce.drawing import COLOURS, INK
 from sottovoce.reporting.cells import Row, Table, number, slugs
 from sottovoce.reporting.drawings import WIDTH, Drawing, bare, data_id, label_decades
 from sottovoce.reporting.html import Fold, Part, Section
-from sottovoce.reporting.layers import Kinds, Profile, kind_order, profile_drawing
+from sottovoce.reporting.layers import Kinds, Limits, Profile, kind_order, limits_of, profile_drawing
 from sottovoce.reporting.records import Record, RunRecord
 
 NORMS, DEVIATIONS = "gradient_norms", "gradient_deviations"
@@ -31,11 +31,13 @@ def gradient_section(runs: Sequence[RunRecord]) -> Section | None:
     if not found:
         return None
     parts: list[Part] = []
+    limits = limits_of(mean_profile(windows, NORMS) for _, windows in found.values())
+    along = limits_of(mean_profile([window], NORMS) for _, windows in found.values() for window in windows)
     for (label, (run, windows)), slug in zip(found.items(), slugs(found).values(), strict=True):
         suffix = "" if len(found) == 1 else f"-{slug}"
         inside: tuple[Part, ...] = (
-            _mean_drawing(windows, run.kinds_apart, name=f"gradients{suffix}"),
-            _along_drawing(windows, run.kinds_apart, name=f"gradients-along{suffix}"),
+            _mean_drawing(windows, run.kinds_apart, name=f"gradients{suffix}", limits=limits),
+            _along_drawing(windows, run.kinds_apart, name=f"gradients-along{suffix}", limits=along),
             Fold("The numbers", (_table(label, windows, run.kinds_apart, name=f"gradients{suffix}"),)),
         )
         parts += inside if len(found) == 1 else [Fold(label, inside, is_open=len(found) <= UNFOLDED)]
@@ -61,17 +63,16 @@ def mean_profile(windows: Sequence[Record], which: str) -> Profile:
     )
 
 
-def _mean_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str) -> Drawing:
+def _mean_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str, limits: Limits | None) -> Drawing:
     caption = (
         "Mean over all steps of training; what is outside the blocks stands before and after them. Where norms of "
         "layers lie far above the matrices', one bound on the whole gradient is theirs alone."
     )
-    return profile_drawing(
-        name, "Gradient norms by layer", mean_profile(windows, NORMS), kinds, y="gradient norm", caption=caption
-    )
+    profile, title = mean_profile(windows, NORMS), "Gradient norms by layer"
+    return profile_drawing(name, title, profile, kinds, y="gradient norm", caption=caption, limits=limits)
 
 
-def _along_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str) -> Drawing:
+def _along_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str, limits: Limits | None) -> Drawing:
     first, last = (mean_profile([window], NORMS) for window in (windows[0], windows[-1]))
     told = [
         f"{kinds.get(kind, kind)} from {fmean(first.blocks[kind]):.3g} to {fmean(last.blocks[kind]):.3g}"
@@ -82,11 +83,11 @@ def _along_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str) -> Dra
         "Gradient norms along the training",
         "One line a layer, the first the faintest. Each point is the mean over the steps since the last evaluation.",
         f"Gradient norms over the steps, mean over layers: {'; '.join(told)}.",
-        partial(_along, windows, kinds),
+        partial(_along, windows, kinds, limits=limits),
     )
 
 
-def _along(windows: Sequence[Record], named: Kinds) -> Figure:
+def _along(windows: Sequence[Record], named: Kinds, *, limits: Limits | None) -> Figure:
     """A panel for each kind that the blocks have, on one scale."""
     kinds = sorted(mean_profile(windows, NORMS).blocks, key=lambda kind: kind_order(kind, named))
     rows = -(-len(kinds) // PANELS)
@@ -104,6 +105,8 @@ def _along(windows: Sequence[Record], named: Kinds) -> Figure:
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
         bare(axes)
+    if limits is not None:
+        panels[0].set_ylim(*limits)
     label_decades(panels[0].yaxis)
     for axes in panels[len(kinds) :]:
         axes.set_visible(False)

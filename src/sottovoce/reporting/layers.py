@@ -1,7 +1,7 @@
 """Updates, noise and steps, layer by layer: the flagship paper's Figure 5 for a run, and what noise makes of it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -15,6 +15,7 @@ from sottovoce.reporting.records import Record, RunRecord
 
 Placing = Callable[[str], Place]
 Kinds = Mapping[str, str]
+Limits = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,52 @@ def trust_profile(metrics: Sequence[Record]) -> Profile:
     return Profile(blocks, outside)
 
 
-def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
-    """The figures of one run; those it has no numbers for are left out. `prefix` begins their names."""
+@dataclass(frozen=True)
+class Profiles:
+    """All that is drawn of one run, over its layers."""
+
+    before: Profile
+    after: Profile
+    spread: Profile
+    noise: Profile
+    trust: Profile
+
+
+def layer_profiles(run: RunRecord) -> Profiles:
+    """What a run has written down of its layers; empty where it has nothing."""
     apart = has_spreads(run.diagnostics)
-    norm_kinds, place = (run.kinds_apart, run.place_apart) if apart else (run.kinds, run.place)
+    place = run.place_apart if apart else run.place
     before, after = norm_profiles(run.diagnostics, place=place)
-    spread = spread_profiles(run.diagnostics, place=place)[0] if apart else Profile({}, {})
-    largest = [max(v for _, _, v in p.rows()) for p in (before, after) if p]
-    smallest = [min((v for _, _, v in p.rows() if v > 0), default=1.0) for p in (before, after) if p]
-    limits = (min(smallest) / 1.5, max(largest) * 1.5) if largest else None
+    return Profiles(
+        before,
+        after,
+        spread_profiles(run.diagnostics, place=place)[0] if apart else Profile({}, {}),
+        noise_profile(run.diagnostics, sizes=run.layer_sizes, place=run.place),
+        trust_profile(run.metrics),
+    )
+
+
+def limits_of(profiles: Iterable[Profile]) -> Limits | None:
+    """The ends of an axis on which all of them fit, with some room; None where there is nothing to draw."""
+    values = [value for profile in profiles for _, _, value in profile.rows() if value > 0]
+    return (min(values) / 1.5, max(values) * 1.5) if values else None
+
+
+def layer_drawings(run: RunRecord, own: Profiles, *, prefix: str, among: Sequence[Profiles]) -> list[Drawing]:
+    """The figures of one run; those it has no numbers for are left out. `prefix` begins their names.
+
+    The same quantity has the same axis in all figures of a page: `among` are the profiles of all runs on it.
+    """
+    norm_kinds = run.kinds_apart if has_spreads(run.diagnostics) else run.kinds
+    norms = limits_of(profile for one in among for profile in (one.before, one.after))
+    noises = limits_of(one.noise for one in among)
+    trusts = limits_of(one.trust for one in among)
     over = "Mean over rounds and clients; what is outside the blocks stands before and after them."
     wanted = (
         (
             "norms-before",
             "Update norms before clipping",
-            before,
+            own.before,
             "norm of a client's update",
             f"{over} A wide gap between the kinds is the imbalance that per-layer clipping is made for (the paper's "
             "Figures 5, 10, 19 and 21 to 23).",
@@ -111,21 +143,21 @@ def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
         (
             "norms-spread",
             "How far clients differ",
-            spread,
+            own.spread,
             "deviation of update norms",
             "Standard deviation of the same norms over rounds and clients, on the same scale.",
         ),
         (
             "norms-after",
             "Update norms after clipping",
-            after,
+            own.after,
             "norm after clipping",
             "On the same scale as before clipping: how much of each kind is left is what the clients still say.",
         ),
         (
             "noise-to-signal",
             "Noise to signal",
-            noise_profile(run.diagnostics, sizes=run.layer_sizes, place=run.place),
+            own.noise,
             "noise norm / signal norm",
             "Expected norm of the noise over the norm of the clients' summed updates. Above 1, a round's step in that "
             "layer is more noise than learning.",
@@ -133,7 +165,7 @@ def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
         (
             "trust-ratios",
             "Trust ratios of the server's steps",
-            trust_profile(run.metrics),
+            own.trust,
             "trust ratio",
             "LAMB and LARS scale each layer's step by the norm of its weights over that of the step: small where noise "
             "has made the step long. Mean over rounds.",
@@ -142,7 +174,8 @@ def layer_drawings(run: RunRecord, *, prefix: str) -> list[Drawing]:
     found = []
     for name, title, profile, y, caption in wanted:
         is_norm = name.startswith("norms")
-        kinds, scale = (norm_kinds, limits) if is_norm else (run.kinds, None)
+        kinds = norm_kinds if is_norm else run.kinds
+        scale = norms if is_norm else noises if name == "noise-to-signal" else trusts
         if profile:
             found.append(profile_drawing(f"{prefix}{name}", title, profile, kinds, y=y, caption=caption, limits=scale))
     return found
@@ -156,7 +189,7 @@ def profile_drawing(
     *,
     y: str,
     caption: str,
-    limits: tuple[float, float] | None = None,
+    limits: Limits | None = None,
 ) -> Drawing:
     """One quantity over the layers, a line for each kind of parameter."""
     return Drawing(
@@ -254,7 +287,7 @@ def _told(title: str, profile: Profile, kinds: Kinds) -> str:
     return f"{title} by kind of parameter over the layers: {'; '.join(parts)}."
 
 
-def _figure(profile: Profile, named: Kinds, *, y: str, limits: tuple[float, float] | None) -> Figure:
+def _figure(profile: Profile, named: Kinds, *, y: str, limits: Limits | None) -> Figure:
     """A line over the blocks for each kind; what lies outside of them stands before or after."""
     figure, axes = new_axes(height=3.5)
     depth = max((len(values) for values in profile.blocks.values()), default=0)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from sottovoce.evaluation.paired_table import between, points
-from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon
+from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon, said_once
 from sottovoce.reporting.html import Fold, Html, Part, Section
 from sottovoce.reporting.verdict import EVERY_TIME, Verdict, odds_words, of_hundred, told_together
 
@@ -15,7 +15,10 @@ def verdict_section(found: Sequence[Verdict]) -> Section:
     """One run's verdict in full; of several a sentence and a table, and each one's words behind a line."""
     if len(found) == 1:
         return Section("verdict", "Verdict", "", (Html(verdict_box(found[0])),))
-    parts: list[Part] = [Html(f'<p class="verdict-headline">{escape(told_together(found))}</p>'), verdict_table(found)]
+    parts: list[Part] = [
+        Html(f'<p class="verdict-headline">{_unbroken(told_together(found))}</p>'),
+        verdict_table(found),
+    ]
     if len(found) <= IN_WORDS:
         parts += [Fold(f"{one.label}, in words", (Html(verdict_box(one)),)) for one in found]
     return Section("verdict", "Verdict", "", tuple(parts))
@@ -23,44 +26,44 @@ def verdict_section(found: Sequence[Verdict]) -> Section:
 
 def verdict_box(one: Verdict) -> str:
     """The headline and what is to be said besides, question by question."""
-    points = "".join(f"<dt>{escape(question)}</dt><dd>{escape(answer)}</dd>" for question, answer in one.points)
+    points = "".join(f"<dt>{escape(question)}</dt><dd>{_unbroken(answer)}</dd>" for question, answer in one.points)
     kind = one.kind.replace(" ", "-")
-    return (
-        f'<div class="verdict {kind}"><p class="verdict-headline">{escape(one.headline)}</p>\n<dl>{points}</dl></div>'
-    )
+    headline = f'<p class="verdict-headline">{_unbroken(one.headline)}</p>'
+    return f'<div class="verdict {kind}">{headline}\n<dl>{points}</dl></div>'
 
 
 def verdict_table(found: Sequence[Verdict]) -> Table:
     """One line a run: what it is, what its mechanism allows, what it costs."""
     headings = (
-        "",
-        "verdict",
-        "ε",
-        "right guesses in 100",
-        "odds of 1 : 1 become",
-        "points of WER",
-        "95 % interval",
-        "worst group",
-        "its gap",
-        "95 % interval",
+        *("", "verdict", "ε", "right guesses in 100", "odds of 1 : 1 become"),
+        *("points of WER", "95 % interval", "beside", "worst group", "its gap", "95 % interval"),
     )
-    rows: list[Row] = []
-    for one in found:
-        private = (NOTHING, "any", "any")
-        if one.epsilon is not None and one.odds is not None:
-            right = "100" if one.odds.right >= EVERY_TIME else f"{of_hundred(one.odds.right)}"
-            private = (epsilon(one.epsilon), right, odds_words(one.epsilon))
-        cost = (NOTHING, NOTHING)
-        if one.cost is not None and one.cost.base is not None:
-            cost = (points(one.cost.difference), between(one.cost.interval))
-        gap = (NOTHING,) * 3
-        if one.gap is not None:
-            gap = (f"{one.gap.fact} {one.gap.group}", points(one.gap.gap), between(one.gap.interval))
-        rows.append((one.label, one.status[0], *private, *cost, *gap))
-    beside = dict.fromkeys(one.cost.base for one in found if one.cost is not None and one.cost.base is not None)
+    rows: list[Row] = [(labels, *cells) for labels, cells in said_once((one.label, _cells(one)) for one in found)]
+    told = [n for n in range(len(headings)) if n < 2 or any(row[n] != NOTHING for row in rows)]
     note = (
         "Right guesses, at most, of whether one person took part, where a coin is right 50 times in 100; of a "
-        "simulation, what a release of its recipe would allow."
+        "simulation, what a release of its recipe would allow. WER beside the same run without noise, or the start."
     )
-    note += f" Points of WER beside {'; '.join(beside)}." if beside else ""
+    headings, *rows = (tuple(row[n] for n in told) for row in (headings, *rows))
     return Table("verdicts", "What each is worth", headings, tuple(rows), note, words=2)
+
+
+def _cells(one: Verdict) -> Row:
+    private = (NOTHING, "any", "any")
+    if one.epsilon is not None and one.odds is not None:
+        right = "100" if one.odds.right >= EVERY_TIME else f"{of_hundred(one.odds.right)}"
+        private = (epsilon(one.epsilon), right, odds_words(one.epsilon))
+    cost = (NOTHING,) * 3
+    if one.cost is not None and one.cost.base is not None:
+        cost = (points(one.cost.difference), between(one.cost.interval), one.cost.base)
+    gap = (NOTHING,) * 3
+    if one.gap is not None:
+        gap = (f"{one.gap.fact} {one.gap.group}", points(one.gap.gap), between(one.gap.interval))
+    return one.brief, *private, *cost, *gap
+
+
+def _unbroken(words: str) -> str:
+    """For a page, where an ε and its number stay on one line."""
+    for piece in ("ε = ", "δ = ", "ε ≤ ", " : 1", " %"):
+        words = words.replace(piece, piece.replace(" ", "\N{NO-BREAK SPACE}"))
+    return escape(words)

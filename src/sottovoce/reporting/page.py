@@ -64,18 +64,19 @@ def build_report(
     runs: Sequence[RunRecord],
     *,
     title: str,
+    judged: Sequence[Verdict] | None = None,
     headline: Table | None = None,
     differences: Table | None = None,
     together: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Report:
-    """Put the report of `runs` together: the verdict on them first.
+    """Put the report of `runs` together: the verdict on them first, worked out here unless it is `judged` already.
 
     `headline` is the table that follows, `differences` which of its runs are told apart, `together` what its runs
     promise together, `notes` what must be said of them.
     """
     assert runs
-    judged = verdicts(runs)
+    judged = verdicts(runs) if judged is None else judged
     makers: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
         settings_section,
         learning_section,

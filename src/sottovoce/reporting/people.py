@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,9 +14,30 @@ from sottovoce.reporting.records import Record, RunRecord
 
 # A crowd describes its accents in hundreds of ways; the largest groups are shown, all are in the tables' files.
 GROUPS_SHOWN = 8
+ROOM = 1.05  # beyond the largest rate, as figures leave it by themselves
 
 
-def speaker_drawings(runs: Sequence[RunRecord], test: str, *, slug: str) -> list[Drawing]:
+class Tops(NamedTuple):
+    """Where axes of error rates end: of single speakers, and of groups. None leaves it to a figure."""
+
+    speakers: float | None = None
+    groups: float | None = None
+
+
+def shared_tops(runs: Sequence[RunRecord], tests: Sequence[str]) -> Tops:
+    """Ends that suit all test sets, whose figures are looked at side by side; one alone needs none."""
+    if len(tests) < 2:
+        return Tops()
+    found = [run.tests[name] for run in runs for name in tests if name in run.tests]
+    people = [rate for test in found for rate in _speaker_rates(test)]
+    groups = [numbers for test in found for _, _, numbers in group_list(test)]
+    ends = [
+        max([rate for rate in (n["wer"], *(n.get("wer_interval") or ())) if rate is not None] or [0.0]) for n in groups
+    ]
+    return Tops(*(ROOM * max(rates) if rates and max(rates) > 0 else None for rates in (people, ends)))
+
+
+def speaker_drawings(runs: Sequence[RunRecord], test: str, *, slug: str, tops: Tops) -> list[Drawing]:
     """WER of every speaker of a test set, and of groups of them, one line for each run. `slug` ends their names."""
     found = []
     rates = {run.label: _speaker_rates(run.tests.get(test, {})) for run in runs}
@@ -28,7 +50,7 @@ def speaker_drawings(runs: Sequence[RunRecord], test: str, *, slug: str) -> list
                 "Speakers in the order of their word error rate, from the best understood to the worst. A steep end on "
                 "the right means that a few people are left behind.",
                 f"Word error rate per speaker of {test}, sorted. {'; '.join(worst)}.",
-                partial(_sorted_rates, rates),
+                partial(_sorted_rates, rates, top=tops.speakers),
             )
         )
     groups = {run.label: group_list(run.tests.get(test, {})) for run in runs}
@@ -41,7 +63,7 @@ def speaker_drawings(runs: Sequence[RunRecord], test: str, *, slug: str) -> list
                 "Word error rate of speakers who share a fact, with the number of them. Bars hold 95 % of the rates of "
                 "speakers drawn anew; a group of fewer than five people has none.",
                 f"Word error rate by group: {', '.join(named)}.",
-                partial(_group_rates, groups),
+                partial(_group_rates, groups, top=tops.groups),
             )
         )
     return found
@@ -84,19 +106,19 @@ def _median(rates: Sequence[float]) -> float:
     return rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
 
 
-def _sorted_rates(rates: Mapping[str, Sequence[float]]) -> Figure:
+def _sorted_rates(rates: Mapping[str, Sequence[float]], *, top: float | None) -> Figure:
     figure, axes = new_axes()
     for pen, values in zip(pens(list(rates)), rates.values(), strict=True):
         if values:
             plot(axes, pen, list(enumerate(values, start=1)))
-    axes.set_ylim(0, None)
+    axes.set_ylim(0, top)
     axes.yaxis.set_major_formatter(percents())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     dress(axes, x="speakers, best understood first", y="word error rate")
     return figure
 
 
-def _group_rates(groups: Mapping[str, Sequence[tuple[str, str, Record]]]) -> Figure:
+def _group_rates(groups: Mapping[str, Sequence[tuple[str, str, Record]]], *, top: float | None) -> Figure:
     places = list(dict.fromkeys((fact, name) for found in groups.values() for fact, name, _ in found))
     sizes = {(fact, name): numbers["speakers"] for found in groups.values() for fact, name, numbers in found}
     figure, axes = new_axes(height=1.1 + 0.12 * len(groups) + 0.3 * len(places))
@@ -108,7 +130,7 @@ def _group_rates(groups: Mapping[str, Sequence[tuple[str, str, Record]]]) -> Fig
                 _draw_group(axes, pen, numbers, place, labelled=(fact, name) == found[0][:2])
     axes.set_yticks(range(len(places)), [f"{fact}: {name} ({sizes[fact, name]:,})" for fact, name in places])
     axes.set_ylim(len(places) - 0.4, -0.6)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, top)
     axes.xaxis.set_major_formatter(percents())
     dress(axes, x="word error rate", y="", grid="x")
     axes.tick_params(axis="y", length=0)

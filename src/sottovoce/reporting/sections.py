@@ -7,9 +7,10 @@ from sottovoce.reporting.cells import Table, said_once, slugs
 from sottovoce.reporting.convergence import TERMS, Convergence, convergence
 from sottovoce.reporting.curves import learning, privacy, speed
 from sottovoce.reporting.html import Fold, Html, Part, Section
-from sottovoce.reporting.layers import layer_drawings
+from sottovoce.reporting.layers import layer_drawings, layer_profiles
 from sottovoce.reporting.noise_tables import noise_tables
-from sottovoce.reporting.people import client_drawings, speaker_drawings
+from sottovoce.reporting.people import client_drawings, shared_tops, speaker_drawings
+from sottovoce.reporting.populations import population_drawings
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.run_facts import settings_tables
 from sottovoce.reporting.tables import (
@@ -60,9 +61,9 @@ def privacy_section(runs: Sequence[RunRecord]) -> Section | None:
         return Section("privacy", "Privacy and utility", none, ())
     intro = (
         "ε bounds what anybody can learn of one person from the model. A large ε promises next to nothing; what it "
-        "would be for a larger population stands above, under ‘In short’."
+        "would be for a larger population is drawn here, and had by nobody."
     )
-    return Section("privacy", "Privacy and utility", intro, (*noise_tables(runs), *found))
+    return Section("privacy", "Privacy and utility", intro, (*noise_tables(runs), *found, *population_drawings(runs)))
 
 
 def layer_section(runs: Sequence[RunRecord]) -> Section | None:
@@ -74,8 +75,9 @@ def layer_section(runs: Sequence[RunRecord]) -> Section | None:
         "smallest updates first. Both are visible here."
     )
     parts: list[Part] = []
-    for run, slug in zip(private, slugs(run.label for run in private).values(), strict=True):
-        drawings = layer_drawings(run, prefix=f"{slug}-" if len(private) > 1 else "")
+    profiles = [layer_profiles(run) for run in private]
+    for run, own, slug in zip(private, profiles, slugs(run.label for run in private).values(), strict=True):
+        drawings = layer_drawings(run, own, prefix=f"{slug}-" if len(private) > 1 else "", among=profiles)
         suffix = f"-{slug}" if len(private) > 1 else ""
         tables = (layer_table(run, name=f"layers{suffix}"), spread_table(run, name=f"norms{suffix}"))
         inside: list[Part] = [*drawings]
@@ -110,7 +112,10 @@ def bound_section(runs: Sequence[RunRecord]) -> Section | None:
 
 def people_section(runs: Sequence[RunRecord]) -> Section | None:
     tests = list(dict.fromkeys(name for run in runs for name in run.tests))
-    drawings = [drawing for test, slug in slugs(tests).items() for drawing in speaker_drawings(runs, test, slug=slug)]
+    tops = shared_tops(runs, tests)
+    drawings = [
+        drawing for test, slug in slugs(tests).items() for drawing in speaker_drawings(runs, test, slug=slug, tops=tops)
+    ]
     tables: list[Table] = [table for table in (error_table(runs), group_table(runs)) if table is not None]
     if not drawings and not tables:
         return None

@@ -35,8 +35,8 @@ nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; list-style: none; m
 .key dt { font-size: .85rem; color: var(--quiet); }
 .key dd { margin: 0; }
 .key .large { font-size: 1.55rem; font-weight: 600; line-height: 1.3; font-variant-numeric: tabular-nums; }
-.verdict { border: 1px solid var(--line); border-left: 5px solid var(--quiet); border-radius: .4rem; background: var(--panel);
-           padding: 1rem 1.25rem; margin: 1rem 0; }
+.verdict { border: 1px solid var(--line); border-left: 5px solid var(--quiet); border-radius: .4rem;
+           background: var(--panel); padding: 1rem 1.25rem; margin: 1rem 0; }
 .verdict.release { border-left-color: var(--heard); }
 .verdict.weak, .verdict.simulation { border-left-color: var(--lost); }
 .verdict.nothing, .verdict.not-private, .verdict.unsound { border-left-color: var(--alarm); }

@@ -22,7 +22,7 @@ from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
 from sottovoce.reporting.tables import PAPER_WER, paper_tables
-from sottovoce.reporting.verdict import told_together, verdicts
+from sottovoce.reporting.verdict import Verdict, told_together, verdicts
 from sottovoce.training.run_folder import RESULTS, hide_times
 from sottovoce.training.trained_part import told_bytes
 
@@ -38,8 +38,7 @@ BRIEFLY = {EPSILON: "ε here\n(PLD / RDP)", POPULATION: "population\nfor ε ≤ 
 class Summary:
     """The report of some runs, and where its page lies. `together` is what they promise to somebody in all of them.
 
-    `tables` are those of a paper, with its numbers beside ours. `differences` says which runs are told apart. `verdict`
-    is what ε is worth, in a few sentences.
+    `tables` are those of a paper, with its numbers beside ours. `differences` says which runs are told apart.
     """
 
     path: Path
@@ -49,13 +48,19 @@ class Summary:
     together: tuple[str, ...] = ()
     tables: tuple[Cells, ...] = ()
     differences: Cells | None = None
-    verdict: str = ""
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """What ε is worth, in a few sentences."""
+        return told_together(self.verdicts)
 
     def report(self, records: Sequence[RunRecord], *, title: str) -> Report:
         """The page that opens with it."""
         return build_report(
             records,
             title=title,
+            judged=self.verdicts,
             headline=self.headline,
             differences=self.differences,
             together=self.together,
@@ -165,7 +170,7 @@ def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
         together=together(records),
         tables=_of_papers(runs),
         differences=difference_table(runs, start=START),
-        verdict=told_together(verdicts(records)),
+        verdicts=verdicts(records),
     )
 
 

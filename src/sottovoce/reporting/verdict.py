@@ -1,7 +1,7 @@
 """The verdict on a run, in plain words: what its ε allows somebody to find out, for whom, against whom, at what cost.
 
-It is read from the ledger, not from what a run says of itself. How a guess and odds follow from the mechanism is written
-down in `privacy.odds`.
+It is read from the ledger, not from what a run says of itself. How a guess and odds follow from the mechanism stands in
+`privacy.odds`.
 """
 
 import math
@@ -22,6 +22,7 @@ USEFUL = 8.0  # ε up to which a guarantee is called one, as everywhere in repor
 NOTHING_LEFT = 20.0
 EVERY_TIME = 0.995
 PRIOR = 0.01
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Kind = Literal["unsound", "not private", "simulation", "release", "weak", "nothing"]
 
@@ -58,6 +59,13 @@ class Verdict:
     gap: Gap | None = None
 
     @property
+    def brief(self) -> str:
+        """For a table. Of a simulation, what its ε would be worth, too."""
+        if self.kind != "simulation" or self.epsilon is None or self.epsilon <= USEFUL:
+            return self.status[0]
+        return f"simulated; released, {'next to nothing' if self.epsilon > NOTHING_LEFT else 'weak'}"
+
+    @property
     def status(self) -> tuple[str, str]:
         """In two words, and a few more."""
         return STATUS[self.kind]
@@ -90,12 +98,12 @@ STATUS: dict[Kind, tuple[str, str]] = {
 }
 
 COUNTED: dict[Kind, tuple[str, str]] = {
-    "unsound": ("without a ledger that holds", "without a ledger that holds"),
-    "not private": ("not private", "not private"),
-    "simulation": ("simulation", "simulations"),
-    "release": ("release with a guarantee", "releases with a guarantee"),
-    "weak": ("release with a weak guarantee", "releases with a weak guarantee"),
-    "nothing": ("not private in practice", "not private in practice"),
+    "unsound": ("is without a ledger that holds", "are without a ledger that holds"),
+    "not private": ("is not private", "are not private"),
+    "simulation": ("is a simulation", "are simulations"),
+    "release": ("is a release with a guarantee", "are releases with a guarantee"),
+    "weak": ("is a release with a weak guarantee", "are releases with a weak guarantee"),
+    "nothing": ("is not private in practice", "are not private in practice"),
 }
 
 
@@ -104,14 +112,14 @@ def told_together(found: Sequence[Verdict]) -> str:
 
     >>> def one(kind): return Verdict("a", kind, "A headline.", "A headline.", ())
     >>> told_together([one("simulation"), one("not private"), one("simulation")])
-    'Of 3 runs, 2 simulations and 1 not private; none is a release with a guarantee.'
+    'Of 3 runs 2 are simulations and 1 is not private; none is a release with a guarantee.'
     """
     if len(found) == 1:
         return found[0].short
     counts = {kind: sum(one.kind == kind for one in found) for kind in STATUS}
     named = [f"{count:,} {COUNTED[kind][count > 1]}" for kind, count in sorted(counts.items(), key=_most) if count]
     none = "" if counts["release"] else "; none is a release with a guarantee"
-    return f"Of {len(found):,} runs, {' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))}{none}."
+    return f"Of {len(found):,} runs {' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))}{none}."
 
 
 def _most(counted: tuple[Kind, int]) -> int:
@@ -225,10 +233,10 @@ def odds_words(epsilon: float) -> str:
     """e^ε : 1, rounded up.
 
     >>> [odds_words(e) for e in (0.07, 2.0, 8.0, 30.0, 3933.0)]
-    ['1.08 : 1', '7.4 : 1', '2,981 : 1', 'more than 10^13 : 1', 'more than 10^1708 : 1']
+    ['1.08 : 1', '7.4 : 1', '2,981 : 1', 'more than 10¹³ : 1', 'more than 10¹⁷⁰⁸ : 1']
     """
     if epsilon > math.log(1e6):
-        return f"more than 10^{math.floor(epsilon / math.log(10))} : 1"
+        return f"more than 10{str(math.floor(epsilon / math.log(10))).translate(RAISED)} : 1"
     factor = math.exp(epsilon)
     digits = 2 if factor < 2 else 1 if factor < 10 else 0
     return f"{math.ceil(factor * 10**digits - 1e-9) / 10**digits:,.{digits}f} : 1"

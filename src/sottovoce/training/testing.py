@@ -38,7 +38,8 @@ def score_models(
     Of a release it names nobody, quotes nobody and counts nobody's words, and a group has at least five people: those
     who hold the corpus can look people up by each of these. Nobody can pair such results by speaker any more, so that
     of the first model it says how far it is from the second, which it started from, and of each which group it
-    understands worst. One person has one pseudonym in all that is returned. Of models that write nothing down it says their loss, and what else they are measured by.
+    understands worst. One person has one pseudonym in all that is returned. Of models that write nothing down it says
+    their loss, and what else they are measured by.
     """
     if any(model.family.recognition is None for model in models):
         return [_measure_model(model, tests, team) for model in models]
