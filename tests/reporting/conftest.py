@@ -78,3 +78,19 @@ def copied(runs: Path, tmp_path: Path) -> MakeRun:
         return Path(shutil.copytree(runs / name, tmp_path / name, symlinks=True))
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def releases(runs: Path) -> Path:
+    """A folder with two more releases: `eight`, with ε = 8, and `thousands`, with hardly any noise."""
+    place = runs.parent
+    around = Surroundings(runs=place / "releases", stores=place / "stores", device=torch.device("cpu"))
+    noise = {
+        "eight": ("federation.privacy.noise_multiplier=null", "federation.privacy.target_epsilon=8"),
+        "thousands": ("federation.privacy.noise_multiplier=0.02",),
+    }
+    for name, changes in noise.items():
+        found = load_recipe(str(place / "federated.yaml"), ["federation.privacy.mode=secure", *changes])
+        run_recipe(found, out=place / "releases" / name, resume=False, around=around)
+        shutil.rmtree(place / "releases" / name / "checkpoints")
+    return place / "releases"

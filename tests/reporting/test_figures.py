@@ -57,9 +57,10 @@ def test_spreads_are_over_all_clients_of_all_rounds_with_norms_and_matrices_apar
 def test_norms_are_drawn_apart_where_spreads_are_known_and_as_ever_where_not(runs: Path) -> None:
     new = read(runs, "noisy")
     old = replace(new, diagnostics=[_without_spreads(record) for record in new.diagnostics])
+    profiles = {"new": (new, layer_profiles(new)), "old": (old, layer_profiles(old))}
     drawn = {
-        name: {d.name: d.alt for d in layer_drawings(run, own := layer_profiles(run), prefix="", among=[own])}
-        for name, run in (("new", new), ("old", old))
+        name: {d.name: d.alt for d in layer_drawings(run, own, prefix="", among=[own])}
+        for name, (run, own) in profiles.items()
     }
     assert "MLP in (w1)" in drawn["new"]["norms-before"]
     assert "norm 2 (ln2)" in drawn["new"]["norms-spread"]

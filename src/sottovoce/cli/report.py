@@ -16,10 +16,14 @@ def report(
     out: Annotated[Path, typer.Option(help="The page: one HTML file that fetches nothing.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every figure as PNG and SVG, too.")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every table as CSV, too.")] = None,
+    statement: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a statement for a data-protection officer, too; of one run."),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="What the page is called.")] = None,
     json: Json = False,
 ) -> None:
-    """One page about one run, or several compared: errors, privacy, layers, speakers, speed, and the ledger verified.
+    """One page about one run, or several compared: a verdict first, then errors, privacy, layers, speakers, speed.
 
     Example: sottovoce report runs/demo --out report.html --csv tables
 
@@ -29,6 +33,7 @@ def report(
     from sottovoce.reporting.archives import as_typed
     from sottovoce.reporting.page import write_figures, write_page, write_tables
     from sottovoce.reporting.records import find_runs, read_run
+    from sottovoce.reporting.statement import write_statement
     from sottovoce.reporting.summary import summarise
 
     if out.suffix.lower() not in (".html", ".htm"):
@@ -36,6 +41,8 @@ def report(
     if not out.parent.is_dir():
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
     folders = find_runs(runs)
+    if statement is not None and len(folders) > 1:
+        raise InputError(f"--statement is on one run: expected one of {', '.join(folders)}")
     records = [read_run(label, folder) for label, folder in folders.items()]
     summary = summarise(records, path=out)
     name = title or (str(records[0].config.get("about") or records[0].label) if len(records) == 1 else "Runs compared")
@@ -46,6 +53,9 @@ def report(
         written += write_figures(figures, made)
     if csv is not None:
         written += write_tables(csv, made)
+    if statement is not None:
+        write_statement(statement, records[0], summary.verdicts[0])
+        written.append(statement)
     if json:
         print_json(
             {

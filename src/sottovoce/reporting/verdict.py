@@ -212,10 +212,13 @@ def learn_words(promise: Promise, found: Odds) -> str:
             else ""
         )
         return f"Odds of 1 : 1 may become {odds_words(epsilon)}, which is to say certainty. {guess}{spared}"
-    alarm = f"Who wrongly accuses 1 in 100 finds at most {of_hundred(found.found)} in 100 of those who took part."
+    alarm = (
+        "Who is content to be wrong about 1 in 100 of those who did not take part finds at most "
+        f"{of_hundred(found.found)} in 100 of those who did."
+    )
     change = (
-        f"Odds of 1 : 1 can become at most {odds_words(epsilon)}, and what was thought likely 1 in 100 times at most "
-        f"{of_hundred(believed(PRIOR, epsilon=epsilon))}, but for a chance of δ = {delta:g}."
+        f"Odds of 1 : 1 can become at most {odds_words(epsilon)}, and a suspicion of 1 in 100 at most "
+        f"{of_hundred(believed(PRIOR, epsilon=epsilon))} in 100, but for a chance of δ = {delta:g}."
     )
     return f"{guess} {alarm} {change}"
 

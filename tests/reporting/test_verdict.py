@@ -1,0 +1,249 @@
+"""The verdict a report opens with: in words that a simulation, a release and a large ε each deserve, from the ledger."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.reporting.conftest import MakeRun
+from typer.testing import CliRunner
+
+from sottovoce.cli import app
+from sottovoce.privacy.events import event_to_json, fixed_size_release, poisson_release, repeated
+from sottovoce.privacy.odds import odds
+from sottovoce.reporting.html import Html
+from sottovoce.reporting.opening import verdict_table
+from sottovoce.reporting.page import build_report
+from sottovoce.reporting.records import LedgerCheck, RunRecord, read_run
+from sottovoce.reporting.summary import write_report
+from sottovoce.reporting.verdict import Verdict, told_together, verdict_on, verdicts
+
+
+def verdict_of(folder: Path) -> Verdict:
+    return verdict_on(read_run(folder.name, folder))
+
+
+def points_of(found: Verdict) -> dict[str, str]:
+    return dict(found.points)
+
+
+def with_event(run: RunRecord, event: Any, *, steps: int = 4, **plan: Any) -> RunRecord:
+    """The same run with a ledger of another mechanism."""
+    assert run.ledger is not None
+    assert run.ledger.report is not None
+    report = run.ledger.report
+    header = {**report.header, "event": event_to_json(event), "plan": {**report.header["plan"], **plan}}
+    return replace(run, ledger=LedgerCheck(report=replace(report, header=header, spent=repeated(event, steps))))
+
+
+# The cases that whoever signs has to tell apart.
+
+
+def test_a_simulation_protects_nobody_and_says_what_a_release_would_be_worth(runs: Path) -> None:
+    found = verdict_of(runs / "noisy")
+    assert found.kind == "simulation"
+    assert found.headline == (
+        "A simulation, which itself protects nobody. Released, ε = 0.07051 at δ = 0.001 would hold."
+    )
+    told = points_of(found)
+    assert told["What somebody can find out"].startswith("Were it released with randomness that nobody knows: ")
+    assert "whoever has the seed can take the noise out again" in told["Simulated or released"]
+    assert told["Had or extrapolated"].startswith("On paper, as a simulation has it: ")
+    assert found.status == ("simulated", "seeded: not a release")
+
+
+def test_a_release_with_eight_is_one_and_says_what_that_allows(releases: Path) -> None:
+    found = verdict_of(releases / "eight")
+    assert found.kind == "release"
+    assert found.headline == "A release with a guarantee: ε = 8 at δ = 0.001."
+    assert found.odds is not None
+    told = points_of(found)
+    learn = told["What somebody can find out"]
+    assert f"right 50 times in 100; with all that is published, at most {math.ceil(100 * found.odds.right)}" in learn
+    assert 0.5 < found.odds.right < 0.75, "far below what ε = 8 says by itself"
+    assert "Odds of 1 : 1 can become at most 2,981 : 1" in learn
+    assert "a suspicion of 1 in 100 at most 97 in 100, but for a chance of δ = 0.001" in learn
+    assert told["For whom"].startswith("Each speaker of the run, with everything they said in it.")
+    assert "Hidden is whether one speaker took part at all" in told["For whom"]
+    assert "Not against the machine that trained" in told["Against whom"]
+    assert told["Had or extrapolated"].startswith("Had: ε = 8 (PLD) / 10.27 (RDP) is for the 18 people of this run")
+    assert told["Simulated or released"].startswith("In secure mode: cohorts and noise came from the operating system")
+    assert found.status == ("release", "secure randomness")
+
+
+def test_a_secure_run_with_an_epsilon_in_the_thousands_is_no_proud_release(releases: Path) -> None:
+    found = verdict_of(releases / "thousands")
+    assert found.kind == "nothing"
+    assert found.headline == (
+        "Practically no guarantee: ε = 3,933 at δ = 0.001 excludes next to nothing, however secure its randomness was."
+    )
+    told = points_of(found)
+    assert (
+        "Odds of 1 : 1 may become more than 10¹⁷⁰⁸ : 1, which is to say certainty" in told["What somebody can find out"]
+    )
+    # (5/6)⁴ = 48 in 100 are never drawn; of the others all is seen: 50 + 26 of 100 guesses.
+    assert "at most 76 times" in told["What somebody can find out"]
+    assert "48 in 100 are drawn in no round. Who is drawn may be found out for certain" in found.short
+    assert told["Simulated or released"].endswith("this one promises practically nothing.")
+    assert "Extrapolated, and had by nobody: with 484 people" in told["Had or extrapolated"]
+    run = read_run("thousands", releases / "thousands")
+    headline = build_report([run], title="A title").sections[1]
+    key = next(part.content for part in headline.parts if isinstance(part, Html))
+    assert "not private in practice" in key
+    assert ">release<" not in key
+
+
+def test_where_odds_are_beyond_all_bounds_every_guess_may_be_right(runs: Path) -> None:
+    run = with_event(read_run("release", runs / "release"), poisson_release(0.01, sampling_rate=0.5), steps=40)
+    learn = points_of(verdict_on(run))["What somebody can find out"]
+    assert "may be right every time" in learn
+    assert "drawn in no round" not in learn
+
+
+def test_between_the_two_a_guarantee_is_weak(runs: Path) -> None:
+    release = read_run("release", runs / "release")
+    weak = verdict_on(with_event(release, poisson_release(0.4, sampling_rate=1 / 6)))
+    assert weak.epsilon is not None
+    assert 8 < weak.epsilon < 20
+    assert weak.kind == "weak"
+    assert weak.headline.startswith("A release with a weak guarantee: ε = ")
+    leaking = verdict_on(with_event(release, poisson_release(8.0, sampling_rate=1 / 6), population_size=1000))
+    assert leaking.kind == "weak"
+    assert "it allows one person’s leak" in points_of(leaking)["A large δ"]
+    assert verdict_on(
+        with_event(read_run("noisy", runs / "noisy"), poisson_release(0.02, sampling_rate=0.2))
+    ).brief == ("simulated; released, next to nothing")
+
+
+def test_what_is_not_private_says_so_and_why(runs: Path) -> None:
+    quiet, central = verdict_of(runs / "quiet"), verdict_of(runs / "central")
+    for found in (quiet, central):
+        assert found.kind == "not private"
+        assert found.headline == "Not private: nothing is promised to anybody."
+        assert "For whom" not in points_of(found)
+        assert found.epsilon is None
+    assert "no noise is added" in points_of(quiet)["Why"]
+    assert "in one place" in points_of(central)["Why"]
+
+
+def test_without_a_ledger_that_holds_there_is_no_verdict(copied: MakeRun) -> None:
+    broken = copied("noisy")
+    lines = (broken / "ledger.jsonl").read_text().splitlines()
+    (broken / "ledger.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    found = verdict_of(broken)
+    assert found.kind == "unsound"
+    assert found.headline.startswith("No verdict: ")
+    missing = copied("quiet")
+    (missing / "ledger.jsonl").unlink()
+    assert verdict_of(missing).headline == "No verdict: there is no ledger."
+
+
+def test_cohorts_of_fixed_size_hide_a_replacement_and_silos_say_what_is_left_for_one_speaker(runs: Path) -> None:
+    run = read_run("release", runs / "release")
+    fixed = with_event(run, fixed_size_release(8.0, cohort_size=3, population_size=18), privacy_unit="silo")
+    told = points_of(verdict_on(fixed))["For whom"]
+    assert "whether it was one silo or another in their place" in told
+    assert "ε counts twice" in told
+    served = with_event(run, poisson_release(8.0, sampling_rate=0.1), sum_bits=32)
+    assert "Not against the server" in points_of(verdict_on(served))["Against whom"]
+
+
+def test_the_odds_are_the_ledgers_own(releases: Path) -> None:
+    run = read_run("eight", releases / "eight")
+    assert run.promise is not None
+    assert verdict_on(run).odds == odds(run.promise.event)
+    assert verdict_on(run).epsilon == run.promise.epsilon.headline
+
+
+# What it costs, and who pays.
+
+
+def scored(folder: Path, rates: dict[str, float], *, start: float = 0.5) -> None:
+    """Other rates by speaker in a run's results, half of them of one gender."""
+    content = json.loads((folder / "results.json").read_text())
+    for test, change in ((content["test"]["test"], 0.0), (content.get("start", {}).get("test", {}).get("test"), start)):
+        if test is not None:
+            people = [
+                {"speaker": name, "words": 100, "wer": rate + change, "groups": {"gender": "fm"[n % 2]}}
+                for n, (name, rate) in enumerate(rates.items())
+            ]
+            test |= {"per_speaker": people, "wer": sum(one["wer"] for one in people) / len(people)}
+    (folder / "results.json").write_text(json.dumps(content))
+
+
+def test_a_run_is_told_beside_its_start_and_beside_its_twin_without_noise(copied: MakeRun) -> None:
+    noisy, quiet = copied("noisy"), copied("quiet")
+    scored(noisy, {f"s{n}": 0.30 + 0.01 * (n % 4) for n in range(12)})
+    scored(quiet, {f"s{n}": 0.20 + 0.01 * (n % 3) for n in range(12)})
+    alone = verdict_of(noisy)
+    assert alone.cost is not None
+    assert "-50.0 points beside the model it started from (95 % interval" in alone.cost.words
+    assert alone.cost.words.endswith("fewer errors.")
+    both = [read_run(folder.name, folder) for folder in (noisy, quiet)]
+    found = verdict_on(both[0], both)
+    assert found.cost is not None
+    assert found.cost.base == "quiet"
+    assert found.cost.difference == pytest.approx(0.105)
+    assert "+10.5 points beside quiet, the same without noise" in found.cost.words
+    assert found.cost.words.endswith("more errors.")
+    assert verdict_on(both[1], both).cost == verdict_on(both[1]).cost, "which has no twin with less noise"
+
+
+def test_the_worst_group_stands_in_the_verdict(copied: MakeRun) -> None:
+    noisy = copied("noisy")
+    scored(noisy, {f"s{n}": 0.2 + 0.2 * (n % 2) + 0.01 * (n % 3) for n in range(12)})
+    told = points_of(verdict_of(noisy))["The worst group"]
+    assert told.startswith("Worst understood of 2 groups: gender m, 41.0 % against 21.0 % of everybody else, +20.0")
+    assert "for all 2 groups at once" in told
+
+
+def test_a_release_says_its_worst_group_before_names_go(copied: MakeRun) -> None:
+    release = copied("release")
+    content = json.loads((release / "results.json").read_text())
+    content["test"]["test"]["worst_group"] = {
+        **{"fact": "gender", "group": "female", "groups": 3, "wer": 0.4, "others_wer": 0.3, "gap": 0.1},
+        "interval": [-0.05, 0.25],
+    }
+    (release / "results.json").write_text(json.dumps(content))
+    told = points_of(verdict_of(release))["The worst group"]
+    assert "gender female, 40.0 % against 30.0 %" in told
+    assert told.endswith("chance alone may do that.")
+
+
+# Where it stands.
+
+
+def test_several_runs_have_a_sentence_a_table_and_words_of_their_own(runs: Path, releases: Path) -> None:
+    records = [read_run(path.name, path) for path in (runs / "noisy", runs / "quiet", releases / "thousands")]
+    found = verdicts(records)
+    assert told_together(found) == (
+        "Of 3 runs 1 is not private, 1 is a simulation and 1 is not private in practice; "
+        "none is a release with a guarantee."
+    )
+    table = verdict_table(found)
+    assert [row[:2] for row in table.rows] == [
+        ("noisy", "simulated"),
+        ("quiet", "not private"),
+        ("thousands", "not private in practice"),
+    ]
+    assert table.headings[:5] == ("", "verdict", "ε", "right guesses in 100", "odds of 1 : 1 become")
+    assert table.rows[2][2:5] == ("3,933", "76", "more than 10¹⁷⁰⁸ : 1")
+    report = build_report(records, title="Three")
+    assert report.sections[0].anchor == "verdict"
+    assert "verdicts" in {table.name for table in report.tables}
+
+
+def test_it_opens_page_and_text_and_is_there_for_machines(runs: Path, tmp_path: Path) -> None:
+    summary = write_report({"noisy": runs / "noisy"}, tmp_path, title="A title")
+    assert summary.verdict.startswith("A simulation, which itself protects nobody.")
+    assert (tmp_path / "report.txt").read_text().splitlines()[2] == summary.verdict
+    page = summary.path.read_text()
+    assert page.index('id="verdict"') < page.index('id="headline"')
+    result = CliRunner().invoke(app, ["report", str(runs / "noisy"), "--out", str(tmp_path / "page.html"), "--json"])
+    told = json.loads(result.stdout)["verdicts"]["noisy"]
+    assert told["verdict"] == "simulation"
+    assert told["odds"] == pytest.approx(math.exp(told["epsilon"]))
+    assert 0.5 < told["right_guesses"] < 0.51
+    assert told["cost"]["beside"] == "start"
