@@ -8,8 +8,9 @@ from tests.reporting.browser import Tab, browser, find_browser
 
 from sottovoce.reporting.page import build_report, write_page
 from sottovoce.reporting.records import read_run
+from sottovoce.reporting.summary import summarise
 
-LAPTOP, PHONE = 1280, 380
+LAPTOP, PHONE, COMMON_PHONE = 1280, 380, 390
 BACKGROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 29)"}
 
 # Of every figure: its size on the screen, what is drawn in it, and how large its smallest letters are there.
@@ -32,11 +33,23 @@ CONTRAST = """(() => {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const paper = light(getComputedStyle(document.body).backgroundColor);
-  const kinds = "body, a, .quiet, .note, figcaption, td, th, del, ins, summary, .eyebrow";
+  const kinds = "body, a, .quiet, .note, figcaption, td, th, del, ins, summary, .eyebrow, .verdict *";
   const inks = [...document.querySelectorAll(kinds)].map(one => light(getComputedStyle(one).color));
   inks.push(...[...document.querySelectorAll("svg text")].map(one => light(getComputedStyle(one).fill)));
   return Math.min(...inks.map(ink => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)));
 })()"""
+
+# Whatever lies beyond an edge of the screen and cannot be pushed into it, as a table can within its own box.
+CUT_OFF = """[...document.querySelectorAll("body *")]
+  .filter(one => !one.closest(".wide") || one.classList.contains("wide"))
+  .filter(one => {
+    const box = one.getBoundingClientRect();
+    return box.width > 0 && (box.right > innerWidth + 0.5 || box.left < -0.5);
+  }).map(one => `${one.tagName} ${one.id} ${one.textContent.trim().slice(0, 40)}`)"""
+# Tables that are wider than their box, in which nobody could reach the rest.
+STUCK = """[...document.querySelectorAll(".wide")]
+  .filter(one => one.scrollWidth > one.clientWidth && !["auto", "scroll"].includes(getComputedStyle(one).overflowX))
+  .length"""
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +85,43 @@ def test_the_page_is_whole_and_legible(tab: Tab, page: Path, theme: str, width: 
         assert figure["drawn"] >= 1, f"an empty plot: {figure}"
         assert figure["words"] >= 4, figure
         assert figure["letters"] >= 7, f"too small to read: {figure}"
+    assert tab.evaluate(CONTRAST) >= 4.5
+
+
+@pytest.fixture(scope="module")
+def pages(runs: Path, releases: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What whoever signs has to tell apart: a page of each kind of run, and of several."""
+    place = tmp_path_factory.mktemp("pages")
+    shown = {
+        "simulation": [runs / "noisy"],
+        "eight": [releases / "eight"],
+        "thousands": [releases / "thousands"],
+        "not-private": [runs / "quiet"],
+        "suite": [runs / "quiet", runs / "noisy", releases / "eight", releases / "thousands", runs / "central"],
+    }
+    for name, folders in shown.items():
+        records = [read_run(folder.name, folder) for folder in folders]
+        summary = summarise(records, path=place / f"{name}.html")
+        write_page(summary.path, summary.report(records, title=f"A page of {name}"))
+    return {name: place / f"{name}.html" for name in shown}
+
+
+@pytest.mark.parametrize("name", ["simulation", "eight", "thousands", "not-private", "suite"])
+@pytest.mark.parametrize("width", [LAPTOP, COMMON_PHONE])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_is_cut_off_whatever_the_verdict(
+    tab: Tab, pages: dict[str, Path], name: str, theme: str, width: int
+) -> None:
+    tab.open(pages[name], theme=theme, width=width)
+    assert tab.complaints == []
+    tab.evaluate('document.querySelectorAll("details").forEach(one => (one.open = true))')
+    assert tab.evaluate("document.scrollingElement.scrollWidth") <= width
+    assert tab.evaluate(CUT_OFF) == []
+    assert tab.evaluate(STUCK) == 0
+    assert tab.evaluate('document.querySelector("main section").id') == "verdict"
+    assert tab.evaluate('document.querySelector(".verdict-headline").getBoundingClientRect().top') < 900, (
+        "at first sight"
+    )
     assert tab.evaluate(CONTRAST) >= 4.5
 
 

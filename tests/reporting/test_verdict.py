@@ -1,4 +1,4 @@
-"""The verdict a report opens with: in words that a simulation, a release and a large ε each deserve, from the ledger."""
+"""The verdict a report opens with: in words that a simulation, a release and a large ε each deserve."""
 
 import json
 import math
@@ -29,13 +29,15 @@ def points_of(found: Verdict) -> dict[str, str]:
     return dict(found.points)
 
 
-def with_event(run: RunRecord, event: Any, *, steps: int = 4, **plan: Any) -> RunRecord:
+def with_event(run: RunRecord, event: Any, **plan: Any) -> RunRecord:
     """The same run with a ledger of another mechanism."""
     assert run.ledger is not None
     assert run.ledger.report is not None
     report = run.ledger.report
     header = {**report.header, "event": event_to_json(event), "plan": {**report.header["plan"], **plan}}
-    return replace(run, ledger=LedgerCheck(report=replace(report, header=header, spent=repeated(event, steps))))
+    return replace(
+        run, ledger=LedgerCheck(report=replace(report, header=header, spent=repeated(event, report.attempts)))
+    )
 
 
 # The cases that whoever signs has to tell apart.
@@ -96,7 +98,7 @@ def test_a_secure_run_with_an_epsilon_in_the_thousands_is_no_proud_release(relea
 
 
 def test_where_odds_are_beyond_all_bounds_every_guess_may_be_right(runs: Path) -> None:
-    run = with_event(read_run("release", runs / "release"), poisson_release(0.01, sampling_rate=0.5), steps=40)
+    run = with_event(read_run("release", runs / "release"), poisson_release(0.01, sampling_rate=0.9))
     learn = points_of(verdict_on(run))["What somebody can find out"]
     assert "may be right every time" in learn
     assert "drawn in no round" not in learn
@@ -203,7 +205,12 @@ def test_a_release_says_its_worst_group_before_names_go(copied: MakeRun) -> None
     release = copied("release")
     content = json.loads((release / "results.json").read_text())
     content["test"]["test"]["worst_group"] = {
-        **{"fact": "gender", "group": "female", "groups": 3, "wer": 0.4, "others_wer": 0.3, "gap": 0.1},
+        "fact": "gender",
+        "group": "female",
+        "groups": 3,
+        "wer": 0.4,
+        "others_wer": 0.3,
+        "gap": 0.1,
         "interval": [-0.05, 0.25],
     }
     (release / "results.json").write_text(json.dumps(content))
