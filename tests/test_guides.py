@@ -176,6 +176,23 @@ def test_an_encoder_is_trained_without_texts_probed_and_made_a_recogniser_that_s
     assert load("runs/my-recogniser").family.name == "transducer"
 
 
+@pytest.mark.parametrize("folder", [DOCS / "guides" / "for-whoever-signs.md"], indirect=True)
+def test_whoever_signs_gets_from_a_release_to_a_statement(folder: Path) -> None:
+    """The page's release as `--smoke` makes it, and the page's other commands on what comes of it."""
+    own = commands(DOCS / "guides" / "for-whoever-signs.md")
+    (release,) = [words for words in own if "federation.privacy.mode=secure" in words]
+    result = CliRunner().invoke(app, [*release[:-1], "runs", "--smoke"])
+    assert result.exit_code == 0, result.output
+    places = {f"runs/{name}": "runs/demo-per-layer" for name in ("rehearsal", "release")}
+    used = [[places.get(word, word) for word in words] for words in own if words[0] in ("report", "ledger")]
+    assert len(used) == 4
+    for words in used:
+        result = CliRunner().invoke(app, list(dict.fromkeys(words)))
+        assert result.exit_code == 0, result.output
+    assert "**A release with a guarantee: ε = 8 at δ = 1e-06.**" in (folder / "statement.md").read_text()
+    assert "A release with a guarantee" in (folder / "report.html").read_text()
+
+
 @pytest.mark.parametrize("folder", [DOCS / "guides" / "taking-part.md"], indirect=True)
 def test_people_who_take_part_can_do_what_their_page_says(folder: Path) -> None:
     """All of its commands but joining, for which there would have to be a server."""

@@ -286,7 +286,7 @@ def _against(run: RunRecord) -> str:
 
 def _had(run: RunRecord, promise: Promise) -> str:
     people = integer(run.header["plan"].get("population_size"))
-    rounds = f"{promise.steps:,} rounds"
+    rounds = "1 round" if promise.steps == 1 else f"{promise.steps:,} rounds"
     if promise.steps != promise.made:
         rounds = f"all {promise.steps:,} rounds that were promised ({promise.made:,} are made)"
     told = f"ε = {both(promise.epsilon)} is for the {people} people of this run and {rounds}, by its ledger."
