@@ -82,7 +82,7 @@ def test_it_is_on_the_page_in_the_text_and_among_the_tables(runs: Path, tmp_path
     summary = write_report(folders, tmp_path, title="Two")
     assert summary.differences is not None
     report = summary.report(records(runs, "noisy", "quiet"), title="Two")
-    assert "differences" in [table.name for table in report.tables]
+    assert "paired" in [table.name for table in report.tables]
     for said in ((tmp_path / "report.html").read_text(), (tmp_path / "report.txt").read_text()):
         assert "Difference from noisy, paired by speaker" in said
         assert summary.differences.rows[-1][-1] in said

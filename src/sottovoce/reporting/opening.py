@@ -44,8 +44,8 @@ def verdict_table(found: Sequence[Verdict]) -> Table:
         "Right guesses, at most, of whether one person took part, where a coin is right 50 times in 100; of a "
         "simulation, what a release of its recipe would allow. WER beside the same run without noise, or the start."
     )
-    headings, *rows = (tuple(row[n] for n in told) for row in (headings, *rows))
-    return Table("verdicts", "What each is worth", headings, tuple(rows), note, words=2)
+    shown, *cells = (tuple(row[n] for n in told) for row in (headings, *rows))
+    return Table("verdicts", "What each is worth", shown, tuple(cells), note, words=2)
 
 
 def _cells(one: Verdict) -> Row:

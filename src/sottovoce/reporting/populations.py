@@ -16,7 +16,7 @@ from sottovoce.privacy.figure import population_curves
 from sottovoce.privacy.planner import PlannedRun, plan_run
 from sottovoce.privacy.pld import QUICK
 from sottovoce.privacy.promise import written_out
-from sottovoce.reporting.cells import integer, said_once
+from sottovoce.reporting.cells import integer
 from sottovoce.reporting.curves import Points
 from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, pens, plot
 from sottovoce.reporting.records import RunRecord
@@ -42,10 +42,13 @@ class _Recipe:
 
 def population_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
     """One curve for each recipe among `runs` that draws by chance and adds noise; `MOST` of them."""
-    recipes = said_once((run.label, recipe) for run in runs if (recipe := _recipe(run)) is not None)
+    recipes: dict[_Recipe, list[str]] = {}
+    for run in runs:
+        if (recipe := _recipe(run)) is not None:
+            recipes.setdefault(recipe, []).append(run.label)
     if not recipes:
         return []
-    shown = dict(recipes[:MOST])
+    shown = {_named(labels): recipe for recipe, labels in list(recipes.items())[:MOST]}
     curves = {labels: _curve(recipe) for labels, recipe in shown.items()}
     left_out = f" Of {len(recipes)} recipes the first {MOST}." if len(recipes) > MOST else ""
     told = [_told(labels, recipe, curves[labels]) for labels, recipe in shown.items()]
@@ -75,7 +78,7 @@ def _recipe(run: RunRecord) -> _Recipe | None:
         assert isinstance(part, GaussianRelease)
         measured = Measured(count=count, noise_multiplier=part.noise_multiplier)
     useful = run.privacy.get("useful") or {}
-    known = useful.get("epsilon_rdp") if useful.get("epsilon_pld") is None else useful["epsilon_pld"]
+    known: float = next((useful[name] for name in ("epsilon_pld", "epsilon_rdp") if useful.get(name) is not None), 0.0)
     return _Recipe(
         population_size=plan["population_size"],
         cohort_size=plan["cohort_size"],
@@ -106,6 +109,11 @@ def _curve(recipe: _Recipe) -> Points:
     )
     points = [(float(size), one) for size, one in zip(found.population_sizes, found.epsilons, strict=True)]
     return [points[0], *(point for point in points[1:] if point[1] >= SMALLEST)]
+
+
+def _named(labels: Sequence[str]) -> str:
+    """For a legend, which has no room for the labels of a whole suite."""
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
 
 
 def _told(labels: str, recipe: _Recipe, curve: Points) -> str:

@@ -50,7 +50,7 @@ def short_commit(run: RunRecord) -> str | None:
 def _kind(run: RunRecord) -> str:
     if not run.is_federated:
         return "central training"
-    return "federated, a release (secure)" if run.is_release else "federated, simulated (not a release)"
+    return "federated, in secure mode" if run.is_release else "federated, simulated (not a release)"
 
 
 def _steps(run: RunRecord) -> str:

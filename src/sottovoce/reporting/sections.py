@@ -30,7 +30,7 @@ from sottovoce.reporting.transcripts import transcript_list
 # With more runs than this, what belongs to a single one is folded away.
 UNFOLDED = 3
 WITHHELD = (
-    "is a release: norms, losses and times are by-products of private data that no ε covers, so a secure run "
+    "was made in secure mode: norms, losses and times are by-products of private data that no ε covers, so such a run "
     "never writes them down."
 )
 
