@@ -177,7 +177,7 @@ def _private(
         "nothing": f"Practically no guarantee: {stated} excludes next to nothing, however secure its randomness was.",
     }[kind]
     learnt = learn_words(promise, found)
-    before = "Were it released with randomness that nobody knows: " if promise.simulated else ""
+    before = "Were it released with randomness that nobody knows, this would hold. " if promise.simulated else ""
     points = [("What somebody can find out", before + learnt), ("For whom", _for_whom(promise))]
     points += [("Against whom", _against(run)), ("Had or extrapolated", _had(run, promise))]
     points += [("Simulated or released", _drawn(promise, nothing=nothing))]
