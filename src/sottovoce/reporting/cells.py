@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sottovoce.privacy.promise import written_out
 
 NOTHING = "–"
+NAMED = 4  # more labels than this make a list that nobody reads
 Row = tuple[str, ...]
 Said = TypeVar("Said", bound=Hashable)
 
@@ -87,6 +88,17 @@ def said_once(told: Iterable[tuple[str, Said]]) -> list[tuple[str, Said]]:
     for label, words in told:
         labels.setdefault(words, []).append(label)
     return [(", ".join(names), words) for words, names in labels.items()]
+
+
+def listed(labels: Sequence[str]) -> str:
+    """In a sentence; of many the first alone, and how many more there are.
+
+    >>> listed(["a"]), listed(["a", "b", "c"]), listed(["a", "b", "c", "d", "e"])
+    ('a', 'a, b and c', 'a, b, c and 2 more')
+    """
+    if len(labels) > NAMED:
+        labels = [*labels[: NAMED - 1], f"{len(labels) - NAMED + 1} more"]
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
 def slugs(names: Iterable[str]) -> dict[str, str]:

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from sottovoce.privacy.promise import both, joint_epsilon
-from sottovoce.reporting.cells import said_once
+from sottovoce.reporting.cells import listed, said_once
 from sottovoce.reporting.records import Record, RunRecord
 
-NAMED = 4  # more labels than this make a list that nobody reads
 WITHOUT = "training without differential privacy"
 
 
@@ -74,10 +73,7 @@ def _named(group: Sequence[RunRecord], *, everybody: bool) -> str:
 
 
 def _listed(group: Sequence[RunRecord]) -> str:
-    labels = [run.label for run in group]
-    if len(labels) > NAMED:
-        labels = [*labels[: NAMED - 1], f"{len(labels) - NAMED + 1} more"]
-    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+    return listed([run.label for run in group])
 
 
 def _data(run: RunRecord) -> Record:

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from html import escape
 
 from sottovoce.evaluation.paired_table import between, points
-from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon
+from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon, listed
 from sottovoce.reporting.html import Fold, Html, Part, Section
 from sottovoce.reporting.verdict import EVERY_TIME, Verdict, odds_words, of_hundred, told_together
 
-NAMED = 4  # more labels than this make a list that nobody reads
 IN_WORDS = 6  # runs, beyond which nobody reads a verdict on each
 
 
@@ -42,7 +41,7 @@ def verdict_table(found: Sequence[Verdict]) -> Table:
     alike: dict[Row, list[str]] = {}
     for one in found:
         alike.setdefault(_cells(one), []).append(one.label)
-    rows: list[Row] = [(_named(labels), *cells) for cells, labels in alike.items()]
+    rows: list[Row] = [(listed(labels), *cells) for cells, labels in alike.items()]
     told = [n for n in range(len(headings)) if n < 2 or any(row[n] != NOTHING for row in rows)]
     note = (
         "Right guesses, at most, of whether one person took part, where a coin is right 50 times in 100; of a "
@@ -52,12 +51,6 @@ def verdict_table(found: Sequence[Verdict]) -> Table:
         note += " WER beside the same run without noise, where it is here, or beside the start."
     shown, *cells = (tuple(row[n] for n in told) for row in (headings, *rows))
     return Table("verdicts", "What each is worth", shown, tuple(cells), note, words=2)
-
-
-def _named(labels: Sequence[str]) -> str:
-    if len(labels) > NAMED:
-        labels = [*labels[: NAMED - 1], f"{len(labels) - NAMED + 1} more"]
-    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
 def _cells(one: Verdict) -> Row:

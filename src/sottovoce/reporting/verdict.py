@@ -119,7 +119,9 @@ def told_together(found: Sequence[Verdict]) -> str:
     counts = {kind: sum(one.kind == kind for one in found) for kind in STATUS}
     named = [f"{count:,} {COUNTED[kind][count > 1]}" for kind, count in sorted(counts.items(), key=_most) if count]
     none = "" if counts["release"] else "; none is a release with a guarantee"
-    return f"Of {len(found):,} runs {' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))}{none}."
+    if not named[1:]:
+        return f"All {len(found):,} runs {COUNTED[found[0].kind][1]}{none}."
+    return f"Of {len(found):,} runs {', '.join(named[:-1])} and {named[-1]}{none}."
 
 
 def _most(counted: tuple[Kind, int]) -> int:
