@@ -133,8 +133,8 @@ def _drawing(quantity: _Quantity, runs: Sequence[RunRecord]) -> Drawing | None:
 
 
 def _values_beside(quantity: _Quantity, runs: Sequence[RunRecord]) -> list[float]:
-    """All that has to fit on its axis: its own values, and those of what it is to be compared with."""
-    alike = [other for other in QUANTITIES if other is quantity or (quantity.scale and other.scale == quantity.scale)]
+    """All that has to fit on its axis: its values and those of what it is compared with; none where that is nothing."""
+    alike = [other for other in QUANTITIES if quantity.scale and other.scale == quantity.scale]
     return [value for one in alike for points in _lines(one, runs).values() for _, value in points if value > 0]
 
 
@@ -147,12 +147,15 @@ def _figure(lines: Mapping[str, Points], spreads: Mapping[str, Points], *, y: st
         if deviations:
             shade(axes, pen, [(step, value, deviations.get(step, 0.0)) for step, value in points])
         plot(axes, pen, points, marks=False)
-    if among and max(among) > WIDE * min(among):
+    values = among or [value for points in lines.values() for _, value in points if value > 0]
+    if values and max(values) > WIDE * min(values):
         axes.set_yscale("log")
-        axes.set_ylim(min(among) / 1.5, max(among) * 1.5)
+        if among:
+            axes.set_ylim(min(among) / 1.5, max(among) * 1.5)
         label_decades(axes.yaxis)
     else:
-        axes.set_ylim(0, 1.15 * max(among, default=1.0))  # a level line is not the frame
+        top = 1.15 * max(among) if among else max(axes.get_ylim()[1], 1.05 * max(values, default=1.0))
+        axes.set_ylim(0, top)  # a level line is not the frame
         axes.yaxis.set_major_formatter(plain_numbers())
     dress(axes, x="rounds", y=y)
     return figure

@@ -31,8 +31,10 @@ def gradient_section(runs: Sequence[RunRecord]) -> Section | None:
     if not found:
         return None
     parts: list[Part] = []
-    limits = limits_of(mean_profile(windows, NORMS) for _, windows in found.values())
-    along = limits_of(mean_profile([window], NORMS) for _, windows in found.values() for window in windows)
+    limits = along = None  # a run alone has nothing beside it
+    if len(found) > 1:
+        limits = limits_of(mean_profile(windows, NORMS) for _, windows in found.values())
+        along = limits_of(mean_profile([window], NORMS) for _, windows in found.values() for window in windows)
     for (label, (run, windows)), slug in zip(found.items(), slugs(found).values(), strict=True):
         suffix = "" if len(found) == 1 else f"-{slug}"
         inside: tuple[Part, ...] = (

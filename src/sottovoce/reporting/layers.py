@@ -128,8 +128,8 @@ def layer_drawings(run: RunRecord, own: Profiles, *, prefix: str, among: Sequenc
     """
     norm_kinds = run.kinds_apart if has_spreads(run.diagnostics) else run.kinds
     norms = limits_of(profile for one in among for profile in (one.before, one.after))
-    noises = limits_of(one.noise for one in among)
-    trusts = limits_of(one.trust for one in among)
+    several = among if len(among) > 1 else ()
+    noises, trusts = limits_of(one.noise for one in several), limits_of(one.trust for one in several)
     over = "Mean over rounds and clients; what is outside the blocks stands before and after them."
     wanted = (
         (

@@ -5,7 +5,7 @@ figure shows where a run stands, and how far that is from a guarantee of use.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ from sottovoce.privacy.pld import QUICK
 from sottovoce.privacy.promise import written_out
 from sottovoce.reporting.cells import integer
 from sottovoce.reporting.curves import Points
-from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, pens, plot
+from sottovoce.reporting.drawings import Drawing, Pen, dress, label_decades, new_axes, pens, plot
 from sottovoce.reporting.records import RunRecord
 
 MOST = 6  # curves, which take a second each
@@ -49,6 +49,8 @@ def population_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
     if not recipes:
         return []
     shown = {_named(labels): recipe for recipe, labels in list(recipes.items())[:MOST]}
+    every = {pen.label: pen for pen in pens([run.label for run in runs])}  # each keeps its colour
+    colours = {_named(labels): replace(every[labels[0]], label=_named(labels)) for labels in recipes.values()}
     curves = {labels: _curve(recipe) for labels, recipe in shown.items()}
     left_out = f" Of {len(recipes)} recipes the first {MOST}." if len(recipes) > MOST else ""
     told = [_told(labels, recipe, curves[labels]) for labels, recipe in shown.items()]
@@ -60,7 +62,7 @@ def population_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
             "point is the run's own population, the only one that anybody has; the star is where ε ≤ 8 (dashed) by RDP "
             "too. With more people than 1/δ, δ would have to be smaller and ε larger than drawn." + left_out,
             f"ε against population. {'; '.join(told)}.",
-            partial(_figure, shown, curves),
+            partial(_figure, shown, curves, colours),
         )
     ]
 
@@ -122,10 +124,10 @@ def _told(labels: str, recipe: _Recipe, curve: Points) -> str:
     return f"{labels}: {written_out(here)} with {integer(own)} people{useful}, {written_out(there)} with {integer(far)}"
 
 
-def _figure(recipes: Mapping[str, _Recipe], curves: Mapping[str, Points]) -> Figure:
+def _figure(recipes: Mapping[str, _Recipe], curves: Mapping[str, Points], colours: Mapping[str, Pen]) -> Figure:
     figure, axes = new_axes(height=3.5)
-    for pen, (labels, curve) in zip(pens(list(curves)), curves.items(), strict=True):
-        useful = recipes[labels].useful
+    for labels, curve in curves.items():
+        pen, useful = colours[labels], recipes[labels].useful
         plot(axes, pen, curve, marks=False)
         axes.plot(*curve[0], marker="o", markersize=7, color=pen.colour, linestyle="")
         if useful is not None and useful[0] > curve[0][0] and useful[1] > 0:
