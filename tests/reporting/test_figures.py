@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ from sottovoce.models.transformer import FAMILY
 from sottovoce.reporting.cohorts import cohort_lines, cohort_section
 from sottovoce.reporting.convergence import convergence
 from sottovoce.reporting.curves import learning
+from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.dynamics import dynamics_section, noised_norms
 from sottovoce.reporting.gradients import DEVIATIONS, NORMS, gradient_section, mean_profile
 from sottovoce.reporting.html import Section
 from sottovoce.reporting.layers import layer_drawings, layer_profiles, spread_profiles
+from sottovoce.reporting.page import build_report
+from sottovoce.reporting.populations import population_drawings
 from sottovoce.reporting.records import RunRecord, read_run
 from sottovoce.reporting.summary import summarise
 from sottovoce.reporting.tables import bound_tables
@@ -193,3 +196,44 @@ def test_cohorts_are_drawn_by_what_tells_runs_apart(runs: Path) -> None:
     ]
     assert cohort_section([*alone, read(runs, "central")]) is None
     assert names_of(cohort_section([*seeded, read(runs, "central")])) == ["cohorts"]
+
+
+def test_what_is_compared_has_the_same_axis(runs: Path) -> None:
+    """Rates over rounds and over ε; norms before and after; the layers of two runs; two test sets of one run."""
+
+    def ends(parts: Sequence[object], *names: str, axis: str = "y") -> set[tuple[float, float]]:
+        known = {part.name: part for part in parts if isinstance(part, Drawing)}
+        shown = [known[name].draw().axes[0] for name in names]
+        return {one.get_ylim() if axis == "y" else one.get_xlim() for one in shown}
+
+    found = [read(runs, "noisy"), read(runs, "quiet")]
+    parts = build_report(found, title="Two runs").drawings
+    assert len(ends(parts, "dev-wer", "privacy-utility")) == 1
+    assert len(ends(parts, "updates-before", "updates-after")) == 1
+    assert len(ends(parts, "pseudo-gradient", "pseudo-gradient-noised")) == 1
+    norms = [f"{run}-norms-{when}" for run in ("noisy", "quiet") for when in ("before", "after")]
+    assert len(ends(parts, *norms)) == 1
+    assert len(ends(parts, "noisy-trust-ratios", "quiet-trust-ratios")) == 1
+    worse = json.loads(json.dumps(found[0].tests["test"]))
+    for person in worse["per_speaker"]:
+        person["wer"] = 3.0
+    worse["groups"]["gender"]["female"] |= {"wer": 3.0, "wer_interval": [2.5, 3.5]}
+    two = replace(found[0], results={**found[0].results, "test": {"test": found[0].tests["test"], "other": worse}})
+    parts = build_report([two], title="Two test sets").drawings
+    assert len(ends(parts, "speakers-test", "speakers-other")) == 1
+    assert len(ends(parts, "groups-test", "groups-other", axis="x")) == 1
+
+
+def test_epsilon_against_population_is_that_of_the_plan(runs: Path) -> None:
+    """From the run's own people to where its recipe has ε ≤ 8, as `results.json` knows it, and on."""
+    run = read(runs, "noisy")
+    (drawing,) = population_drawings([run])
+    line = drawing.draw().axes[0].lines[0]
+    people, epsilons = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+    assert people[0] == run.privacy["population_size"]
+    assert epsilons[0] == pytest.approx(run.privacy["epsilon_pld"], rel=0.01)
+    assert (np.diff(epsilons) < 0).all()
+    assert "with 18 people" in drawing.alt
+    assert population_drawings([read(runs, "quiet"), read(runs, "central")]) == []
+    twice = population_drawings([run, replace(run, label="again")])
+    assert "noisy and 1 more" in twice[0].alt

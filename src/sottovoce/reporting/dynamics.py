@@ -116,11 +116,16 @@ def _lines(quantity: _Quantity, runs: Sequence[RunRecord]) -> dict[str, Points]:
     return found
 
 
+def _spreads(quantity: _Quantity, runs: Sequence[RunRecord]) -> dict[str, Points]:
+    """How far clients differ, likewise."""
+    return {run.label: series([] if run.is_release else run.diagnostics, quantity.spread) for run in runs}
+
+
 def _drawing(quantity: _Quantity, runs: Sequence[RunRecord]) -> Drawing | None:
     lines = _lines(quantity, runs)
     if not any(lines.values()):
         return None
-    spreads = {run.label: series([] if run.is_release else run.diagnostics, quantity.spread) for run in runs}
+    spreads = _spreads(quantity, runs)
     shaded = len([label for label in lines if lines[label]]) <= SHADED and any(spreads.values())
     caption = quantity.caption + (" The band is one standard deviation over clients to either side." if shaded else "")
     return Drawing(
@@ -133,9 +138,18 @@ def _drawing(quantity: _Quantity, runs: Sequence[RunRecord]) -> Drawing | None:
 
 
 def _values_beside(quantity: _Quantity, runs: Sequence[RunRecord]) -> list[float]:
-    """All that has to fit on its axis: its values and those of what it is compared with; none where that is nothing."""
+    """All that has to fit on its axis: its values and those of what it is compared with, with the bands around them.
+
+    None where it is compared with nothing.
+    """
     alike = [other for other in QUANTITIES if quantity.scale and other.scale == quantity.scale]
-    return [value for one in alike for points in _lines(one, runs).values() for _, value in points if value > 0]
+    found = []
+    for one in alike:
+        spreads = _spreads(one, runs)
+        for label, points in _lines(one, runs).items():
+            deviations = dict(spreads[label])
+            found += [end for step, value in points for end in (value, value + deviations.get(step, 0.0))]
+    return [value for value in found if value > 0]
 
 
 def _figure(lines: Mapping[str, Points], spreads: Mapping[str, Points], *, y: str, among: Sequence[float]) -> Figure:
