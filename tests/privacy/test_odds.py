@@ -9,8 +9,19 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.events import Event, NoGuarantee, composed, fixed_size_release, poisson_release, repeated
+from sottovoce.privacy.events import (
+    Composition,
+    CorrelatedRelease,
+    Event,
+    NoGuarantee,
+    composed,
+    expanded,
+    fixed_size_release,
+    poisson_release,
+    repeated,
+)
 from sottovoce.privacy.odds import FALSE_ALARMS, believed, odds, odds_of_profile
+from sottovoce.privacy.strategies import Banded
 
 
 @pytest.mark.parametrize(("z", "steps"), [(1.0, 1), (2.0, 4), (5.0, 9), (0.5, 1), (50.0, 2000)])
@@ -85,6 +96,11 @@ def test_it_says_at_least_as_much_as_a_stated_pair(z: float, q: float, steps: in
     found = odds(event)
     assert 0.5 <= found.right <= alone.right + 1e-6
     assert found.found + 1e-12 >= FALSE_ALARMS
+
+
+def test_a_chain_of_correlated_noise_is_what_its_accounts_are() -> None:
+    chain = CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0, 0.75)))
+    assert odds(repeated(chain, 7)) == odds(Composition(expanded(chain, 7)))
 
 
 @given(st.floats(0, 30), st.floats(1e-6, 1 - 1e-6))

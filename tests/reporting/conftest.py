@@ -3,13 +3,17 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.tones import pack_tones
 
 from sottovoce.config import load_recipe
+from sottovoce.privacy.events import event_to_json, repeated
+from sottovoce.reporting.records import LedgerCheck, RunRecord
 from sottovoce.training.stages import Surroundings, run_recipe
 
 FEDERATED = """
@@ -94,3 +98,14 @@ def releases(runs: Path) -> Path:
         run_recipe(found, out=place / "releases" / name, resume=False, around=around)
         shutil.rmtree(place / "releases" / name / "checkpoints")
     return place / "releases"
+
+
+def with_event(run: RunRecord, event: Any, **plan: Any) -> RunRecord:
+    """The same run with a ledger of another mechanism."""
+    assert run.ledger is not None
+    assert run.ledger.report is not None
+    report = run.ledger.report
+    header = {**report.header, "event": event_to_json(event), "plan": {**report.header["plan"], **plan}}
+    return replace(
+        run, ledger=LedgerCheck(report=replace(report, header=header, spent=repeated(event, report.attempts)))
+    )

@@ -5,11 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.reporting.conftest import MakeRun
+from tests.reporting.conftest import MakeRun, with_event
 from typer.testing import CliRunner
 
 from sottovoce.cli import app
 from sottovoce.errors import InputError
+from sottovoce.privacy.events import CorrelatedRelease
+from sottovoce.privacy.strategies import Banded
 from sottovoce.reporting.records import read_run
 from sottovoce.reporting.statement import BLANKS, NOT_COVERED, statement, write_statement
 from sottovoce.reporting.verdict import verdict_on
@@ -77,6 +79,14 @@ def test_a_run_without_a_ledger_that_holds_gets_none(copied: MakeRun, tmp_path: 
     with pytest.raises(InputError, match=r"nobody can sign for this run: .*ledger\.jsonl is missing"):
         write_statement(tmp_path / "statement.md", run, verdict_on(run))
     assert not (tmp_path / "statement.md").exists()
+
+
+def test_noise_that_is_correlated_over_rounds_is_called_so(runs: Path) -> None:
+    chain = CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0, 0.75)))
+    run = with_event(read_run("release", runs / "release"), chain)
+    facts = facts_of(statement(run, verdict_on(run)))
+    assert facts["noise"].startswith("Gaussian, correlated over rounds, 2 times that bound")
+    assert facts["sampling"] == "one of 3 groups after the other, each of it with probability 0.5"
 
 
 def test_names_of_runs_break_no_table(copied: MakeRun) -> None:

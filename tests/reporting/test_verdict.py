@@ -2,21 +2,19 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.reporting.conftest import MakeRun
+from tests.reporting.conftest import MakeRun, with_event
 from typer.testing import CliRunner
 
 from sottovoce.cli import app
-from sottovoce.privacy.events import event_to_json, fixed_size_release, poisson_release, repeated
+from sottovoce.privacy.events import fixed_size_release, poisson_release
 from sottovoce.privacy.odds import odds
 from sottovoce.reporting.html import Html
 from sottovoce.reporting.opening import verdict_table
 from sottovoce.reporting.page import build_report
-from sottovoce.reporting.records import LedgerCheck, RunRecord, read_run
+from sottovoce.reporting.records import read_run
 from sottovoce.reporting.summary import write_report
 from sottovoce.reporting.verdict import Verdict, told_together, verdict_on, verdicts
 
@@ -27,17 +25,6 @@ def verdict_of(folder: Path) -> Verdict:
 
 def points_of(found: Verdict) -> dict[str, str]:
     return dict(found.points)
-
-
-def with_event(run: RunRecord, event: Any, **plan: Any) -> RunRecord:
-    """The same run with a ledger of another mechanism."""
-    assert run.ledger is not None
-    assert run.ledger.report is not None
-    report = run.ledger.report
-    header = {**report.header, "event": event_to_json(event), "plan": {**report.header["plan"], **plan}}
-    return replace(
-        run, ledger=LedgerCheck(report=replace(report, header=header, spent=repeated(event, report.attempts)))
-    )
 
 
 # The cases that whoever signs has to tell apart.

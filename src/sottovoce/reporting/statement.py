@@ -9,7 +9,7 @@ from pathlib import Path
 from sottovoce import __version__
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
-from sottovoce.privacy.events import NoGuarantee
+from sottovoce.privacy.events import CorrelatedRelease, GaussianRelease, NoGuarantee, Release
 from sottovoce.privacy.promise import Promise, written_out
 from sottovoce.reporting.cells import integer, percent
 from sottovoce.reporting.records import Record, RunRecord
@@ -118,7 +118,7 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
     assert ledger.report is not None
     people, cohort = plan["population_size"], plan["cohort_size"]
     yield "population", f"{integer(people)} people on a list that was fixed before the run"
-    yield "sampling", _sampling(plan.get("sampling"), cohort=cohort, people=people)
+    yield "sampling", _sampling(promise.release, cohort=cohort, people=people)
     yield "rounds", f"{promise.steps:,} promised before the first model was released, {promise.made:,} made"
     repeats = ledger.report.attempts - ledger.report.steps
     if repeats:
@@ -147,7 +147,8 @@ def _mechanism(promise: Promise, plan: Record) -> Iterator[tuple[str, str]]:
         return
     bound = "a norm that follows theirs, privately" if plan.get("adaptive") else f"an L2 norm of {plan['clip_bound']:g}"
     yield "clipping", f"each client's update to {bound}"
-    yield "noise", f"Gaussian, {release.noise_multiplier:g} times that bound, on the sum of a round, once"
+    chained = ", correlated over rounds" if isinstance(release, CorrelatedRelease) else ""
+    yield "noise", f"Gaussian{chained}, {release.noise_multiplier:g} times that bound, on the sum of a round, once"
     relation = "added or removed" if release.neighbouring == "add_remove" else "replaced by another"
     yield "unit of privacy", f"one {promise.privacy_unit}, {relation}, with everything they said in the run"
     if promise.measured:
@@ -161,8 +162,15 @@ def _mechanism(promise: Promise, plan: Record) -> Iterator[tuple[str, str]]:
     yield "odds of 1 : 1 become", f"at most {odds_words(stated.headline)}, but for a chance of δ"
 
 
-def _sampling(kind: object, *, cohort: int, people: int) -> str:
-    if kind == "fixed_size":
+def _sampling(release: Release | NoGuarantee, *, cohort: int, people: int) -> str:
+    if isinstance(release, CorrelatedRelease):
+        whom = (
+            "each person of it"
+            if release.sampling_rate == 1
+            else f"each of it with probability {release.sampling_rate:.4g}"
+        )
+        return f"one of {release.cycle:,} groups after the other, {whom}"
+    if isinstance(release, GaussianRelease) and release.sampling == "fixed_size":
         return f"{integer(cohort)} different people in each round, every set of them equally likely"
     return f"each person alone, with probability {cohort / people:.4g} in each round ({integer(cohort)} expected)"
 

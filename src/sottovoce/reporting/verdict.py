@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sottovoce.evaluation.gaps import Gap
-from sottovoce.privacy.events import GaussianRelease, NoGuarantee, parts_of
+from sottovoce.privacy.events import GaussianRelease, NoGuarantee, accounted
 from sottovoce.privacy.odds import Odds, believed, odds
 from sottovoce.privacy.promise import Promise, both, written_out
 from sottovoce.reporting.cells import integer
@@ -248,9 +248,9 @@ def odds_words(epsilon: float) -> str:
 
 
 def _never_drawn(promise: Promise) -> float:
-    """How likely one person is in no round at all."""
+    """How likely one person is in no round at all, of those that could be theirs."""
     share = 1.0
-    for part, count in parts_of(promise.event):
+    for part, count in accounted(promise.event):
         assert isinstance(part, GaussianRelease)
         rate = part.sampling_rate
         if rate is None:
@@ -262,7 +262,7 @@ def _never_drawn(promise: Promise) -> float:
 
 
 def _for_whom(promise: Promise) -> str:
-    assert isinstance(promise.release, GaussianRelease)
+    assert not isinstance(promise.release, NoGuarantee)
     unit, words = UNITS.get(promise.privacy_unit or "", (f"one {promise.privacy_unit}", f"Each {promise.privacy_unit}"))
     if promise.release.neighbouring == "add_remove":
         hidden = f"Hidden is whether {unit} took part at all, and so what they said"
