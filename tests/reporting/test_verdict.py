@@ -37,7 +37,7 @@ def test_a_simulation_protects_nobody_and_says_what_a_release_would_be_worth(run
         "A simulation, which itself protects nobody. Released, ε = 0.07051 at δ = 0.001 would hold."
     )
     told = points_of(found)
-    assert told["What somebody can find out"].startswith("Were it released with randomness that nobody knows, ")
+    assert told["What somebody can find out"].startswith("Of a release of the same recipe: somebody who tosses a coin")
     assert "whoever has the seed can take the noise out again" in told["Simulated or released"]
     assert told["Had or extrapolated"].startswith("On paper, as a simulation has it: ")
     assert found.status == ("simulated", "seeded: not a release")

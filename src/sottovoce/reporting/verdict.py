@@ -179,8 +179,9 @@ def _private(
         "nothing": f"Practically no guarantee: {stated} excludes next to nothing, however secure its randomness was.",
     }[kind]
     learnt = learn_words(promise, found)
-    before = "Were it released with randomness that nobody knows, this would hold. " if promise.simulated else ""
-    points = [("What somebody can find out", before + learnt), ("For whom", _for_whom(promise))]
+    if promise.simulated:
+        learnt = f"Of a release of the same recipe: {learnt[0].lower()}{learnt[1:]}"
+    points = [("What somebody can find out", learnt), ("For whom", _for_whom(promise))]
     points += [("Against whom", _against(run)), ("Had or extrapolated", _had(run, promise))]
     points += [("Simulated or released", _drawn(promise, nothing=nothing))]
     if delta_too_large:
@@ -188,7 +189,7 @@ def _private(
         points.append(("A large δ", leak))
     if promise.outside is not None:
         points.append(("What it rests on", f"{promise.outside}."))
-    short = f"{headline} {before}{learnt}"
+    short = f"{headline} {learnt}"
     return Verdict(
         run.label, kind, headline, short, (*points, *measured), epsilon, delta, odds=found, cost=cost, gap=gap
     )
