@@ -41,7 +41,7 @@ CONTRAST = """(() => {
 
 # Whatever lies beyond an edge of the screen and cannot be pushed into it, as a table can within its own box.
 CUT_OFF = """[...document.querySelectorAll("body *")]
-  .filter(one => !one.closest(".wide") || one.classList.contains("wide"))
+  .filter(one => !one.closest(".wide") || one.matches(".wide, caption span"))
   .filter(one => {
     const box = one.getBoundingClientRect();
     return box.width > 0 && (box.right > innerWidth + 0.5 || box.left < -0.5);

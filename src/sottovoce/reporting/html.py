@@ -134,7 +134,7 @@ def _table(table: Table) -> str:
     note = f'<p class="note">{escape(table.note)}</p>\n' if table.note else ""
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{escape(table.title)}">\n'
-        f'<table id="table-{table.name}">\n<caption>{escape(table.title)}</caption>\n'
+        f'<table id="table-{table.name}">\n<caption><span>{escape(table.title)}</span></caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>\n{note}"
     )
 

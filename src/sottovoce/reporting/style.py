@@ -59,6 +59,8 @@ figcaption { margin-top: .35rem; line-height: 1.45; }
 .wide:focus-visible, summary:focus-visible, a:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .35rem; }
+/* As wide as the screen, however wide its table is. */
+caption span { display: inline-block; position: sticky; left: 0; max-width: calc(100vw - 2.5rem); }
 th, td { padding: .35rem .8rem .35rem 0; text-align: right; vertical-align: baseline; white-space: nowrap;
          border-bottom: 1px solid var(--line); font-weight: 400; }
 thead th { color: var(--quiet); font-size: .85rem; vertical-align: bottom; }
