@@ -8,6 +8,7 @@ from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon, listed
 from sottovoce.reporting.html import Fold, Html, Part, Section
 from sottovoce.reporting.verdict import EVERY_TIME, Verdict, odds_words, of_hundred, told_together
 
+WORDS = 4  # columns of the table, before the numbers
 IN_WORDS = 6  # runs, beyond which nobody reads a verdict on each
 
 
@@ -35,8 +36,8 @@ def verdict_box(one: Verdict) -> str:
 def verdict_table(found: Sequence[Verdict]) -> Table:
     """One line a run: what it is, what its mechanism allows, what it costs."""
     headings = (
-        *("", "verdict", "ε", "right guesses in 100", "odds of 1 : 1 become"),
-        *("points of WER", "95 % interval", "beside", "worst group", "its gap", "95 % interval"),
+        *("", "verdict", "worst group", "WER beside", "ε", "right guesses in 100", "odds of 1 : 1 become"),
+        *("points of WER", "95 % interval", "worst group’s gap", "95 % interval"),
     )
     alike: dict[Row, list[str]] = {}
     for one in found:
@@ -50,7 +51,7 @@ def verdict_table(found: Sequence[Verdict]) -> Table:
     if any(one.cost is not None and one.cost.base is not None for one in found):
         note += " WER beside the same run without noise, where it is here, or beside the start."
     shown, *cells = (tuple(row[n] for n in told) for row in (headings, *rows))
-    return Table("verdicts", "What each is worth", shown, tuple(cells), note, words=2)
+    return Table("verdicts", "What each is worth", shown, tuple(cells), note, words=sum(n < WORDS for n in told))
 
 
 def _cells(one: Verdict) -> Row:
@@ -58,13 +59,13 @@ def _cells(one: Verdict) -> Row:
     if one.epsilon is not None and one.odds is not None:
         right = "100" if one.odds.right >= EVERY_TIME else f"{of_hundred(one.odds.right)}"
         private = (epsilon(one.epsilon), right, odds_words(one.epsilon))
-    cost = (NOTHING,) * 3
+    base, cost = NOTHING, (NOTHING, NOTHING)
     if one.cost is not None and one.cost.base is not None:
-        cost = (points(one.cost.difference), between(one.cost.interval), one.cost.base)
-    gap = (NOTHING,) * 3
+        base, cost = one.cost.base, (points(one.cost.difference), between(one.cost.interval))
+    group, gap = NOTHING, (NOTHING, NOTHING)
     if one.gap is not None:
-        gap = (f"{one.gap.fact} {one.gap.group}", points(one.gap.gap), between(one.gap.interval))
-    return one.brief, *private, *cost, *gap
+        group, gap = f"{one.gap.fact} {one.gap.group}", (points(one.gap.gap), between(one.gap.interval))
+    return one.brief, group, base, *private, *cost, *gap
 
 
 def _unbroken(words: str) -> str:
