@@ -87,7 +87,7 @@ class RunRecord:
         """What the finished run said of its privacy; of an older run that stopped early, what it had promised."""
         said: Record = self.results.get("privacy") or {}
         if said and self.is_stand_in:
-            return {name: value for name, value in said.items() if name not in OF_STAND_IN} | NOT_SAID
+            return {**{name: value for name, value in said.items() if name not in OF_STAND_IN}, **NOT_SAID}
         if not said or "promised_steps" in said or self.promise is None or self.promise.steps == self.promise.made:
             return said
         assert self.ledger is not None
