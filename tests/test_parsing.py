@@ -49,7 +49,7 @@ def laughs(levels: int) -> str:
         ("0x" + "f" * 5_000, "digits"),
         ("1:" * 2_000 + "1", "digits"),
         ('"\\0"', "a zero byte"),
-        ('"\\ud800"', "half a character"),
+        ('"\\ud800"', "half a character|invalid Unicode character"),
         ("\0", "not allowed"),
         ("!!int x", "int"),
         ("!!int ''", "index"),
