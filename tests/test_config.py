@@ -30,6 +30,17 @@ def test_a_recipe_that_leaves_the_size_alone_is_written_as_before_sizes_could_va
     assert [*written["model"]] == ["size", "dropout", "layer_drop", "norm", "positions", "cape"]
 
 
+def test_what_came_for_narrow_bands_is_written_where_it_is_asked_for() -> None:
+    for name, place in (("synthetic/central", ("central", "augment")), ("demo/global", ("federation", "local"))):
+        plain = load_recipe(name).model_dump(mode="json")
+        assert "ears" not in plain["model"]
+        assert "narrow_band" not in plain[place[0]][place[1]]
+        asked = [f"{'.'.join(place)}.narrow_band.share=0.3", "model.ears.normalise=filter"]
+        written = load_recipe(name, asked).model_dump(mode="json")
+        assert written["model"]["ears"] == {"normalise": "filter", "floor_db": None}
+        assert written[place[0]][place[1]]["narrow_band"]["share"] == 0.3
+
+
 def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "about: base\ndata: {store: s, train: [a, b]}\nmodel: {size: tiny, dropout: 0.2}\n"
@@ -64,6 +75,20 @@ def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> Non
         ("synthetic/central", ["central.augment.spec_augment.time_masks=-1"], "time_masks=-1, expected at least 0"),
         ("synthetic/central", ["central.augment.noise={colour: blue}"], "central.augment.noise"),
         ("synthetic/central", ["central.augment.speeds=[0.9, -1]"], "speeds has -1.0, expected numbers from 0.5"),
+        (
+            "synthetic/central",
+            ["central.augment.narrow_band.share=2"],
+            "narrow_band: share=2.0, expected a share from 0",
+        ),
+        ("synthetic/central", ["model.ears.normalise=bin"], "model.ears.normalise: Input should be 'utterance' or"),
+        ("synthetic/central", ["model.ears.floor_db=0"], "ears: floor_db=0.0, expected a positive number"),
+        ("synthetic/central", ["model.as_released=true", "model.ears.floor_db=40"], "ears with as_released"),
+        (
+            "synthetic/central",
+            ["model.as_released=true", "central.augment.narrow_band.share=0.5"],
+            "central.augment.narrow_band: this model of family=ctc_transformer does not say which of its features",
+        ),
+        ("demo/global", ["model.as_released=true", "federation.local.narrow_band.share=1"], "federation.local.narrow_"),
         ("synthetic/central", ["central.steps={"], "'{' is not readable as YAML"),
         ("/.yaml", [], "no recipe '/.yaml'"),
         ("synthetic/central", ["data.part=seed"], "part='seed' and seed_part belong together"),

@@ -83,6 +83,28 @@ def test_evaluate_json_agrees_with_the_texts_it_writes(sottovoce: Command, place
     assert f"wrote {tmp_path / 'wer.html'}" in done.err.replace("\n", "")
 
 
+def test_speech_of_a_narrow_band_is_told_and_other_speech_is_not(
+    sottovoce: Command, place: Path, tmp_path: Path
+) -> None:
+    """From the recordings to the recogniser: whoever has telephone speech hears of it in one line each time."""
+    rows = []
+    for name, rate in (("narrow", 8_000), ("wide", 16_000)):
+        folder = tmp_path / name
+        folder.mkdir()
+        soundfile.write(folder / "a.wav", sound("a", seconds=1), rate)
+        (folder / "test.tsv").write_text("client_id\tpath\tsentence\nu1\ta.wav\thello there\n")
+        told = {
+            "prepare": sottovoce("prepare", "tsv", folder / "test.tsv", "--out", folder / "store", "--json"),
+            "evaluate": sottovoce("evaluate", place / "model", "--on", folder / "store", "--json"),
+            "transcribe": sottovoce("transcribe", place / "model", folder / "a.wav", "--json"),
+        }
+        for command, done in told.items():
+            assert done.code == 0, done.err
+            json.loads(done.out)
+            rows.append((name, command, "1 of 1 recordings hold nothing above 4 kHz" in done.err))
+    assert [row for row in rows if row[2]] == [("narrow", c, True) for c in ("prepare", "evaluate", "transcribe")]
+
+
 def test_evaluate_prints_a_table(sottovoce: Command, place: Path) -> None:
     done = sottovoce("evaluate", place / "model", "--on", place / "store", "--longest", 2)
     assert done.code == 0, done.err

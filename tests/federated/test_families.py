@@ -21,14 +21,15 @@ from tests.guides import DOCS, blocks
 from tests.reference_round import SGD
 from tests.several import in_processes
 
-from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.audio.features import Ears
 from sottovoce.errors import InputError
 from sottovoce.federated.engines import SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.flat.layout import Layout
 from sottovoce.models import saved
 from sottovoce.models.attention_search import GREEDY, Search
-from sottovoce.models.family import REGISTERED, Family, find_family, not_stacked, recordings_heard
+from sottovoce.models.family import DEFAULT, REGISTERED, Family, find_family, not_stacked, recordings_heard
 from sottovoce.models.trainable import parse_part, split
 from sottovoce.models.utterances import record_lines
 from sottovoce.processes import process_group
@@ -36,7 +37,12 @@ from sottovoce.seeds import stream, torch_stream
 
 FROM_THE_GUIDE = "gru_ctc:FAMILY"
 RANDOM: dict[str, Any] = {  # everything that chance decides, and clients of unequal size
-    "local": {"local_epochs": 2, "spec_augment": SpecAugmentSettings(), "layerdrop_group": 2},
+    "local": {
+        "local_epochs": 2,
+        "spec_augment": SpecAugmentSettings(),
+        "narrow_band": NarrowBandSettings(),
+        "layerdrop_group": 2,
+    },
     "people": {"max_seconds": 3.0},
     "privacy": {"noise_multiplier": 0.7, "share": "dim"},
     "cohort_size": 9,
@@ -55,8 +61,11 @@ class Kind(NamedTuple):
 
 
 FAMILIES = {name: Kind(name) for name in (*REGISTERED, FROM_THE_GUIDE)}
+EARS = Ears(normalise="filter", floor_db=40.0)
 KINDS = {
     **FAMILIES,
+    "transformer, other ears": Kind(DEFAULT, {"ears": EARS}),
+    "crdnn, other ears": Kind("crdnn", {"ears": EARS}),
     "crdnn, batch-norm": Kind("crdnn", {"norm": "batch"}),
     "crdnn, as released": Kind("crdnn", {"norm": "batch", "as_released": True}, hears_padding=True),
     "crdnn, CTC alone": Kind("crdnn", {"mu": 0.0}),

@@ -13,7 +13,7 @@ from tests.federated.small import CPU, EXACT, Small, rounding, small
 from tests.federated.trouble import Trouble
 from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.federated.client import ClientRoom, LoadedClient, Proximal
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine, stacked
 
@@ -72,6 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Adam, epochs": {"local": {"local_epochs": 2, "optimiser": {"name": "adam", "eps": 1e-2}, "lr": 0.01}},
     "LARS": {"local": {"optimiser": {"name": "lars"}, "lr": 0.1}},
     "masks": {"local": {"spec_augment": SpecAugmentSettings()}},
+    "bands": {"local": {"narrow_band": NarrowBandSettings()}},
     "dropout": {"model": {"dropout": 0.3}},
     "dropout, each its own layers, epochs": {
         "model": {"layers": 4, "layer_drop": 0.5, "dropout": 0.3},

@@ -1,4 +1,5 @@
-"""Augmentation, batched, on the device of its input: SpecAugment on features; speed and noise on waveforms.
+"""Augmentation, batched, on the device of its input: SpecAugment and narrow bands on features; speed and noise on
+waveforms.
 
 Randomness is a torch.Generator argument. Draws are made on the generator's device and do not depend on the
 utterances' lengths, so the same generator gives the same masks however a batch is padded. Nothing waits for the device.
@@ -14,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from sottovoce.audio.features import INT16_SCALE, frame_mask
+from sottovoce.audio.features import INT16_SCALE, TELEPHONE_HZ, frame_mask
 from sottovoce.errors import InputError
 
 Colour = Literal["white", "pink"]
@@ -84,6 +85,52 @@ def _bands(draws_BM2: Tensor, *, extent_B: Tensor, bound_B: Tensor, size: int) -
     start_BM = (draws_BM2[:, :, 1] * (extent_B[:, None] - width_BM + 1)).floor()
     place = torch.arange(size, device=draws_BM2.device)
     return ((place >= start_BM[:, :, None]) & (place < (start_BM + width_BM)[:, :, None])).any(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowBandSettings:
+    """A `share` of the utterances is heard through a narrower band than it was recorded with.
+
+    `telephone` of these through a telephone's (300 to 3,400 Hz), the others up to a frequency that is drawn evenly, in
+    Hertz, between these bounds.
+    """
+
+    share: float = 0.5
+    telephone: float = 0.5
+    lowest_hz: float = 3_000.0
+    highest_hz: float = 8_000.0
+
+    def __post_init__(self) -> None:
+        for name in ("share", "telephone"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise InputError(f"narrow_band: {name}={value}, expected a share from 0 to 1")
+        if not 0 < self.lowest_hz <= self.highest_hz < math.inf:
+            raise InputError(
+                f"narrow_band: lowest_hz={self.lowest_hz} and highest_hz={self.highest_hz}, "
+                "expected positive numbers in this order"
+            )
+
+
+def draw_bands(batch_size: int, *, settings: NarrowBandSettings, generator: torch.Generator) -> Tensor:
+    """The lowest and the highest frequency of each utterance, in Hertz: [B, 2]; 0 and infinite where all is heard."""
+    whether_B, which_B, place_B = torch.rand(3, batch_size, generator=generator, device=generator.device)
+    narrow_B, telephone_B = whether_B < settings.share, which_B < settings.telephone
+    drawn_B = settings.lowest_hz + place_B * (settings.highest_hz - settings.lowest_hz)
+    low_B = torch.where(narrow_B & telephone_B, TELEPHONE_HZ[0], 0.0)
+    high_B = torch.where(telephone_B, TELEPHONE_HZ[1], drawn_B).where(narrow_B, math.inf)
+    return torch.stack([low_B, high_B], dim=1)
+
+
+def empty_bands(features_BTF: Tensor, frame_lengths_B: Tensor, bands_B2: Tensor, *, hertz_F: Tensor) -> Tensor:
+    """Features whose filters outside their utterance's band stay at its lowest value, as if there were its silence.
+
+    `hertz_F` says where each filter is; padding is left as it is.
+    """
+    inside_BT1 = frame_mask(frame_lengths_B, features_BTF.shape[1])[:, :, None]
+    lowest_B11 = features_BTF.where(inside_BT1, math.inf).amin((1, 2), keepdim=True)
+    low_B1, high_B1 = bands_B2[:, :1], bands_B2[:, 1:]
+    heard_B1F = ((hertz_F >= low_B1) & (hertz_F <= high_B1))[:, None]
+    return features_BTF.where(heard_B1F | ~inside_BT1, lowest_B11)
 
 
 def perturb_speed(

@@ -8,7 +8,10 @@ log floored at float32's machine epsilon. One exception: a clip shorter than one
     B  utterances    N  samples    T  frames    F  mel filters, or bins
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -16,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.errors import InputError
 
+Normalised = Literal["utterance", "filter"]
 MEL_COUNT = 80
 WINDOW_SAMPLES = SAMPLE_RATE * 25 // 1000
 HOP_SAMPLES = SAMPLE_RATE * 10 // 1000
@@ -24,11 +29,31 @@ FFT_SAMPLES = 512
 BIN_COUNT = FFT_SAMPLES // 2  # without the one at 0 Hz, of which each frame's mean was taken off
 PRE_EMPHASIS = 0.97
 LOWEST_HZ = 20.0
+TELEPHONE_HZ = (300.0, 3_400.0)  # of all speech there is this much
 LOG_FLOOR = torch.finfo(torch.float32).eps
 LEAST_POWER = 1e-10  # of a bin; what rounding to 16 bits adds to each is a hundred times as much
 INT16_SCALE = 1.0 / 32768.0
 # Log-mel values of speech have a variance near 10; this only matters for constant input, which it maps to zeros.
 VARIANCE_FLOOR = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ears:
+    """How log-mel features are floored and normalised; the defaults are the paper's.
+
+    `normalise`: one mean over all of an utterance (`normalise`), or one for each `filter` (`normalise_filters`).
+    `floor_db`: what is so many decibels below the loudest of its utterance (`raise_floor`) is not heard; None hears
+    down to float32's machine epsilon, however loud the rest is.
+    """
+
+    normalise: Normalised = "utterance"
+    floor_db: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.normalise not in get_args(Normalised):
+            raise InputError(f"ears: normalise={self.normalise!r}, expected {' or '.join(get_args(Normalised))}")
+        if self.floor_db is not None and not 0 < self.floor_db < math.inf:
+            raise InputError(f"ears: floor_db={self.floor_db}, expected a positive number")
 
 
 def frame_count(samples: int) -> int:
@@ -101,6 +126,34 @@ def normalise(features_BTF: Tensor, frame_lengths_B: Tensor) -> Tensor:
     centred_BTF = (features_BTF - mean_B11).where(mask_BT1, 0.0)
     variance_B11 = centred_BTF.square().sum((1, 2), keepdim=True) / count_B11
     return centred_BTF * (variance_B11 + VARIANCE_FLOOR).rsqrt()
+
+
+def normalise_filters(features_BTF: Tensor, frame_lengths_B: Tensor) -> Tensor:
+    """Zero mean for each filter of an utterance, and one scale for all of them; padding becomes zero.
+
+    What a microphone or a line does to a filter is a constant, which so is gone, and so is a band in which there is
+    nothing. The scale is the deviation of those filters that vary: each filter's variance counts by that variance, so
+    that empty ones neither count nor are blown up. Constant utterances become zeros, those of no frame stay so.
+    """
+    mask_BT1 = frame_mask(frame_lengths_B, features_BTF.shape[1])[:, :, None]
+    count_B11 = frame_lengths_B.clamp_min(1).to(features_BTF.dtype)[:, None, None]
+    mean_B1F = features_BTF.where(mask_BT1, 0.0).sum(1, keepdim=True) / count_B11
+    centred_BTF = (features_BTF - mean_B1F).where(mask_BT1, 0.0)
+    variance_B1F = centred_BTF.square().sum(1, keepdim=True) / count_B11
+    total_B11 = variance_B1F.sum(2, keepdim=True)
+    variance_B11 = variance_B1F.square().sum(2, keepdim=True) / total_B11.clamp_min(VARIANCE_FLOOR)
+    return centred_BTF * (variance_B11 + VARIANCE_FLOOR).rsqrt()
+
+
+def raise_floor(features_BTF: Tensor, frame_lengths_B: Tensor, *, decibels: float) -> Tensor:
+    """Log energies of at least so many `decibels` below the loudest of their utterance, among filters of a telephone.
+
+    The loudest, and no mean: how much silence there is around speech must not move what is heard of it. Nor must what a
+    wider band holds besides.
+    """
+    mask_BT1 = frame_mask(frame_lengths_B, features_BTF.shape[1])[:, :, None]
+    loudest_B11 = features_BTF[:, :, _TELEPHONE].where(mask_BT1, math.log(LOG_FLOOR)).amax((1, 2), keepdim=True)
+    return features_BTF.maximum(loudest_B11 - decibels * math.log(10) / 10)
 
 
 def _inside(waveforms_BN: Tensor, lengths_B: Tensor) -> Tensor:
@@ -179,5 +232,23 @@ def mel_filters(mel_count: int) -> NDArray[np.float64]:
     return np.pad(np.minimum(rising, falling).clip(min=0.0), ((0, 1), (0, 0)))
 
 
+def filter_hertz() -> NDArray[np.float64]:
+    """The frequency at which each of our filters is highest, [F].
+
+    >>> filter_hertz()[[0, 39, 79]].round().tolist()
+    [42.0, 1765.0, 7736.0]
+    """
+    edges = np.linspace(_mel(LOWEST_HZ), _mel(SAMPLE_RATE / 2), MEL_COUNT + 2)
+    return 700.0 * np.expm1(edges[1:-1] / 1127.0)
+
+
+def bin_hertz() -> NDArray[np.float64]:
+    """The frequency of each bin of `log_power`."""
+    return np.arange(1, BIN_COUNT + 1) * SAMPLE_RATE / FFT_SAMPLES
+
+
 def _mel(hertz: NDArray[np.float64] | float) -> NDArray[np.float64]:
     return 1127.0 * np.log1p(np.asarray(hertz, dtype=np.float64) / 700.0)
+
+
+_TELEPHONE = slice(*np.searchsorted(filter_hertz(), TELEPHONE_HZ).tolist())  # the filters in its band

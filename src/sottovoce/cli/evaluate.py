@@ -63,6 +63,7 @@ def evaluate(
 
     Example: sottovoce evaluate runs/demo/global --on stores/demo-crowd:test --plot wer.html
     """
+    from sottovoce.audio.narrow_band import narrow_in
     from sottovoce.drawing import check_plot
     from sottovoce.evaluation.decoder import choose_decoder
     from sottovoce.evaluation.evaluate import check_language, score, select, told_collapsed
@@ -134,6 +135,8 @@ def evaluate(
         draw(result, plot, title=f"{model.name} on {result.store}" + (f", {split}" if split else ""))
     if result.collapsed:
         stderr.print(told_collapsed(result.collapsed, result.utterances))
+    if line := narrow_in(store, chosen.rows):
+        say(line)
     for written in (place for place in (plot, out) if place is not None):
         stderr.print(f"wrote {written}", highlight=False)
 

@@ -117,11 +117,12 @@ def join(
 
 def _packed(corpus: "Corpus[Speaker]", place: Path) -> None:
     """A folder's recordings as a store, with a line for everything that was wrong with them."""
-    from sottovoce.cli.prepare import amounts, packed, tell_problems
+    from sottovoce.cli.prepare import amounts, packed, tell_narrow_band, tell_problems
 
     store = packed(corpus, place)
     say(f"{amounts(store)}: your recordings, prepared; they stay here")
     tell_problems(store)
+    tell_narrow_band(store)
 
 
 def _attend(participant: "Participant", answer_orders: Callable[[], None], stop: threading.Event) -> None:

@@ -307,9 +307,11 @@ def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None
     elapsed = time.monotonic() - started
     if json:
         print_json({key: value for key, value in store.header.items() if key != "sizes"} | {"seconds": store.seconds})
+        tell_narrow_band(store)
         return
     say(f"{amounts(store)} ({store.seconds / elapsed:,.0f} s of audio per second)", to=stdout)
     tell_problems(store)
+    tell_narrow_band(store)
 
 
 def packed(corpus: Corpus[S], out: Path, workers: int | None = None) -> Store:
@@ -344,3 +346,11 @@ def tell_problems(store: Store) -> None:
         say(f"{found['count']:,} × {kind} ({'kept' if found['kept'] else 'left out'})")
         for example in found["examples"]:
             say(f"      {example}")
+
+
+def tell_narrow_band(store: Store) -> None:
+    """Whether some of a store sounds like a telephone: models that were not made for it fail in silence."""
+    from sottovoce.audio.narrow_band import narrow_in
+
+    if line := narrow_in(store):
+        say(line)

@@ -220,7 +220,7 @@ class Federation(Section):
     trainable: str | None = None
     rescale_norms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     clients: Clients = Clients()
-    local: Annotated[LocalTraining, leave_unwritten("batch_utterances", "order", "time_line")]
+    local: Annotated[LocalTraining, leave_unwritten("batch_utterances", "order", "time_line", "narrow_band")]
     server: ServerSettings
     server_pass: PassSettings | None = None
     shared_dev: SharedDev | None = None

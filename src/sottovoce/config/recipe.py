@@ -6,8 +6,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from sottovoce.config.federation import Federation
-from sottovoce.config.sections import Central, Data, ModelSection, PathText, Section, TokenSettings
+from sottovoce.config.sections import Augmentation, Central, Data, ModelSection, PathText, Section, TokenSettings
 from sottovoce.evaluation.measures import MeasureName
+from sottovoce.federated.client import LocalTraining
 from sottovoce.models.family import find_family
 
 
@@ -45,6 +46,7 @@ class Recipe(Section):
             raise ValueError("expected exactly one of the sections central and federation")
         if not self.reads_texts and self.tokens != TokenSettings():
             raise ValueError(f"tokens: models of family={self.model.family} learn from speech alone; expected none")
+        self._check_narrow_band()
         if self.federation is not None and self.federation.server_pass is not None:
             judged = {"data.dev": (self.data.dev,), "data.test": self.data.test}
             self._check_public("federation.server_pass.data", self.federation.server_pass.data, judged)
@@ -67,6 +69,22 @@ class Recipe(Section):
     @property
     def reads_texts(self) -> bool:
         return find_family(self.model.family).texts
+
+    def _check_narrow_band(self) -> None:
+        """Not every model can tell which of its features hear what."""
+        wishes: dict[str, Augmentation | LocalTraining] = {}
+        if self.central is not None:
+            wishes["central.augment"] = self.central.augment
+        if self.federation is not None:
+            wishes["federation.local"] = self.federation.local
+            if self.federation.server_pass is not None:
+                wishes["federation.server_pass.augment"] = self.federation.server_pass.augment
+        asked = [place for place, wish in wishes.items() if wish.narrow_band is not None]
+        if asked and find_family(self.model.family).narrow(self.model.settings(tokens=2)) is None:
+            raise ValueError(
+                f"{asked[0]}.narrow_band: this model of family={self.model.family} does not say which of its features "
+                "hears which frequency (none does as released); expected null"
+            )
 
     def _check_public(self, key: str, data: str, judged: Mapping[str, tuple[str, ...]]) -> None:
         """Speech that is public is neither the clients' nor what models are `judged` by."""

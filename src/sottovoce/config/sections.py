@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from sottovoce.audio.augment import FASTEST, SLOWEST, NoiseSettings, SpecAugmentSettings
+from sottovoce.audio.augment import FASTEST, SLOWEST, NarrowBandSettings, NoiseSettings, SpecAugmentSettings
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.optimisers import NewBob, Optimiser, Schedule, build_optimiser, build_schedule
@@ -174,11 +174,14 @@ ModelSection = Annotated[Any, PlainValidator(_checked), PlainSerializer(_written
 
 
 class Augmentation(Section):
-    """What is done to speech in training: in time (speeds, noise) and on the features (SpecAugment)."""
+    """What is done to speech in training: in time (speeds, noise) and on the features (SpecAugment, narrow bands)."""
+
+    unwritten = frozenset({"narrow_band"})
 
     spec_augment: SpecAugmentSettings | None = SpecAugmentSettings()
     speeds: tuple[float, ...] = ()
     noise: NoiseSettings | None = None
+    narrow_band: NarrowBandSettings | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Augmentation":

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.audio.batches import Batch, client_batches
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
@@ -94,6 +94,7 @@ class LocalTraining:
     batch_utterances: int | None = None
     order: Literal["ascending"] | None = None
     time_line: TimeLine | None = None
+    narrow_band: NarrowBandSettings | None = None
 
     def __post_init__(self) -> None:
         if self.time_line is not None:
@@ -239,6 +240,7 @@ class ClientRoom:
             generator=torch_stream(self.seed, "local steps", step, client.key),
             shared=None if group is None else torch_stream(self.seed, "layer-drop", step, group),
             progress=[Progress(number, count // len(speech.rows)) for number, count in enumerate(begun)],
+            narrow_band=self.local.narrow_band,
         )
 
     def draw_group(self, client: Client, *, step: int) -> int | None:

@@ -21,10 +21,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings, apply_masks, draw_masks
+from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
 from sottovoce.errors import InputError, told_import
 from sottovoce.models import log_mel
 from sottovoce.models.attention_search import Found, Search
+from sottovoce.models.log_mel import Narrow
 from sottovoce.models.utterances import Features, Recordings
 
 Parameters = Mapping[str, Tensor]
@@ -74,6 +75,10 @@ def never(_settings: Any) -> bool:
 
 def none(*_settings: Any) -> frozenset[str]:
     return frozenset()
+
+
+def unknown(_settings: Any) -> Narrow | None:
+    return None
 
 
 def no_reason(_settings: Any) -> str | None:
@@ -142,8 +147,9 @@ class Family(Generic[S, D]):
     `inherited(other, settings)` names the tensors that a model with `settings` may take from one of another family
     with the settings `other`; none by default.
     `shared_chance(settings)`: whether `draw` uses the second generator, which a group of clients shares. `mask` is
-    SpecAugment, None where features are not time by frequency. `faster(family, working, …)` is the family again with
-    compiled or recorded functions for training `working`, or a part of a model where that is None.
+    SpecAugment, None where features are not time by frequency. `narrow(settings)` is a function that hears speech of a
+    narrower band in features (`log_mel.Narrow`), None where nobody has said how. `faster(family, working, …)` is the
+    family again with compiled or recorded functions for training `working`, or a part of a model where that is None.
     """
 
     name: str
@@ -166,6 +172,7 @@ class Family(Generic[S, D]):
     encode: Callable[..., tuple[Tensor, Tensor]] | None = None
     hear: Callable[..., Features] = log_mel.hear
     mask: Callable[..., Tensor] | None = apply_masks
+    narrow: Callable[[S], Narrow | None] = unknown
     shared_chance: Callable[[S], bool] = never
     at: Callable[[S, D, Progress], D] | None = None
     statistics: Callable[[S], frozenset[str]] = none
@@ -217,11 +224,12 @@ def not_stacked(family: Family[S, Any], settings: S) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StepDraws:
-    """All that chance decides in one training step: SpecAugment's masks, with its settings, and the model's own."""
+    """All that chance decides in one training step: SpecAugment's masks, with its settings, bands, the model's own."""
 
     model: Any
     masks: Tensor | None = None
     spec_augment: SpecAugmentSettings | None = field(default=None, repr=False)
+    bands: Tensor | None = None
 
 
 def draw_steps(
@@ -234,6 +242,7 @@ def draw_steps(
     generator: torch.Generator,
     shared: torch.Generator | None = None,
     progress: Sequence[Progress] | None = None,
+    narrow_band: NarrowBandSettings | None = None,
 ) -> list[StepDraws]:
     """Draw several steps at once: of so many `utterances` each, padded to so many `samples`, on the host.
 
@@ -245,21 +254,26 @@ def draw_steps(
     models = family.draw(settings, utterances, samples=samples, generator=generator, shared=shared)
     if family.at is not None and progress is not None:
         models = [family.at(settings, model, place) for model, place in zip(models, progress, strict=True)]
-    return [StepDraws(model, own, spec_augment) for model, own in zip(models, masks, strict=True)]
+    bands: Sequence[Tensor | None] = [None] * len(utterances)
+    if narrow_band is not None:  # drawn last: all else is as it would be without
+        bands = torch.split(draw_bands(sum(utterances), settings=narrow_band, generator=generator), list(utterances))
+    drawn = zip(models, masks, bands, strict=True)
+    return [StepDraws(model, own, spec_augment, band) for model, own, band in drawn]
 
 
-def masked(family: Family[Any, Any], features: Features, draws: StepDraws) -> Features:
-    """`features` with SpecAugment's bands taken out."""
-    if draws.masks is None or family.mask is None:
+def augmented(family: Family[S, Any], features: Features, draws: StepDraws, *, settings: S) -> Features:
+    """`features` through narrower bands, and with SpecAugment's taken out."""
+    narrow, mask = family.narrow(settings) if draws.bands is not None else None, family.mask
+    if narrow is None and (draws.masks is None or mask is None):
         return features
-    device = features.features_UTF.device
+    features_UTF, device = features.features_UTF, features.features_UTF.device
+    frames_U = features.frames_U.to(device, non_blocking=True)
     with torch.no_grad():
-        features_UTF = family.mask(
-            features.features_UTF,
-            features.frames_U.to(device, non_blocking=True),
-            draws=draws.masks.to(device, non_blocking=True),
-            settings=draws.spec_augment,
-        )
+        if narrow is not None and draws.bands is not None:
+            features_UTF = narrow(features_UTF, frames_U, draws.bands.to(device, non_blocking=True))
+        if mask is not None and draws.masks is not None:
+            masks = draws.masks.to(device, non_blocking=True)
+            features_UTF = mask(features_UTF, frames_U, draws=masks, settings=draws.spec_augment)
     return Features(features_UTF, features.frames_U, features.tokens_UL, features.token_lengths_U)
 
 
@@ -267,7 +281,8 @@ def step_loss(
     family: Family[S, Any], parameters: Parameters, features: Features, *, settings: S, draws: StepDraws
 ) -> Tensor:
     """The mean loss of a training step."""
-    return family.loss(parameters, masked(family, features, draws), settings=settings, draws=draws.model)
+    heard = augmented(family, features, draws, settings=settings)
+    return family.loss(parameters, heard, settings=settings, draws=draws.model)
 
 
 def recordings_heard(family: Family[S, Any], recordings: Recordings, *, settings: S) -> Features:

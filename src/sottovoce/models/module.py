@@ -28,6 +28,7 @@ from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, frame_count
 from sottovoce.errors import InputError
 from sottovoce.models import ctc
 from sottovoce.models.family import Family, Parameters, Place, Recognition
+from sottovoce.models.log_mel import Narrow, narrowing
 from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.utterances import Features
 from sottovoce.seeds import seeded_kernels
@@ -67,8 +68,14 @@ def ctc_family(
         unusable=made.unusable,
         draw=draw,
         loss=made.loss,
+        narrow=narrow,
         recognition=Recognition(emit=made.emit, samples_per_frame=made.samples_per_frame),
     )
+
+
+def narrow(_settings: Any) -> Narrow | None:
+    """These hear our own features."""
+    return narrowing(None, as_released=False)
 
 
 def place(name: str) -> Place:

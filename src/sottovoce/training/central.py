@@ -253,6 +253,7 @@ def train_step(
             spec_augment=augment.spec_augment,
             generator=generator,
             progress=None if progress is None else [progress],
+            narrow_band=augment.narrow_band,
         )
         features = recordings_heard(family, batch, settings=settings)
         loss = step_loss(family, frozen.with_trained(weights.working), features, settings=settings, draws=draws)

@@ -30,7 +30,7 @@ from sottovoce.federated.engines.stacked import fitting_size, lock_step
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Family, Parameters, Stacked, masked, step_loss
+from sottovoce.models.family import Family, Parameters, Stacked, augmented, step_loss
 from sottovoce.models.utterances import end_to_end
 from sottovoce.optimisers import SGD
 from sottovoce.privacy.settings import BY_DATA, Weighting
@@ -208,7 +208,7 @@ class SharedEngine(Engine):
         together = lock_step(members, 0, self._stacked, self._height(members))
         losses_N = self._stacked.losses(
             whole,
-            masked(room.family, end_to_end(heard).take(together.lines), together.draws),
+            augmented(room.family, end_to_end(heard).take(together.lines), together.draws, settings=room.model),
             rows_U=together.rows_U,
             clients=self._height(members),
             settings=room.model,

@@ -35,7 +35,7 @@ from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.measured import last_epoch, measured_wer
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Stacked, StepDraws, masked, not_stacked
+from sottovoce.models.family import Stacked, StepDraws, augmented, not_stacked
 from sottovoce.models.utterances import end_to_end
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting
@@ -197,7 +197,7 @@ class StackedEngine(Engine):
         for lock_step in stack.steps:
             losses_N = self._stacked.losses(
                 room.frozen.with_trained(weights.working),
-                masked(room.family, heard.take(lock_step.lines), lock_step.draws),
+                augmented(room.family, heard.take(lock_step.lines), lock_step.draws, settings=room.model),
                 rows_U=lock_step.rows_U,
                 clients=count,
                 settings=room.model,
@@ -267,10 +267,12 @@ def lock_step(members: Sequence[LoadedClient], local_step: int, stacked: Stacked
     lines = [members[row].lines[local_step] + firsts[row] for row in active]
     draws = {row: members[row].draws[local_step] for row in active}
     masks = [drawn.masks for drawn in draws.values() if drawn.masks is not None]
+    bands = [drawn.bands for drawn in draws.values() if drawn.bands is not None]
     joined = StepDraws(
         stacked.join([draws[row].model if row in draws else None for row in range(size)]),
         torch.cat(masks) if masks else None,
         draws[active[0]].spec_augment,
+        torch.cat(bands) if bands else None,
     )
     rows_U = [row for row, places in zip(active, lines, strict=True) for _ in range(len(places))]
     return LockStep(torch.cat(lines), rows_U, joined, torch.tensor([float(row in draws) for row in range(size)]))

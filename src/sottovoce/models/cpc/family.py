@@ -19,7 +19,7 @@ from sottovoce.models.cpc.settings import SIZES, Settings, init, parameter_shape
 from sottovoce.models.family import Family, Parameters, Stacked
 from sottovoce.models.module import with_corrections
 from sottovoce.models.speech_lstm import network
-from sottovoce.models.speech_lstm.network import heard
+from sottovoce.models.speech_lstm.network import heard, narrow
 from sottovoce.models.utterances import Features, Recordings
 
 
@@ -112,6 +112,7 @@ FAMILY = Family(
     loss=loss,
     figures=figures,
     hear=hear,
+    narrow=narrow,
     mask=None,  # what is masked would have to be predicted, and one masked step is like another
     encode=encode,
     stacked=STACKED,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT
+from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, Ears
 from sottovoce.errors import InputError
 from sottovoce.models import attention_search, ctc, module
 from sottovoce.models.attention_search import AttentionDecoder, Found, Search
@@ -32,6 +32,7 @@ from sottovoce.models.crdnn.front import frames_of, hear
 from sottovoce.models.crdnn.network import Encoded, encode
 from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, named_settings
 from sottovoce.models.family import Family, Parameters, Progress, Recognition, Stacked
+from sottovoce.models.log_mel import Narrow, check_ears, narrowing
 from sottovoce.models.utterances import Features
 from sottovoce.seeds import seeded_kernels
 
@@ -49,10 +50,12 @@ class Options:
     ctc_epochs: Annotated[int, Field(ge=0)] | None = None
     ctc_steps: Annotated[int, Field(ge=0)] | None = None
     as_released: bool = False
+    ears: Ears | None = None  # None is not written, so that older recipes are written as they always were
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise InputError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
+        check_ears(self.ears, as_released=self.as_released)
 
     def settings(self, *, tokens: int) -> Settings:
         given = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "family"}
@@ -97,6 +100,10 @@ def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | N
     if ctc.required_frames(tokens) > steps:
         return "text too long for its audio"
     return None
+
+
+def narrow(settings: Settings) -> Narrow | None:
+    return narrowing(settings.ears, as_released=settings.as_released)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +319,7 @@ FAMILY = Family(
     at=at,
     loss=loss,
     hear=hear,
+    narrow=narrow,
     statistics=architecture.statistics,
     faster=faster,
     recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame, search=search),

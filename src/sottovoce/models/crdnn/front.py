@@ -32,7 +32,7 @@ def frames_of(samples: int, settings: Settings) -> int:
 def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:
     """Normalised features [U, T, F]; `options` are those of `log_mel.hear`."""
     if not settings.as_released:
-        return log_mel.hear(recordings, settings=settings, dtype=dtype, **options)
+        return log_mel.hear(recordings, settings=settings, dtype=dtype, ears=settings.ears, **options)
     features_UTF = decibels(_lines(recordings))
     frames_U = recordings.lengths_U // HOP_SAMPLES + 1
     if settings.feature_mean is not None and settings.feature_deviation is not None:

@@ -17,8 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sottovoce.audio.features import MEL_COUNT
+from sottovoce.audio.features import MEL_COUNT, Ears
 from sottovoce.errors import InputError
+from sottovoce.models.log_mel import check_ears
 
 POOLING = 4  # frames that become one encoder step: 40 ms
 KERNEL = 3
@@ -32,6 +33,7 @@ class Settings:
     The loss is mu·CE + (1 − mu)·CTC, in local training for the first `ctc_epochs` epochs and `ctc_steps` steps, and CE
     alone afterwards; None is for ever. `as_released`: features are SpeechBrain's, and padding is part of the speech.
     Each mel filter is normalised by `feature_mean` and `feature_deviation` then or, without, in each utterance alone.
+    `ears`: how our own features are normalised; None is as everywhere.
     """
 
     tokens: int
@@ -53,8 +55,10 @@ class Settings:
     as_released: bool = False
     feature_mean: tuple[float, ...] | None = None
     feature_deviation: tuple[float, ...] | None = None
+    ears: Ears | None = None
 
     def __post_init__(self) -> None:
+        check_ears(self.ears, as_released=self.as_released)
         counts = ("rnn_layers", "rnn_width", "dnn_layers", "dnn_width", "embedding", "decoder_width")
         for name in (*counts, "location_channels", "location_reach"):
             if (value := getattr(self, name)) < 1:

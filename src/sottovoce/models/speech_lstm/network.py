@@ -8,13 +8,17 @@ by one, in chunks with a state that is carried on, or all at once, with the same
 Shapes: U utterances, T frames or steps, F bins, D width.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.audio.features import frame_lengths, frame_mask, log_power
+from sottovoce.audio.augment import empty_bands
+from sottovoce.audio.features import bin_hertz, frame_lengths, frame_mask, log_power
 from sottovoce.models import lstm
 from sottovoce.models.family import Parameters
+from sottovoce.models.log_mel import Narrow
 from sottovoce.models.lstm import Cell, State
 from sottovoce.models.speech_lstm.settings import Encoder, cell_names
 from sottovoce.models.utterances import Features, Recordings
@@ -34,6 +38,16 @@ def line_features(lines_UN: Tensor, lengths_U: Tensor, *, settings: Encoder) -> 
     features_UTF, frames_U = log_power(lines_UN, lengths_U)
     inside_UT1 = frame_mask(frames_U, features_UTF.shape[1])[:, :, None]
     return torch.where(inside_UT1, (features_UTF - settings.mean) / settings.deviation, 0.0)
+
+
+def narrowed(features_UTF: Tensor, frames_U: Tensor, bands_U2: Tensor) -> Tensor:
+    """The same had nothing been recorded outside `bands_U2`: bins are normalised alike whatever the others hold."""
+    hertz_F = torch.from_numpy(bin_hertz()).to(features_UTF.device, torch.float32)
+    return empty_bands(features_UTF, frames_U, bands_U2, hertz_F=hertz_F)
+
+
+def narrow(_settings: Any) -> Narrow:
+    return narrowed
 
 
 def encode(weights: Parameters, features: Features, *, settings: Encoder) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from sottovoce.models import module, rnnt
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.family import Family, Parameters, Recognition
 from sottovoce.models.module import with_corrections
-from sottovoce.models.speech_lstm.network import encode, heard
+from sottovoce.models.speech_lstm.network import encode, heard, narrow
 from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes
 from sottovoce.models.transducer import search as searching
 from sottovoce.models.transducer.network import SIZES, Settings, init, named_settings, parameter_shapes, predict
@@ -124,6 +124,7 @@ FAMILY = Family(
     draw=draw,
     loss=loss,
     hear=hear,
+    narrow=narrow,
     encode=encoded,
     recognition=Recognition(
         samples_per_frame=samples_per_frame,

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from sottovoce.audio.augment import apply_masks
-from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, compiled, frame_count
+from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, Ears, compiled, frame_count
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.models import ctc, log_mel
@@ -45,12 +45,14 @@ class Options:
     positions: Literal["cape", "sinusoidal"] = "cape"
     cape: Cape = field(default_factory=Cape)
     as_released: bool | None = None  # None is not written, so that older recipes are written as they always were
+    ears: Ears | None = None  # likewise
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise InputError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
         if self.width is not None and self.width % (heads := SIZES[self.size].heads):
             raise InputError(f"width={self.width}, expected a multiple of {heads}, the heads of size={self.size}")
+        log_mel.check_ears(self.ears, as_released=self.as_released)
 
     def settings(self, *, tokens: int) -> Settings:
         given = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "family"}
@@ -118,6 +120,10 @@ def draw(
         return own
     kept = network.draw_kept(settings, steps=len(utterances), generator=shared)
     return [replace(drawn, kept=layers) for drawn, layers in zip(own, kept, strict=True)]
+
+
+def narrow(settings: Settings) -> log_mel.Narrow | None:
+    return log_mel.narrowing(settings.ears, as_released=settings.as_released)
 
 
 def drops_layers(settings: Settings) -> bool:
@@ -296,6 +302,7 @@ FAMILY = Family(
     of_tokens=frozenset({"output.weight", "output.bias"}),
     unusable=unusable,
     hear=hear,
+    narrow=narrow,
     draw=draw,
     loss=loss,
     shared_chance=drops_layers,

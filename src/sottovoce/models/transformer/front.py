@@ -35,7 +35,7 @@ from sottovoce.models.utterances import Features, Recordings
 def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:
     """Normalised features [U, T, F], zero behind each utterance's end; `options` are those of `log_mel.hear`."""
     if not settings.as_released:
-        return log_mel.hear(recordings, settings=settings, dtype=dtype, **options)
+        return log_mel.hear(recordings, settings=settings, dtype=dtype, ears=settings.ears, **options)
     lines_UN, frames_U = recordings.as_lines(), frame_lengths(recordings.lengths_U)
     device = lines_UN.device
     longest = int(frames_U.max()) if recordings.line is None else frame_count(recordings.line)

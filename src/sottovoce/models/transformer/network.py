@@ -27,9 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.audio.features import normalise
+from sottovoce.audio.features import Ears, normalise
 from sottovoce.errors import InputError
 from sottovoce.models.family import Parameters
+from sottovoce.models.log_mel import check_ears
 from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.transformer.dropout import ClientDropout, DropoutDraws, client_dropout
 from sottovoce.models.transformer.linear import LowRank, Matrix, attend_segments, layer_norm, linear
@@ -56,7 +57,7 @@ class Settings:
 
     `as_released`: what the code of Pelikan et al. has and their text does not name. Its features are others
     (`transformer.front`), and each utterance is normalised once more after SpecAugment, with a scale and an offset that
-    are learned.
+    are learned. `ears`: how our own features are normalised; None is as the paper has it.
     """
 
     layers: int
@@ -70,8 +71,10 @@ class Settings:
     positions: Literal["cape", "sinusoidal"] = "cape"
     cape: Cape = field(default_factory=Cape)
     as_released: bool = False
+    ears: Ears | None = None
 
     def __post_init__(self) -> None:
+        check_ears(self.ears, as_released=self.as_released)
         for name in ("layers", "width", "heads", "features"):
             if (value := getattr(self, name)) < 1:
                 raise InputError(f"model: {name}={value}, expected at least 1")
