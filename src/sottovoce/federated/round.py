@@ -17,6 +17,7 @@ from sottovoce.federated.private import Private
 from sottovoce.federated.server import Server, ServerStep
 from sottovoce.federated.turns import Turns
 from sottovoce.flat.segments import layer_norms
+from sottovoce.privacy.correlated_noise import CorrelatedNoise
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
 
@@ -54,6 +55,7 @@ def run_round(
     turns: Turns | None = None,
     model_bits: int | None = None,
     on_release: OnRelease | None = None,
+    correlated: CorrelatedNoise | None = None,
 ) -> Round:
     """Round `step`: moves `server` in place. `digest` is the fingerprint of its parameters.
 
@@ -63,10 +65,13 @@ def run_round(
     `server_pass` trains on after the noise, on data of no client: it costs nothing, and nothing here checks its data.
     `turns` is where clients stand on their time lines; everybody in the cohort has had one when this returns. With
     `model_bits` clients train from a rounded model (`as_sent`), and their updates move the server's own. `on_release`
-    is shown what the round releases, before the server uses it.
+    is shown what the round releases, before the server uses it. `correlated` is the run's noise, where the plan has a
+    mechanism: what attempts that were lost had of it is not used again.
     """
     among = None if turns is None else turns.among
-    cohort = plan.sample(step, attempt=ledger.next_attempt(step), among=among)
+    if correlated is not None:
+        correlated.go_on(ledger.next_row(step))
+    cohort = plan.sample(step, attempt=ledger.next_attempt(step), row=ledger.next_row(step), among=among)
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
     charge = plan.charge(ledger, step=step, parameters=digest, cohort=commitment)
     told: dict[str, Any] = {} if turns is None else {"turns": turns.of(cohort)}
@@ -74,7 +79,8 @@ def run_round(
     if summed.diagnostics is not None:
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)
         summed.diagnostics.denominator = summed.denominator
-    pseudo_gradient_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares).div_(summed.denominator)
+    noised_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares, correlated=correlated)
+    pseudo_gradient_P = noised_P.div_(summed.denominator)
     if on_release is not None:
         on_release(pseudo_gradient_P, step)
     moved = server.step(pseudo_gradient_P, step=step)

@@ -29,9 +29,10 @@ from sottovoce.errors import InputError, promise
 from sottovoce.privacy.accounting import Epsilon, RunningEpsilon, epsilon
 from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
 from sottovoce.privacy.events import (
+    Composition,
     Event,
-    GaussianRelease,
     NoGuarantee,
+    Release,
     composed,
     event_from_json,
     event_to_json,
@@ -65,8 +66,17 @@ class Charge:
     Guarantee: each at most once. Only a `Ledger` makes one, but for tests and measurements that release nothing.
     """
 
-    def __init__(self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float, attempt: int = 1) -> None:
+    def __init__(
+        self,
+        event: Release | NoGuarantee,
+        *,
+        step: int,
+        clip_bound: float,
+        attempt: int = 1,
+        row: int | None = None,
+    ) -> None:
         self.event, self.step, self.clip_bound, self.attempt = event, step, clip_bound, attempt
+        self.row = step if row is None else row  # of noise that is correlated over rounds
         self.epsilon: float | None = None  # so far, this step included; None without a guarantee
         self._released: set[str] = set()
 
@@ -93,7 +103,7 @@ class Header:
     run: str
     mode: Literal["seeded", "secure", "unrepeated"]
     plan: Mapping[str, object]
-    event: GaussianRelease | NoGuarantee
+    event: Release | NoGuarantee
     delta: float
     epsilon_budget: float | None = None
     inputs: str = ""
@@ -238,9 +248,9 @@ def _attempts_at(known: Mapping[int, Record], step: int) -> int:
     return known[step]["attempt"] if step in known else 0
 
 
-def _release(record: Record) -> GaussianRelease | NoGuarantee:
+def _release(record: Record) -> Release | NoGuarantee:
     event = event_from_json(record["event"])
-    if isinstance(event, GaussianRelease | NoGuarantee):
+    if not isinstance(event, Composition):
         return event
     raise InputError("event: expected one release")
 
@@ -342,11 +352,15 @@ class Ledger:
         """The same for measuring clients' word error rate after `step` steps."""
         return self._next_attempt(self._state.measured, step)
 
+    def next_row(self, step: int) -> int:
+        """Which row of correlated noise `step` gets: one that no attempt has had, but for a step that is done again."""
+        return step if self._state.seeded else self._state.attempts
+
     def _next_attempt(self, known: Mapping[int, Record], step: int) -> int:
         return 1 if self._state.seeded else _attempts_at(known, step) + 1
 
     def intend(
-        self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
+        self, event: Release | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
     ) -> Charge:
         """Charges `step` before anything of it is released; the plan calls it (`Plan.charge`).
 
@@ -357,13 +371,14 @@ class Ledger:
         promise(written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}")
         promise(self._next in (None, step), f"step={step}: the step after the last is {self._next}")
         inputs = {"event": written, "clip_bound": _json_number(clip_bound), "parameters": parameters, "cohort": cohort}
-        charge = Charge(event, step=step, clip_bound=clip_bound, attempt=self.next_attempt(step))
+        attempt, row = self.next_attempt(step), self.next_row(step)
+        charge = Charge(event, step=step, clip_bound=clip_bound, attempt=attempt, row=row)
         self._pay(charge, "intent", inputs, known=state.intents)
         self._next = step + 1
         return charge
 
     def measure(
-        self, event: GaussianRelease | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
+        self, event: Release | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
     ) -> Charge:
         """Charges one measurement of clients' word error rate after `step` steps, as `intend` charges a step."""
         told, written = self._state.header.get("client_wer"), event_to_json(event)

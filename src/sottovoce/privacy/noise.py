@@ -133,6 +133,35 @@ def grid_gaussian(
     count: int, *, std: float, grid: float, random: SecureRandom, device: torch.device | str = "cpu"
 ) -> Tensor:
     """`count` independent N(0, std²) in float64, each rounded to the nearest multiple of `grid` (a power of two)."""
+    return _box_muller(count, std=std / grid, random=random, device=device).round_().mul_(grid)
+
+
+def secure_normal(layout: Layout, *, random: SecureRandom, device: torch.device | str = "cpu") -> Tensor:
+    """N(0, 1) on every parameter, in float64 and on no grid: for noise that is yet to be correlated."""
+    drawn_P = layout.zeros(device=device, dtype=torch.float64)
+    for chunk in _chunks(drawn_P):
+        chunk.copy_(_box_muller(chunk.numel(), std=1.0, random=random, device=chunk.device))
+    layout.clear_padding(drawn_P)
+    return drawn_P
+
+
+def add_on_grid(total: Tensor, noise_P: Tensor, *, std: float, grid: float, layout: Layout) -> Tensor:
+    """total += std·noise rounded to `grid`, in place; both are float64, and `total` is on the grid (checked).
+
+    Guarantee: x + round(noise) = round(x + noise), so that what is released is a rounding of x + std·noise, whatever
+    that noise has in common with other rounds'.
+    """
+    _check_std(std)
+    layout.check(total)
+    exact = total.dtype == noise_P.dtype == torch.float64
+    promise(exact, f"{noise_P.dtype} noise on a sum of {total.dtype}: sums on a grid are float64")
+    for chunk, noise in zip(_chunks(total), _chunks(noise_P), strict=True):
+        _check_exact(chunk, grid)
+        chunk.add_((noise * (std / grid)).round_().mul_(grid))
+    return total
+
+
+def _box_muller(count: int, *, std: float, random: SecureRandom, device: torch.device | str) -> Tensor:
     pairs = -(-count // 2)
     words = torch.from_numpy(random.words(2 * pairs).view("int64")).to(device)
     coarse = (words[:pairs] >> 1) & (2**63 - 1)
@@ -141,9 +170,9 @@ def grid_gaussian(
     if len(tail):  # once in four thousand million draws: refine, so that the far tail is not cut off
         finer = torch.from_numpy((random.words(len(tail)) >> 1).view("int64")).to(device)
         uniform[tail] = (coarse[tail].double() + (finer.double() + 1) * 2.0**-63) * 2.0**-63
-    radius = uniform.log_().mul_(-2).sqrt_().mul_(std / grid)
+    radius = uniform.log_().mul_(-2).sqrt_().mul_(std)
     angle = words[pairs:].double().mul_(math.pi * 2.0**-63)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].round_().mul_(grid)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
 
 
 def grid_spacing(*, clip_bound: float, most_users: int, std: float, bits: int = 53) -> float:

@@ -15,8 +15,8 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,21 +25,40 @@ from torch import Tensor
 
 from sottovoce.errors import BrokenPromise, InputError, promise
 from sottovoce.flat.layout import Layout, group_layers, tensor_layers
+from sottovoce.privacy import telling
 from sottovoce.privacy.adaptive import next_clip_bound, update_noise_multiplier
 from sottovoce.privacy.clipping import Clipper, ClipStats
-from sottovoce.privacy.events import GaussianRelease, NoGuarantee, fixed_size_release, poisson_release
-from sottovoce.privacy.ledger import DRAWN_WHEN_DRY, Charge, Header, Ledger
+from sottovoce.privacy.correlated_noise import CorrelatedNoise, widening
+from sottovoce.privacy.events import (
+    CorrelatedRelease,
+    GaussianRelease,
+    NoGuarantee,
+    Release,
+    fixed_size_release,
+    poisson_release,
+)
+from sottovoce.privacy.ledger import Charge, Header, Ledger
 from sottovoce.privacy.noise import (
     add_discrete_gaussian,
     add_gaussian,
+    add_on_grid,
     add_secure_gaussian,
     grid_gaussian,
     grid_spacing,
+    secure_normal,
     sigma_dp_of,
 )
 from sottovoce.privacy.noise_shares import NoiseShares, fewest_here
-from sottovoce.privacy.outside import PARTS, OutsideSampler, build_outside, checked_cohort, rests_on, within_one
-from sottovoce.privacy.sampling import FixedSizeSampler, Indices, PoissonSampler, Sampler, Words, bounded_weight
+from sottovoce.privacy.outside import OutsideSampler, build_outside, checked_cohort, within_one
+from sottovoce.privacy.sampling import (
+    CyclicSampler,
+    FixedSizeSampler,
+    Indices,
+    PoissonSampler,
+    Sampler,
+    Words,
+    bounded_weight,
+)
 from sottovoce.privacy.secure_random import SecureRandom
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
 from sottovoce.seeds import derive, stream
@@ -86,6 +105,8 @@ class Plan:
             raise InputError(f"clip_bound={self.adapted_clip_bound}: only adaptive clipping moves the bound of a plan")
         if self.settings.noise_scope is not None:
             self.settings.noise_scope.parameter_factors(self.layout)
+        if self.settings.mechanism is not None and (self.sum_bits is not None or self.noise_shares is not None):
+            raise InputError("mechanism over a network, where clients' sums are words: expected independent noise")
         if self.noise_shares is not None:
             self._check_shares(self.noise_shares)
         if self.rule is not None and self.settings.clip_rule is not None:
@@ -107,8 +128,8 @@ class Plan:
     # What is charged.
 
     @cached_property
-    def event(self) -> GaussianRelease | NoGuarantee:
-        """What one round spends."""
+    def event(self) -> Release | NoGuarantee:
+        """What one round spends; with correlated noise, as one row of all of them."""
         settings, reason = self.settings, self.settings.no_guarantee_reason
         if reason is not None:
             return NoGuarantee(reason)
@@ -117,25 +138,14 @@ class Plan:
                 return poisson_release(settings.z, sampling_rate=rate)
             case FixedSizeSampler(cohort_size=size):
                 return fixed_size_release(settings.z, cohort_size=size, population_size=settings.population_size)
+            case CyclicSampler(sampling_rate=rate, cycle=cycle):
+                assert settings.mechanism is not None
+                return CorrelatedRelease(settings.z, rate, cycle, settings.mechanism.strategy)
 
     @property
     def guarantee(self) -> str:
         """The promise in one line, without its ε (which grows with the steps), or why there is none."""
-        if isinstance(self.event, NoGuarantee):
-            return f"no guarantee: {self.event.reason}"
-        relation = "adding or removing one" if self.event.neighbouring == "add_remove" else "replacing one"
-        simulated = " (simulated)" if self.settings.mode is Mode.SEEDED else ""
-        return (
-            f"δ={self.settings.delta:g} for each {self.settings.privacy_unit} against {relation}: "
-            f"{self.event.sampling} q={self.sampling_rate:g}, z={self.settings.z:g}{simulated}"
-            + ("" if self.settings.time_line is None else f"; {DRAWN_WHEN_DRY}")
-            + (
-                ""
-                if self.server_event is None
-                else f"; to the server, z={self.server_event.noise_multiplier:g} each time"
-            )
-            + ("" if (outside := rests_on(self.describe())) is None else f"; {outside}")
-        )
+        return telling.guarantee(self)
 
     @property
     def server_event(self) -> GaussianRelease | None:
@@ -192,9 +202,12 @@ class Plan:
         """z·C: the standard deviation of the noise on the sum."""
         return self.update_noise_multiplier * self.clip_bound if self.settings.z > 0 else 0.0
 
-    @property
+    @cached_property
     def released_std_sum(self) -> float:
-        """z·C, or more where clients add the noise and some of them may know, or keep, their shares of it."""
+        """z·C, or more: where clients add the noise and some of them may know, or keep, their shares of it; or where it
+        is correlated, on any one round."""
+        if self.settings.mechanism is not None:
+            return self.noise_std_sum * widening(self.settings.mechanism.strategy)
         return self.noise_std_sum * (1.0 if self.noise_shares is None else self.noise_shares.widening)
 
     @property
@@ -219,8 +232,10 @@ class Plan:
 
     @cached_property
     def sampler(self) -> Sampler:
-        settings = self.settings
-        return _sampler(settings.sampling, cohort_size=settings.cohort_size, population_size=settings.population_size)
+        settings, sizes = self.settings, (self.settings.population_size, self.settings.cohort_size)
+        if settings.mechanism is not None:
+            return settings.mechanism.sampler(population_size=sizes[0], cohort_size=sizes[1])
+        return _sampler(settings.sampling, population_size=sizes[0], cohort_size=sizes[1])
 
     # What comes from outside (see `outside`).
 
@@ -275,15 +290,21 @@ class Plan:
         assert self.grid is not None
         return self.noise_shares.variance(noise_std_cells=self.noise_std_sum / self.grid)
 
-    def sample(self, step: int, *, attempt: int = 1, among: Indices | None = None) -> Indices:
+    def sample(
+        self, step: int, *, attempt: int = 1, row: int | None = None, among: Indices | None = None
+    ) -> Indices:
         """The cohort of `step`: indices of users, ascending. Private. A later attempt at the step has another one.
 
+        With correlated noise it is drawn from those whose turn it is at that `row` of noise (the step's, if not given).
         `among` fewer users than all, as many of them as ever (or all): only where nothing is promised to them.
         """
         if self._outside_sampler is not None:
             promise(among is None, "a sampler from outside among some of all users")
             return self._drawn_outside(self._outside_sampler, step, attempt)
         words: Words = SecureRandom().words if self.settings.root_seed is None else self._seeded_words(step, attempt)
+        if isinstance(self.sampler, CyclicSampler):
+            promise(among is None, "a cohort of some, where groups take turns")
+            return self.sampler.sample(self.settings.population_size, row=step if row is None else row, words=words)
         if among is None:
             return self.sampler.sample(self.settings.population_size, words=words)
         promise(isinstance(self.event, NoGuarantee) and self.settings.z == 0, "a cohort of some, accounted as of all")
@@ -391,13 +412,19 @@ class Plan:
         promise(paid == due, f"step {charge.step} was charged as {paid}: this plan releases {due}")
         return charge.release(what)
 
-    def add_noise(self, total: Tensor, charge: Charge, *, shares: int = 0) -> Tensor:
+    def add_noise(
+        self, total: Tensor, charge: Charge, *, shares: int = 0, correlated: CorrelatedNoise | None = None
+    ) -> Tensor:
         """total += N(0, (z·C)²), in place or in float32; returns the noised sum in float32. Once per charge.
 
         `shares` of the noise are in it already, added by as many clients: what is missing comes on top. All of it is
-        missing where no sum was opened, and comes from the same source: nothing shows whether one was.
+        missing where no sum was opened, and comes from the same source: nothing shows whether one was. With a mechanism
+        it is the charge's row of the run's `correlated` noise.
         """
         settings, step = self.settings, self._release(charge, "sum")
+        promise((settings.mechanism is None) == (correlated is None), "noise of another kind than the plan's")
+        if correlated is not None:
+            return self._add_row(total, correlated.row(charge.row)).float()
         if shares or self.noise_shares is not None:
             return self._wrapped(self._top_up(total, shares)).float()
         if settings.root_seed is None:
@@ -411,6 +438,38 @@ class Plan:
         generator = torch.Generator(device=total.device).manual_seed(self._noise_seed(step, charge.attempt))
         add_gaussian(total, std=self.noise_std_sum, generator=generator, layout=self.layout, factors=factors)
         return total.float()
+
+    def correlated_noise(
+        self, *, device: torch.device | str = "cpu", vault: Path | None = None
+    ) -> CorrelatedNoise | None:
+        """The noise of a whole run, from its first row on; None where rounds have noise of their own.
+
+        A release keeps what it needs of earlier rows in `vault`, a folder for its owner's eyes alone.
+        """
+        if self.settings.mechanism is None:
+            return None
+        secure = self.settings.root_seed is None
+        promise(secure == (vault is not None), "a release's noise without a vault, or a simulation's with one")
+        return CorrelatedNoise(
+            self.settings.mechanism.strategy,
+            layout=self.layout,
+            draw=lambda row: self._independent(row, device),
+            device=device,
+            dtype=torch.float64 if secure else torch.float32,
+            vault=vault,
+        )
+
+    def _independent(self, row: int, device: torch.device | str) -> Tensor:
+        """N(0, 1) [P] for one row; a simulation's are those that independent noise of as many steps would have."""
+        if self.settings.root_seed is None:
+            return secure_normal(self.layout, random=SecureRandom(), device=device)
+        generator = torch.Generator(device=device).manual_seed(self._noise_seed(row, 1))
+        return add_gaussian(self.layout.zeros(device=device), std=1.0, generator=generator, layout=self.layout)
+
+    def _add_row(self, total: Tensor, noise_P: Tensor) -> Tensor:
+        if self.grid is None:
+            return total.add_(noise_P, alpha=self.noise_std_sum)
+        return add_on_grid(total, noise_P, std=self.noise_std_sum, grid=self.grid, layout=self.layout)
 
     def _top_up(self, total: Tensor, shares: int) -> Tensor:
         """From the system's entropy in a simulation too: so are the clients' own shares."""
@@ -481,16 +540,7 @@ class Plan:
 
     def describe(self) -> dict[str, object]:
         """All settings that decide what is released, as JSON takes them; the layout by its shapes."""
-        settings = dataclasses.asdict(self.settings)
-        for later in ("time_line", *PARTS):  # as before there were any
-            if settings[later] is None:
-                del settings[later]
-        described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}
-        layout = {name: list(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
-        rule = {} if self.rule is None else {"rule": _name(self.rule)}
-        sums = {} if self.sum_bits is None else {"sum_bits": self.sum_bits}
-        shares = {} if self.noise_shares is None else {"noise_shares": dataclasses.asdict(self.noise_shares)}
-        return {**described, "layout": layout, **rule, **sums, **shares}
+        return telling.description(self)
 
     def ledger_header(
         self,
@@ -520,7 +570,7 @@ class Plan:
         )
 
 
-def _sampler(sampling: Sampling, *, cohort_size: int, population_size: int) -> Sampler:
+def _sampler(sampling: Sampling, *, cohort_size: int, population_size: int) -> PoissonSampler | FixedSizeSampler:
     if sampling is Sampling.POISSON:
         return PoissonSampler(sampling_rate=cohort_size / population_size)
     return FixedSizeSampler(cohort_size=cohort_size)
@@ -529,27 +579,3 @@ def _sampler(sampling: Sampling, *, cohort_size: int, population_size: int) -> S
 def _again(attempt: int) -> tuple[str | int, ...]:
     """What a later attempt adds to the name of a random stream: its draws must be new ones."""
     return () if attempt == 1 else ("attempt", attempt)
-
-
-def _name(rule: Any) -> str:
-    """The same in every process, for the ledger: a dataclass with its settings, a function by its name."""
-    if dataclasses.is_dataclass(rule):
-        return repr(rule)
-    name = getattr(rule, "__qualname__", "<")
-    if "<" in name:  # a lambda, a function inside another, a partial: two different ones may look the same
-        raise InputError(f"rule={rule!r}: expected a function of a module, or a dataclass with a __call__")
-    return f"{rule.__module__}.{name}"
-
-
-def _plain(value: object) -> object:
-    match value:
-        case float() if not math.isfinite(value):
-            return str(value)
-        case StrEnum():
-            return str(value)
-        case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case _:
-            return value

@@ -7,12 +7,14 @@ promises those words to stay the same in every version), `SecureRandom().words` 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+from sottovoce.seeds import keyed_order
 
 Words = Callable[[int], NDArray[np.uint64]]
 Indices = NDArray[np.int64]
@@ -86,7 +88,45 @@ class FixedSizeSampler:
         return np.sort(_distinct(population_size, self.cohort_size, words))
 
 
-Sampler = PoissonSampler | FixedSizeSampler
+@dataclass(frozen=True, kw_only=True)
+class CyclicSampler:
+    """Users are dealt out into `cycle` groups; row t draws from group t mod `cycle` alone, each member by a coin.
+
+    Guarantee: between two rows that may have the same user lie at least `cycle` − 1 others. Who is in which group is
+    public and hangs on places alone (how many there are, and which), never on what the people there have said. The
+    relation is that of one place filled or empty: the number of places stays. A rate of 1 takes the whole group.
+    """
+
+    sampling: ClassVar[Literal["cyclic"]] = "cyclic"
+    neighbouring: ClassVar[Literal["add_remove"]] = "add_remove"
+    cycle: int
+    sampling_rate: float  # of each member of the group whose turn it is
+
+    def __post_init__(self) -> None:
+        if self.cycle < 1:
+            raise InputError(f"cycle={self.cycle}: expected at least 1 group")
+        if not 0 < self.sampling_rate <= 1:
+            raise InputError(f"sampling_rate={self.sampling_rate}: expected a probability in (0, 1]")
+
+    def sample(self, population_size: int, *, row: int, words: Words) -> Indices:
+        """The users of one cohort, ascending.
+
+        >>> sampler = CyclicSampler(cycle=3, sampling_rate=1.0)
+        >>> [sampler.sample(7, row=row, words=lambda count: None).tolist() for row in range(4)]
+        [[0, 4, 5], [1, 6], [2, 3], [0, 4, 5]]
+        """
+        members = _groups(population_size, self.cycle)[row % self.cycle]
+        return members[PoissonSampler(sampling_rate=self.sampling_rate).sample(len(members), words=words)]
+
+
+@lru_cache(maxsize=4)
+def _groups(population_size: int, cycle: int) -> tuple[Indices, ...]:
+    """Groups whose sizes differ by one at most. A shuffle that everybody knows: the order of a store means nothing."""
+    order = keyed_order(np.arange(population_size, dtype=np.uint64), 0, "cycle")
+    return tuple(np.sort(order[first::cycle]) for first in range(cycle))
+
+
+Sampler = PoissonSampler | FixedSizeSampler | CyclicSampler
 
 
 def _uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from sottovoce.flat.layout import Groups
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import check_sizes
+from sottovoce.privacy.mechanism import Correlated
 from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
 from sottovoce.privacy.outside import described
 
@@ -52,7 +53,8 @@ class PrivacySettings:
     seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
     nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). `denominator` is what sums are
     divided by: public, and `cohort_size` unless weights by data make another one sensible. `clip_rule`, `weights` and
-    `sampler` are parts from outside this package (`privacy.outside`).
+    `sampler` are parts from outside this package (`privacy.outside`). With a `mechanism` noise is correlated over
+    rounds, and users take turns.
     """
 
     population_size: int
@@ -81,6 +83,7 @@ class PrivacySettings:
     clip_rule: Mapping[str, Any] | None = None
     weights: Mapping[str, Any] | None = None
     sampler: Mapping[str, Any] | None = None
+    mechanism: Correlated | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():  # plain words are welcome, but everything below compares by identity
@@ -90,6 +93,7 @@ class PrivacySettings:
         _check_weights(self)
         _check_time_line(self)
         _check_outside(self)
+        _check_mechanism(self)
         if not 0 < self.delta < 1:
             raise InputError(f"delta={self.delta}: expected a probability in (0, 1), well below 1/population_size")
         if (self.mode is Mode.SEEDED) != (self.root_seed is not None):
@@ -210,3 +214,24 @@ def _check_outside(settings: PrivacySettings) -> None:
         raise InputError(f"sampler with sampling={settings.sampling}: expected one of them")
     if settings.sampler is not None and settings.time_line == "skip":
         raise InputError("sampler with time_line.dry=skip: it does not know who has nothing left; expected zero")
+
+
+def _check_mechanism(settings: PrivacySettings) -> None:
+    """Its guarantee is of one noise, on all parameters, with one bound, and of cohorts whose turn follows a rule."""
+    if settings.mechanism is None:
+        return
+    if settings.z == 0:
+        raise InputError("mechanism with noise_multiplier=0: there is no noise to correlate; expected z > 0")
+    if settings.adaptive is not None:
+        raise InputError(
+            "mechanism with adaptive clipping: noise of one round takes back that of rounds before it, which had another "
+            "clip bound; expected one bound"
+        )
+    if settings.sampling is not Sampling.POISSON or settings.sampler is not None:
+        given = f"sampling={settings.sampling}" if settings.sampler is None else "a sampler from outside"
+        raise InputError(f"mechanism with {given}: its users take turns in groups, by coins; expected poisson")
+    if settings.noise_scope is not None:
+        raise InputError("mechanism with noise_scope: for analysis of independent noise; expected one of them")
+    if settings.time_line is not None:
+        raise InputError("mechanism with time_line: whose turn it is follows from the round alone; expected one of them")
+    settings.mechanism.sampler(population_size=settings.population_size, cohort_size=settings.cohort_size)

@@ -1,0 +1,80 @@
+"""A plan as it is told: to people in one line, to its ledger as data."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.events import NoGuarantee
+from sottovoce.privacy.ledger import DRAWN_WHEN_DRY
+from sottovoce.privacy.outside import PARTS, rests_on
+from sottovoce.privacy.sampling import CyclicSampler
+from sottovoce.privacy.settings import Mode
+
+if TYPE_CHECKING:
+    from sottovoce.privacy.plan import Plan
+
+
+def guarantee(plan: "Plan") -> str:
+    """The promise in one line, without its ε (which grows with the steps), or why there is none."""
+    settings = plan.settings
+    if isinstance(plan.event, NoGuarantee):
+        return f"no guarantee: {plan.event.reason}"
+    relation = "adding or removing one" if plan.event.neighbouring == "add_remove" else "replacing one"
+    simulated = " (simulated)" if settings.mode is Mode.SEEDED else ""
+    return (
+        f"δ={settings.delta:g} for each {settings.privacy_unit} against {relation}: "
+        f"{_drawn(plan)}, z={settings.z:g}{simulated}"
+        + ("" if settings.time_line is None else f"; {DRAWN_WHEN_DRY}")
+        + ("" if plan.server_event is None else f"; to the server, z={plan.server_event.noise_multiplier:g} each time")
+        + ("" if (outside := rests_on(plan.describe())) is None else f"; {outside}")
+    )
+
+
+def _drawn(plan: "Plan") -> str:
+    sampler, correlated = plan.sampler, plan.settings.mechanism
+    if correlated is None or not isinstance(sampler, CyclicSampler):
+        return f"{sampler.sampling} q={plan.sampling_rate:g}"
+    groups = f"q={sampler.sampling_rate:g} of one of {sampler.cycle} groups in turn"
+    return f"poisson {groups}, {correlated.kind} noise"
+
+
+def description(plan: "Plan") -> dict[str, object]:
+    """All settings that decide what is released, as JSON takes them; the layout by its shapes."""
+    settings, mechanism = dataclasses.asdict(plan.settings), plan.settings.mechanism
+    settings["mechanism"] = None if mechanism is None else mechanism.as_json()
+    for later in ("time_line", "mechanism", *PARTS):  # as before there were any
+        if settings[later] is None:
+            del settings[later]
+    described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}
+    layout = {name: list(shape) for name, shape in zip(plan.layout.names, plan.layout.shapes, strict=True)}
+    rule = {} if plan.rule is None else {"rule": _name(plan.rule)}
+    sums = {} if plan.sum_bits is None else {"sum_bits": plan.sum_bits}
+    shares = {} if plan.noise_shares is None else {"noise_shares": dataclasses.asdict(plan.noise_shares)}
+    return {**described, "layout": layout, **rule, **sums, **shares}
+
+
+def _name(rule: Any) -> str:
+    """The same in every process, for the ledger: a dataclass with its settings, a function by its name."""
+    if dataclasses.is_dataclass(rule):
+        return repr(rule)
+    name = getattr(rule, "__qualname__", "<")
+    if "<" in name:  # a lambda, a function inside another, a partial: two different ones may look the same
+        raise InputError(f"rule={rule!r}: expected a function of a module, or a dataclass with a __call__")
+    return f"{rule.__module__}.{name}"
+
+
+def _plain(value: object) -> object:
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case StrEnum():
+            return str(value)
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
