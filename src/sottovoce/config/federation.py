@@ -17,6 +17,7 @@ from sottovoce.privacy.calibration import Accountant, noise_of_run
 from sottovoce.privacy.client_wer import ClientWer
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import Measured
+from sottovoce.privacy.mechanism import Mechanism
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.outside import PARTS, build_outside
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
@@ -56,10 +57,10 @@ class Privacy(Section):
     by the `accountant` (PLD unless given): then it follows. Without any of them there is no noise.
 
     `clip_rule`, `weights` and `sampler` name classes of somebody's own, as `{name: "module:Name", …}` with their
-    settings (see `privacy.outside`).
+    settings (see `privacy.outside`). `mechanism` correlates the noise of rounds (see `privacy.mechanism`).
     """
 
-    unwritten = frozenset({"target_epsilon", "accountant", *PARTS})
+    unwritten = frozenset({"target_epsilon", "accountant", "mechanism", *PARTS})
 
     clip_bound: float = Field(default=math.inf, gt=0)
     share: Share = Share.GLOBAL
@@ -71,6 +72,7 @@ class Privacy(Section):
     sigma_dp: float | None = Field(default=None, ge=0)
     target_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     accountant: Accountant | None = None
+    mechanism: Annotated[Mechanism | None, leave_unwritten("bands", "buffers", "cycle")] = None
     noise_scope: NoiseScope | None = None
     sampling: Sampling = Sampling.POISSON
     weighting: Weighting = Weighting.UNIFORM
@@ -98,6 +100,8 @@ class Privacy(Section):
                 build_outside(what, part)
         if self.sampler is not None and self.target_epsilon is not None:
             raise ValueError(f"target_epsilon={self.target_epsilon:g} with a sampler from outside: nobody knows its ε")
+        if self.mechanism is not None and self.extrapolate:
+            raise ValueError("extrapolate with a mechanism: other populations have other groups; expected none")
         return self
 
     @property
@@ -120,6 +124,10 @@ class Privacy(Section):
         """The plan's settings for a population that is there; a target (for all releases) is noise now."""
         elsewhere = ("population_size", "extrapolate", "target_epsilon", "accountant")
         own = {name: getattr(self, name) for name in Privacy.model_fields if name not in elsewhere}
+        if self.mechanism is not None:
+            own["mechanism"] = self.mechanism.for_run(
+                central_steps, population_size=population_size, cohort_size=cohort_size
+            )
         if self.target_epsilon is not None:
             own["noise_multiplier"] = noise_of_run(
                 self.target_epsilon,
@@ -130,6 +138,7 @@ class Privacy(Section):
                 sampling=self.sampling.value,
                 accountant=self.accountant or "pld",
                 measured=measured,
+                mechanism=own["mechanism"],
             )
         elif self.noise_multiplier is None and self.sigma_dp is None:
             own["noise_multiplier"] = 0.0

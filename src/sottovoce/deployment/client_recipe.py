@@ -128,6 +128,8 @@ def check_suited(recipe: Recipe, *, population_size: int) -> None:
             f"federation.privacy.{outside[0]}: people accept what this package does, and no code that a server names; "
             "expected none"
         )
+    if private.mechanism is not None:
+        raise InputError("federation.privacy.mechanism: over a network noise is independent so far; expected null")
     if private.noise_scope is not None:
         raise InputError("federation.privacy.noise_scope: that is for analysis, in a simulation")
     if private.weighting is not Weighting.UNIFORM and private.weight_cap is None:

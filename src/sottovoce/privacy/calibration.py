@@ -17,6 +17,7 @@ from sottovoce.privacy.events import (
     LARGEST_STEPS,
     Event,
     Measured,
+    Release,
     Sampling,
     check_sizes,
     check_whole,
@@ -25,6 +26,7 @@ from sottovoce.privacy.events import (
     repeated,
     run_event,
 )
+from sottovoce.privacy.mechanism import Correlated
 from sottovoce.privacy.pld import CAREFUL, QUICK, PldCap
 from sottovoce.privacy.rdp import check_delta
 
@@ -100,17 +102,22 @@ def noise_of_run(
     accountant: Accountant = "pld",
     cap: PldCap = CAREFUL,
     measured: Measured | None = None,
+    mechanism: Correlated | None = None,
 ) -> float:
     """The noise multiplier with which a run's ε is the target, or as little below it as six digits can say.
 
     What `sottovoce plan` prints and what a recipe with `target_epsilon` is run with. Adaptive clipping changes nothing:
     its count is part of the step (see `adaptive`). What is `measured` besides is part of ε, with the noise it has.
+    With a `mechanism` it is the multiplier of the fresh noise that is then correlated.
     """
     check_sizes(population_size, cohort_size=cohort_size)
     check_whole("central_steps", central_steps, most=LARGEST_STEPS)
 
     def whole_run(z: float) -> Event:
-        if sampling == "fixed_size":
+        step: Release
+        if mechanism is not None:
+            step = mechanism.release(z, population_size=population_size, cohort_size=cohort_size)
+        elif sampling == "fixed_size":
             step = fixed_size_release(z, cohort_size=cohort_size, population_size=population_size)
         else:
             step = poisson_release(z, sampling_rate=cohort_size / population_size)

@@ -87,6 +87,7 @@ class ClientWer:
             weight_cap=None,
             denominator=None,
             time_line=None,
+            mechanism=None,
             epsilon_budget=None,
             root_seed=None if root is None else derive(root, "client wer"),
         )

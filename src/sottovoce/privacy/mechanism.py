@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sottovoce.errors import InputError
 from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.sampling import CyclicSampler
-from sottovoce.privacy.strategies import Banded, Strategy, optimal_banded, optimal_blt, strategy_to_json
+from sottovoce.privacy.strategies import Banded, Strategy, strategy_to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,15 @@ class Mechanism:
                 f"mechanism=banded: bands={self.bands} with cycle={self.cycle}, expected no more bands than the cycle"
             )
 
+    @property
+    def memory(self) -> int:
+        """How many vectors of the model's size a run keeps of earlier noise."""
+        return self.bands - 1 if self.bands is not None else self.buffers or 0
+
     def for_run(self, central_steps: int, *, population_size: int, cohort_size: int) -> Correlated:
         """The best noise of this kind for so many steps; takes a moment the first time."""
+        from sottovoce.privacy.strategies import optimal_banded, optimal_blt
+
         cycle = self.cycle or self.bands or max(round(population_size / cohort_size), 1)
         strategy: Strategy
         if self.kind == "banded":

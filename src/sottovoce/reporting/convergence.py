@@ -85,6 +85,8 @@ def _measure(run: RunRecord) -> RunMeasurement:
     plan = run.ledger.report.header["plan"]
     if plan["noise_scope"] is not None:
         raise InputError("noise_scope: the theorems want the same noise in every layer")
+    if plan.get("mechanism") is not None:
+        raise InputError("mechanism: the theorems are about noise that is independent")
     if Normalise(plan["normalise"]) is not Normalise.NEVER:
         raise InputError(f"normalise={plan['normalise']}: the theorems are about clipping, which only ever shrinks")
     losses = [loss for _, loss in series(run.diagnostics, "loss")]

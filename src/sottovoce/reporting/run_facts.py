@@ -88,6 +88,11 @@ def _clipping(run: RunRecord) -> str:
 
 def _noise(run: RunRecord) -> str:
     settings = run.federation.get("privacy") or {}
+    mechanism = settings.get("mechanism")
+    return _amount(run, settings) + ("" if mechanism is None else f", {mechanism['kind']} over rounds")
+
+
+def _amount(run: RunRecord, settings: Mapping[str, Any]) -> str:
     if settings.get("target_epsilon"):
         z = run.header["plan"].get("noise_multiplier") if run.header else None
         followed = "" if z is None else f"z = {z:g}, for "

@@ -28,6 +28,8 @@ OPTIMISER, STATE, LATEST = "optimiser.safetensors", "state.json", "latest"
 PARAMETERS = "parameters"
 # And there, too, how often each client was drawn, where clients have time lines.
 TURNS = "turns"
+# And what later noise needs of earlier noise, where a simulation's is correlated over rounds.
+NOISE = "noise"
 
 
 @dataclass(frozen=True)

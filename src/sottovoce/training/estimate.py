@@ -248,7 +248,8 @@ def _disk(recipe: Recipe, model: Recogniser) -> int:
     if federation is None:
         return checkpoint_bytes(_parameters(model), slots=slots)
     part, averages = trained_part(recipe, model), federation.server.ema is not None
-    return checkpoint_bytes(part.trained_count, slots=slots + averages, frozen=part.frozen_count)
+    correlated = 0 if federation.privacy.mechanism is None else federation.privacy.mechanism.memory
+    return checkpoint_bytes(part.trained_count, slots=slots + averages + correlated, frozen=part.frozen_count)
 
 
 def _epsilon(recipe: Recipe, model: Recogniser, around: Surroundings) -> Epsilon | None:
@@ -260,7 +261,8 @@ def _epsilon(recipe: Recipe, model: Recogniser, around: Surroundings) -> Epsilon
     plan = private_plan(recipe, population, model, seed=None, around=around)
     if isinstance(plan.event, NoGuarantee):
         return None
-    if plan.settings.sampling is Sampling.POISSON and plan.settings.mode is Mode.SEEDED:
+    independent = plan.settings.sampling is Sampling.POISSON and plan.settings.mechanism is None
+    if independent and plan.settings.mode is Mode.SEEDED:
         other_populations(settings, plan, settings.steps)  # as the run will do at its end
     return epsilon(repeated(plan.event, settings.steps), settings.privacy.delta)
 

@@ -32,12 +32,13 @@ from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, TrainedPart, save_frozen
 from sottovoce.privacy.chain import Mark
+from sottovoce.privacy.correlated_noise import SECRETS
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import BudgetSpent, Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
-from sottovoce.training.checkpoint import PARAMETERS, TURNS, Checkpoint
+from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint
 from sottovoce.training.keeper import (
     INTERRUPTED,
     Due,
@@ -101,6 +102,8 @@ class Federating(Loop):
         self._frozen_digest: str | None = None
         parameters_P = self._layout.flatten(part.initial).to(device)
         self._server = Server(self._settings.server, self._layout, parameters_P)
+        vault = folder.path / SECRETS if self._secure else None
+        self._correlated = plan.correlated_noise(device=device, vault=vault)
         self._pending = _Pending()
         self._epsilon: float | None = None
         self._stopped_elsewhere = False
@@ -170,6 +173,8 @@ class Federating(Loop):
             if TURNS not in tensors:
                 raise InputError("the checkpoint does not say how often clients were drawn: saved without a time line")
             self._turns.restore(tensors.pop(TURNS))
+        if self._correlated is not None and not self._secure:
+            self._correlated.restore(tensors.pop(NOISE), rows=found.state["noise_rows"])
         # Where the checkpoint's model is an average, the server's own parameters lie beside it.
         parameters_P = tensors.pop(PARAMETERS, None)
         if parameters_P is None:
@@ -209,6 +214,7 @@ class Federating(Loop):
                 server_pass=self._server_pass,
                 turns=self._turns,
                 model_bits=self._settings.model_bits,
+                correlated=self._correlated,
             )
         except BudgetSpent as spent:
             if step == 0:
@@ -334,7 +340,7 @@ class Federating(Loop):
         return replace(self._start, parameters=self._frozen.merged(trained), part=part)
 
     def snapshot(self, standing: Mapping[str, Any]) -> Snapshot:
-        state = {
+        state: dict[str, Any] = {
             "ledger": {"length": self._mark.length, "head": self._mark.head},
             **standing,
             "clip_bound": self._plan.clip_bound if self._plan.settings.adaptive is not None else None,
@@ -342,6 +348,8 @@ class Federating(Loop):
         tensors = self._server.tensors()
         if self._turns is not None:
             tensors[TURNS] = self._turns.tensor()
+        if self._correlated is not None and not self._secure:
+            tensors[NOISE], state["noise_rows"] = self._correlated.memory_MP, self._correlated.rows
         if self._server.result_P is not self._server.parameters_P:
             tensors[PARAMETERS] = self._server.parameters_P
         return Snapshot(self._model(), tensors, state, about={"guarantee": self._plan.guarantee})

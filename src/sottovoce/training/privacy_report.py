@@ -39,6 +39,8 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
     }
     adaptive = plan.settings.adaptive
     fixed_count_noise = adaptive is not None and adaptive.count_noise_std is not None  # it would not grow with S
+    if plan.settings.mechanism is not None:
+        return report | {"mechanism": plan.settings.mechanism.as_json()}
     if report["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON or fixed_count_noise:
         return report
     return report | other_populations(settings, plan, promised.steps)

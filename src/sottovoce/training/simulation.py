@@ -136,6 +136,7 @@ class Simulation:
             found.server_pass,
         )
         self._turns = clients_turns(recipe, self.population, self.start, self.plan)
+        self._correlated = self.plan.correlated_noise(device=around.device)
         self._header = self.plan.ledger_header(
             run=recipe.about, repeatable=around.device.type == "cpu", central_steps=settings.steps
         )
@@ -190,6 +191,7 @@ class Simulation:
                 server_pass=self._server_pass,
                 turns=self._turns,
                 model_bits=self.recipe.federated.model_bits,
+                correlated=self._correlated,
             )
             self._mark = ledger.commit(step=self.step, result=fingerprint(server.parameters_P))
         self.step, self.plan = self.step + 1, done.plan

@@ -24,6 +24,7 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, describe_inherited
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
+from sottovoce.privacy.correlated_noise import SECRETS, forget
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes, own_device, process_group, restarted
@@ -348,6 +349,8 @@ def _run_federated(
     )
     with opening as run:
         if (known := _known(run, processes)) is not None:
+            if processes.first:  # it may have been killed before it came to that
+                forget(run.path / SECRETS)
             return known
         if not processes.first:
             followers = clients(run)
@@ -394,7 +397,9 @@ def _run_federated(
             if ended.reason == INTERRUPTED:
                 return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
-            return _finish(run, _results(recipe, run, start, plan, ended, places, population, team))
+            finished = _finish(run, _results(recipe, run, start, plan, ended, places, population, team))
+            forget(run.path / SECRETS)
+            return finished
 
 
 def starting_model(recipe: Recipe, seed: Seed | None, store: Store, *, say: Say = lambda _: None) -> Recogniser:
