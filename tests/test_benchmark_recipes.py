@@ -18,7 +18,7 @@ from sottovoce.reporting.archives import open_path
 ROOM = "benchmark/"
 SUITES = (
     *("clipping", "clipping-imbalanced", "clipping-lars", "learning-rates", "imbalance", "clip-or-normalise"),
-    *("seeds", "cohort", "iid", "server", "local", "noise-groups", "size", "language", "best-parts"),
+    *("seeds", "cohort", "iid", "server", "local", "noise-groups", "size", "language", "best-parts", "mechanisms"),
 )
 CPU_SUITES = (
     *("cpu/imbalance", "cpu/imbalance-lr", "cpu/seeds", "cpu/cohort", "cpu/iid"),
@@ -169,6 +169,23 @@ def test_rates_are_the_best_of_those_tried_with_a_worse_one_on_either_side(suite
         assert rates[chosen] == min(rates.values())
         assert min(rates) < chosen < max(rates)
         assert sorted(rates) == pytest.approx([min(rates) * 2**k for k in range(len(rates))])
+
+
+def test_mechanisms_differ_in_how_noise_is_correlated_at_one_epsilon_and_come_three_times_at_two_rates() -> None:
+    found, private = runs("mechanisms"), "federation.privacy."
+    kinds = {"independent": set(), "banded": {f"{private}mechanism"}, "blt": {f"{private}mechanism"}}
+    assert {*found} == {f"{kind}{lr}{seed}" for kind in kinds for lr in ("", "-lr2") for seed in ("", "-seed2", "-seed3")}
+    like = load_recipe(f"{ROOM}clipping/uniform")
+    assert changed(found["independent"], like) == {f"{private}sigma_dp", f"{private}target_epsilon"}
+    rate = like.federated.server.schedule["lr"]
+    for label, recipe in found.items():
+        kind, _, seed = label.removesuffix("-lr2").replace("-lr2-", "-").partition("-seed")
+        assert recipe.seed == int(seed or 1)
+        assert recipe.federated.server.schedule["lr"] == rate * (2 if "-lr2" in label else 1)
+        others = changed(recipe, found["independent"]) - {"seed", RATE}
+        # A BLT takes groups whole, and 1,900 people make fifteen of 126 or 127.
+        assert others == kinds[kind] | ({"federation.cohort_size"} if kind == "blt" else set())
+        assert abs(recipe.federated.cohort_size - like.federated.cohort_size) <= 1
 
 
 @pytest.mark.parametrize("room", ["", "cpu/"])

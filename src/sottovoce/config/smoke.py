@@ -62,9 +62,10 @@ def _shrink(federation: dict[str, Any], seed_model: str | None) -> None:
         privacy["epsilon_budget"] = None
         if privacy["adaptive"] is not None:  # whatever follows, the count must spend less
             privacy["adaptive"]["count_noise_std"] = 1e6
-    if privacy.get("mechanism") is not None:  # so few clients make no more groups
-        given = privacy["mechanism"].items()
-        privacy["mechanism"] = {name: value if name == "kind" else min(value, 3) for name, value in given}
+    if (mechanism := privacy.get("mechanism")) is not None:  # so few clients make few groups, or as many as cohorts
+        mechanism |= {name: min(mechanism[name], 3) for name in ("bands", "cycle") if name in mechanism}
+        if mechanism["kind"] == "blt":
+            mechanism.pop("cycle", None)
     privacy |= {"population_size": None, "extrapolate": privacy["extrapolate"][:1]}
     if clients["silos"] is not None:
         clients["silos"] = 3

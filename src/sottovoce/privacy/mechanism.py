@@ -93,7 +93,7 @@ class Mechanism:
 
     def for_run(self, central_steps: int, *, population_size: int, cohort_size: int) -> Correlated:
         """The best noise of this kind for so many steps; takes a moment the first time."""
-        from sottovoce.privacy.strategies import optimal_banded, optimal_blt
+        from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt
 
         cycle = self.cycle or self.bands or max(round(population_size / cohort_size), 1)
         strategy: Strategy
