@@ -174,7 +174,9 @@ def test_rates_are_the_best_of_those_tried_with_a_worse_one_on_either_side(suite
 def test_mechanisms_differ_in_how_noise_is_correlated_at_one_epsilon_and_come_three_times_at_two_rates() -> None:
     found, private = runs("mechanisms"), "federation.privacy."
     kinds = {"independent": set(), "banded": {f"{private}mechanism"}, "blt": {f"{private}mechanism"}}
-    assert {*found} == {f"{kind}{lr}{seed}" for kind in kinds for lr in ("", "-lr2") for seed in ("", "-seed2", "-seed3")}
+    assert {*found} == {
+        f"{kind}{lr}{seed}" for kind in kinds for lr in ("", "-lr2") for seed in ("", "-seed2", "-seed3")
+    }
     like = load_recipe(f"{ROOM}clipping/uniform")
     assert changed(found["independent"], like) == {f"{private}sigma_dp", f"{private}target_epsilon"}
     rate = like.federated.server.schedule["lr"]

@@ -183,9 +183,7 @@ class FixedCohorts(Plan):
 
     cohorts: Callable[[int], Indices] = field(kw_only=True)
 
-    def sample(
-        self, step: int, *, attempt: int = 1, row: int | None = None, among: Indices | None = None
-    ) -> Indices:
+    def sample(self, step: int, *, attempt: int = 1, row: int | None = None, among: Indices | None = None) -> Indices:
         return self.cohorts(step)
 
 

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from tests.privacy.test_plan import LAYOUT, large_update, plan_of, secure_plan, settings_of
 
 from sottovoce.errors import BrokenPromise, InputError
-from sottovoce.flat.layout import Layout
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, forget, memory_rows, widening
 from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.ledger import Charge, Ledger, verify
-from sottovoce.privacy.mechanism import Correlated, Mechanism
+from sottovoce.privacy.correlated import Correlated, Mechanism
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
@@ -71,3 +70,371 @@ def test_the_strategy_applied_to_what_is_released_gives_the_independent_draws_ba
 def test_one_band_is_independent_noise_to_the_bit() -> None:
     plan = plan_of(mechanism=Correlated(cycle=10, strategy=Banded(column=(1.0,))))
     assert np.array_equal(released(plan), independent(plan))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("make", [plan_of, secure_plan])
+def test_variance_and_covariance_over_rows_are_those_of_the_inverse(
+    make: Any, mechanism: Correlated, tmp_path: Path
+) -> None:
+    """Cov(y) = C⁻¹C⁻ᵀ. A covariance s of D pairs has a standard error of √((s_ii·s_jj + s_ij²)/D); six are allowed."""
+    plan = make(mechanism=mechanism)
+    noise = released(plan, vault=tmp_path / "secrets" if make is secure_plan else None) / plan.noise_std_sum
+    inverse = np.linalg.inv(matrix(mechanism.strategy))
+    claimed = inverse @ inverse.T
+    found = noise @ noise.T / noise.shape[1]
+    error = np.sqrt((np.outer(np.diag(claimed), np.diag(claimed)) + claimed**2) / noise.shape[1])
+    assert (np.abs(found - claimed) < 6 * error).all()
+    assert (np.abs(np.eye(ROWS) - claimed) > 6 * error).any()  # independent noise would be seen
+    # What is said of a single round's noise is the most that any of them has.
+    assert plan.released_std_sum / plan.noise_std_sum == pytest.approx(widening(mechanism.strategy))
+    assert np.sqrt(np.diag(claimed)).max() <= widening(mechanism.strategy) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_memory_is_all_that_later_rows_need(mechanism: Correlated) -> None:
+    """A simulation that goes on from a checkpoint, after attempts that were lost, has the noise of one that never did."""
+    plan = plan_of(mechanism=mechanism)
+    whole, before, after = (plan.correlated_noise() for _ in range(3))
+    assert whole is not None
+    assert before is not None
+    assert after is not None
+    rows = [whole.row(row) for row in range(ROWS)]
+    for row in range(4):
+        before.row(row)
+    after.restore(before.memory_MP.clone(), rows=before.rows)
+    after.go_on(6)  # rows 4 and 5 were charged, and their sums are lost
+    assert torch.equal(after.row(6), rows[6])
+    assert len(after.memory_MP) == memory_rows(mechanism.strategy)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_a_release_adds_is_its_memory_rounded_to_the_grid(mechanism: Correlated, tmp_path: Path) -> None:
+    plan = secure_plan(mechanism=mechanism)
+    assert plan.grid is not None
+    total = plan.new_total()
+    plan.accumulate(total, large_update())
+    summed = total.clone()
+    correlated = plan.correlated_noise(vault=tmp_path / "secrets")
+    assert correlated is not None
+    noised = plan.add_noise(total, paid(plan, 0), correlated=correlated)
+    # After the first row both kinds of memory begin with that row itself.
+    row_P = correlated.memory_MP[0]
+    assert row_P.dtype == torch.float64
+    expected = summed + (row_P * plan.noise_std_sum / plan.grid).round() * plan.grid
+    assert torch.equal(total, expected)
+    assert torch.equal(noised, expected.float())
+    cells = total / plan.grid
+    assert torch.equal(cells, cells.round())
+
+
+def test_padding_stays_empty(tmp_path: Path) -> None:
+    for plan, vault in ((plan_of, None), (secure_plan, tmp_path / "secrets")):
+        made = plan(mechanism=MECHANISMS[1])
+        correlated = made.correlated_noise(vault=vault)
+        for row in range(3):
+            noised = made.add_noise(made.new_total(), paid(made, row), correlated=correlated)
+        cleared = noised.clone()
+        LAYOUT.clear_padding(cleared)
+        assert torch.equal(noised, cleared)
+
+
+# What is accounted.
+
+
+@pytest.mark.parametrize("make", [plan_of, secure_plan])
+def test_cohorts_are_of_the_group_whose_turn_it_is_and_at_the_rate_that_is_accounted(make: Any) -> None:
+    plan = make(mechanism=MECHANISMS[0])
+    event = plan.event
+    assert isinstance(event, CorrelatedRelease)
+    assert (event.noise_multiplier, event.sampling_rate, event.cycle, event.strategy) == (0.8, 0.2, 10, BANDED)
+    rounds = 2_000
+    cohorts = [plan.sample(row) for row in range(rounds)]
+    seen: dict[int, set[int]] = {}
+    for row, cohort in enumerate(cohorts):
+        seen.setdefault(row % 10, set()).update(cohort.tolist())
+    # 200 draws at a rate of ⅕ leave nobody out (0.8²⁰⁰ = 4e-20), and nobody is in two groups.
+    assert [len(group) for group in seen.values()] == [100] * 10
+    assert sum(len(group) for group in seen.values()) == len(set().union(*seen.values())) == 1000
+    sizes = [len(cohort) for cohort in cohorts]
+    assert np.mean(sizes) == pytest.approx(20, abs=6 * math.sqrt(100 * 0.2 * 0.8 / rounds))
+    # Where the order of a store means nothing, a group is no stretch of it.
+    assert np.mean(np.diff(sorted(seen[0]))) > 5
+
+
+def test_a_blt_takes_groups_whole() -> None:
+    plan = plan_of(mechanism=Correlated(cycle=48, strategy=BLT), cohort_size=21)
+    cohorts = [plan.sample(row) for row in range(96)]
+    assert {len(cohort) for cohort in cohorts} == {20, 21}
+    assert sorted(np.concatenate(cohorts[:48]).tolist()) == [*range(1000)]
+    assert all(np.array_equal(first, again) for first, again in zip(cohorts[:48], cohorts[48:], strict=True))
+    assert isinstance(plan.event, CorrelatedRelease)
+    assert plan.event.sampling_rate == 1.0
+
+
+def test_the_ledger_and_the_promise_have_the_strategys_numbers() -> None:
+    plan = plan_of(mechanism=MECHANISMS[0])
+    strategy = {"kind": "banded", "column": [1.0, 0.6, 0.4, 0.25]}
+    assert plan.describe()["mechanism"] == {"cycle": 10, "strategy": strategy}
+    assert plan.guarantee == (
+        "δ=1e-06 for each speaker against adding or removing one: poisson q=0.2 of one of 10 groups in turn, banded noise, "
+        "z=0.8 (simulated)"
+    )
+
+
+def test_without_a_mechanism_a_plan_says_what_it_always_did() -> None:
+    """Ledgers of before go on, and new ones have the same bytes."""
+    expected = {
+        *("population_size", "privacy_unit", "no_unit_reason", "users_also_in_seed", "cohort_size", "sampling"),
+        *("clip_bound", "share", "normalise", "layer_groups", "alpha", "adaptive", "noise_multiplier", "sigma_dp"),
+        *("noise_scope", "weighting", "weight_cap", "denominator", "delta", "mode", "root_seed", "layout"),
+    }
+    assert {*plan_of().describe()} == expected
+    assert plan_of().correlated_noise() is None
+
+
+# Killed and gone on.
+
+
+class Killed(BaseException):
+    """In place of a kill: nothing of ours catches it, and everything in memory is forgotten."""
+
+
+class Run:
+    """Rounds of sums of nothing, of which what is released is kept by its row."""
+
+    def __init__(self, plan: Plan, folder: Path, *, repeatable: bool = True) -> None:
+        self.plan, self.folder = plan, folder
+        self.header = plan.ledger_header(run="test", repeatable=repeatable, central_steps=20)
+        self.sums: list[tuple[int, torch.Tensor]] = []  # what each noised sum had added to it
+
+    def rounds(self, steps: int, *, killed_at: str | None = None) -> None:
+        """A process that makes `steps` rounds from the first on, without a checkpoint, or dies in the last of them."""
+        secure = self.plan.settings.root_seed is None
+        ledger = Ledger(self.folder / "ledger.jsonl", header=self.header)
+        try:
+            correlated = self.plan.correlated_noise(vault=self.folder / "secrets" if secure else None)
+            assert correlated is not None
+            for step in range(steps):
+                dies = killed_at if step == steps - 1 else None
+                self._round(ledger, correlated, step, dies)
+        except Killed:
+            pass
+        finally:
+            ledger.close()
+
+    def _round(self, ledger: Ledger, correlated: CorrelatedNoise, step: int, killed_at: str | None) -> None:
+        correlated.go_on(ledger.next_row(step))
+        cohort = self.plan.sample(step, attempt=ledger.next_attempt(step), row=ledger.next_row(step))
+        told = str(cohort[:1].tolist()) if self.plan.settings.root_seed is None else "cohort"
+        charge = self.plan.charge(ledger, step=step, parameters="same", cohort=told)
+        if killed_at == "charged":
+            raise Killed
+        write = correlated._write
+        if killed_at == "drawn":
+            correlated._write = _die  # type: ignore[method-assign]
+        noised = self.plan.add_noise(self.plan.new_total(), charge, correlated=correlated)
+        correlated._write = write  # type: ignore[method-assign]
+        self.sums.append((charge.row, noised))
+        if killed_at == "added":
+            raise Killed
+
+
+def _die(_: Path) -> None:
+    raise Killed
+
+
+POINTS = ("charged", "drawn", "added")
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_release_never_uses_a_row_for_two_sums_and_pays_for_all(
+    point: str, mechanism: Correlated, tmp_path: Path
+) -> None:
+    plan = secure_plan(mechanism=mechanism)
+    run = Run(plan, tmp_path)
+    run.rounds(3, killed_at=point)
+    charged = verify(tmp_path / "ledger.jsonl").attempts
+    assert charged == 3
+    known = plan.correlated_noise(vault=tmp_path / "secrets")
+    assert known is not None
+    assert known.rows == (3 if point == "added" else 2)
+    run.rounds(2, killed_at=point)
+    run.rounds(4)
+    report = verify(tmp_path / "ledger.jsonl")
+    assert (report.steps, report.attempts) == (4, 3 + 2 + 4)
+    assert report.spent.parts == ((plan.event, 9),)  # type: ignore[union-attr]
+    rows = [row for row, _ in run.sums]
+    assert rows == sorted(set(rows))
+    assert rows[-4:] == [5, 6, 7, 8]
+    assert len(rows) == (9 if point == "added" else 7)
+    for number, (_, noised) in enumerate(run.sums):
+        assert not any(torch.equal(noised, other) for _, other in run.sums[:number])
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_after_a_kill_noise_is_still_correlated_with_what_was_released_before(
+    mechanism: Correlated, tmp_path: Path
+) -> None:
+    """Row 1's sum was lost; C applied to rows 0 to 3 gives independent draws still: those of row 2 and 3 are no larger."""
+    plan = secure_plan(mechanism=mechanism)
+    run = Run(plan, tmp_path)
+    run.rounds(2, killed_at="added")
+    run.rounds(2)
+    noise = np.stack([torch.cat(LAYOUT.parts(noised)).double().numpy() for _, noised in run.sums])
+    assert [row for row, _ in run.sums] == [0, 1, 2, 3]
+    fresh = matrix(mechanism.strategy, 4) @ noise / plan.noise_std_sum
+    found, error = fresh @ fresh.T / fresh.shape[1], math.sqrt(2 / fresh.shape[1])
+    assert (np.abs(found - np.eye(4)) < 6 * error).all()
+
+
+@pytest.mark.parametrize("point", POINTS[::2])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_simulation_makes_lost_rounds_again_with_the_same_rows(
+    mechanism: Correlated, point: str, tmp_path: Path
+) -> None:
+    whole, broken = Run(plan_of(mechanism=mechanism), tmp_path / "a"), Run(plan_of(mechanism=mechanism), tmp_path / "b")
+    for run in (whole, broken):
+        run.folder.mkdir()
+    whole.rounds(4)
+    broken.rounds(3, killed_at=point)
+    broken.sums.clear()
+    broken.rounds(4)
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(whole.sums, broken.sums, strict=True))
+    assert (broken.folder / "ledger.jsonl").read_bytes() == (whole.folder / "ledger.jsonl").read_bytes()
+    assert verify(broken.folder / "ledger.jsonl").attempts == 4
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_where_bits_do_not_repeat_lost_rows_are_burned_as_in_a_release(mechanism: Correlated, tmp_path: Path) -> None:
+    plan = plan_of(mechanism=mechanism)
+    run = Run(plan, tmp_path, repeatable=False)
+    run.rounds(3, killed_at="added")
+    run.rounds(2)
+    assert [row for row, _ in run.sums] == [0, 1, 2, 3, 4]
+    assert verify(tmp_path / "ledger.jsonl").attempts == 5
+    whole = released(plan, rows=5)
+    for row, noised in run.sums:
+        assert np.array_equal(torch.cat(LAYOUT.parts(noised)).double().numpy(), whole[row])
+
+
+def test_a_row_is_given_out_once_and_in_its_turn() -> None:
+    plan = plan_of(mechanism=MECHANISMS[0])
+    correlated = plan.correlated_noise()
+    assert correlated is not None
+    correlated.row(0)
+    for row in (0, 2):
+        with pytest.raises(BrokenPromise, match="none is for two sums"):
+            correlated.row(row)
+    with pytest.raises(BrokenPromise, match="two sums"):
+        correlated.go_on(0)
+
+
+def test_noise_of_another_kind_than_the_plans_is_refused() -> None:
+    alone, plan = plan_of(), plan_of(mechanism=MECHANISMS[0])
+    with pytest.raises(BrokenPromise, match="another kind"):
+        plan.add_noise(plan.new_total(), paid(plan, 0))
+    with pytest.raises(BrokenPromise, match="another kind"):
+        alone.add_noise(alone.new_total(), paid(alone, 0), correlated=plan.correlated_noise())
+    with pytest.raises(BrokenPromise, match="vault"):
+        secure_plan(mechanism=MECHANISMS[0]).correlated_noise()
+    with pytest.raises(BrokenPromise, match="vault"):
+        plan.correlated_noise(vault=Path("anywhere"))
+
+
+# The secret.
+
+
+def test_memory_of_a_release_is_its_owners_alone_and_goes(tmp_path: Path) -> None:
+    plan, vault = secure_plan(mechanism=MECHANISMS[0]), tmp_path / "secrets"
+    released(plan, rows=2, vault=vault)
+    assert [path.name for path in vault.iterdir()] == [MEMORY]
+    assert stat.S_IMODE((vault / MEMORY).stat().st_mode) == 0o600
+    assert stat.S_IMODE(vault.stat().st_mode) == 0o700
+    forget(vault)
+    assert not vault.exists()
+    forget(vault)  # which may have happened before
+
+
+def test_memory_that_does_not_belong_to_the_ledger_is_refused(tmp_path: Path) -> None:
+    plan, vault = secure_plan(mechanism=MECHANISMS[0]), tmp_path / "secrets"
+    released(plan, rows=3, vault=vault)
+    for rows in (2, 5):  # the ledger was rolled back, or the memory was
+        correlated = plan.correlated_noise(vault=vault)
+        assert correlated is not None
+        with pytest.raises(InputError, match=f"knows 3 rows of noise, the ledger has charged {rows}"):
+            correlated.go_on(rows)
+    other = secure_plan(mechanism=MECHANISMS[1])
+    with pytest.raises(InputError, match="another run's"):
+        other.correlated_noise(vault=vault)
+    content = (vault / MEMORY).read_bytes()
+    (vault / MEMORY).write_bytes(content[:-9])
+    with pytest.raises(InputError, match="cannot be read"):
+        plan.correlated_noise(vault=vault)
+
+
+def test_a_checkpoint_of_another_mechanism_is_refused() -> None:
+    correlated = plan_of(mechanism=MECHANISMS[0]).correlated_noise()
+    other = plan_of(mechanism=MECHANISMS[1]).correlated_noise()
+    assert correlated is not None
+    assert other is not None
+    with pytest.raises(InputError, match="another mechanism"):
+        correlated.restore(other.memory_MP, rows=1)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"adaptive": AdaptiveClipping(target_quantile=0.5)}, "adaptive clipping"),
+        ({"sampling": Sampling.FIXED_SIZE}, "sampling=fixed_size"),
+        ({"sampler": {"name": "tests.privacy.mine:Sampler"}}, "a sampler from outside"),
+        ({"noise_scope": NoiseScope(groups={"all": ["*"]}, factors={"all": 1.0})}, "noise_scope"),
+        ({"time_line": "zero"}, "time_line"),
+        ({"noise_multiplier": 0.0}, "no noise to correlate"),
+        ({"cohort_size": 101}, "cycle of at most 9"),
+        ({"mechanism": MECHANISMS[1], "cohort_size": 21}, "expected cohort_size=20"),
+        ({"mechanism": Correlated(cycle=3, strategy=BANDED)}, "expected cohort_size=334"),
+    ],
+)
+def test_settings_that_no_accountant_bounds_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words) as refused:
+        settings_of(**{"mechanism": MECHANISMS[0], **changes})
+    assert "\n" not in str(refused.value)
+
+
+def test_clients_over_a_network_are_refused() -> None:
+    settings = settings_of(mechanism=MECHANISMS[0])
+    with pytest.raises(InputError, match="over a network"):
+        Plan(settings, LAYOUT, sum_bits=64)
+    with pytest.raises(InputError, match="over a network"):
+        Plan(settings, LAYOUT, noise_shares=NoiseShares(least=8, most=100, colluding=0))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"kind": "banded"}, "expected bands, and no buffers"),
+        ({"kind": "blt", "bands": 4}, "expected buffers, and no bands"),
+        ({"kind": "banded", "bands": 4, "buffers": 1}, "expected bands, and no buffers"),
+        ({"kind": "banded", "bands": 0}, "bands=0"),
+        ({"kind": "blt", "buffers": 2, "cycle": 0}, "cycle=0"),
+        ({"kind": "banded", "bands": 8, "cycle": 4}, "no more bands than the cycle"),
+    ],
+)
+def test_a_recipe_that_says_too_little_or_too_much_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Mechanism(**given)
+
+
+def test_a_recipes_words_become_the_best_numbers_for_its_rounds() -> None:
+    banded = Mechanism(kind="banded", bands=4).for_run(30, population_size=1000, cohort_size=20)
+    assert (banded.cycle, len(banded.strategy.column)) == (4, 4)  # type: ignore[union-attr]
+    assert Mechanism(kind="banded", bands=4).for_run(2, population_size=9, cohort_size=2).strategy.column[2:] == ()  # type: ignore[union-attr]
+    blt = Mechanism(kind="blt", buffers=2).for_run(30, population_size=1000, cohort_size=20)
+    assert (blt.cycle, len(blt.strategy.decays)) == (50, 2)  # type: ignore[union-attr]
+    assert Mechanism(kind="blt", buffers=2).memory == memory_rows(blt.strategy) == 2
+    assert Mechanism(kind="banded", bands=4).memory == memory_rows(banded.strategy) == 3

@@ -17,7 +17,7 @@ from sottovoce.privacy.calibration import Accountant, noise_of_run
 from sottovoce.privacy.client_wer import ClientWer
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import Measured
-from sottovoce.privacy.mechanism import Mechanism
+from sottovoce.privacy.correlated import Mechanism
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.outside import PARTS, build_outside
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
@@ -57,7 +57,7 @@ class Privacy(Section):
     by the `accountant` (PLD unless given): then it follows. Without any of them there is no noise.
 
     `clip_rule`, `weights` and `sampler` name classes of somebody's own, as `{name: "module:Name", …}` with their
-    settings (see `privacy.outside`). `mechanism` correlates the noise of rounds (see `privacy.mechanism`).
+    settings (see `privacy.outside`). `mechanism` correlates the noise of rounds (see `privacy.correlated`).
     """
 
     unwritten = frozenset({"target_epsilon", "accountant", "mechanism", *PARTS})

@@ -103,6 +103,8 @@ def check_closed(part: Mapping[str, Any]) -> None:
     private = part["federation"]["privacy"]
     if isinstance(private, dict) and (outside := [name for name in PARTS if name in private]):
         raise InputError(f"the invitation's privacy: {outside[0]} is code that the server names; expected none")
+    if isinstance(private, dict) and private.get("mechanism") is not None:
+        raise InputError("the invitation's privacy: a mechanism is for clients in one place; expected none")
 
 
 def check_suited(recipe: Recipe, *, population_size: int) -> None:

@@ -101,7 +101,7 @@ class Private:
         layers = plan.clipper.layers
         loss, finite = (0.0, 0.0) if self.loss is None else self.loss.tolist()
         assert self.signal_H is not None
-        noise = [plan.noise_std_sum * dimension**0.5 for dimension in layers.dimensions]
+        noise = [plan.released_std_sum * dimension**0.5 for dimension in layers.dimensions]
         return {
             "cohort": self.cohort,
             "dropped": dict(self.dropped),

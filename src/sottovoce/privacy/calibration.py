@@ -26,7 +26,7 @@ from sottovoce.privacy.events import (
     repeated,
     run_event,
 )
-from sottovoce.privacy.mechanism import Correlated
+from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.pld import CAREFUL, QUICK, PldCap
 from sottovoce.privacy.rdp import check_delta
 

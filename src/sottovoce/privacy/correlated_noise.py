@@ -16,7 +16,7 @@ Shapes: P flat length, M memory.
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import final
 
@@ -39,6 +39,7 @@ def memory_rows(strategy: Strategy) -> int:
     return len(strategy.column) - 1 if isinstance(strategy, Banded) else len(strategy.decays)
 
 
+@lru_cache(maxsize=16)
 def widening(strategy: Strategy) -> float:
     """The standard deviation of y, a row far from the first, where w has 1: the length of C⁻¹'s first column."""
     column = column_of(strategy, _ROWS_OF_INVERSE)

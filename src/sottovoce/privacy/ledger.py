@@ -566,7 +566,15 @@ class LedgerReport:
 
 
 def _told(event: Mapping[str, Any]) -> str:
-    return event.get("reason") or ", ".join(f"{name}={value}" for name, value in event.items() if name != "kind")
+    return event.get("reason") or ", ".join(_told_part(name, value) for name, value in event.items() if name != "kind")
+
+
+def _told_part(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):  # a strategy: its kind and its numbers
+        return " ".join(
+            [str(value["kind"]), *(f"{part}={numbers}" for part, numbers in value.items() if part != "kind")]
+        )
+    return f"{name}={value}"
 
 
 def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:

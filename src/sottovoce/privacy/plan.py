@@ -290,9 +290,7 @@ class Plan:
         assert self.grid is not None
         return self.noise_shares.variance(noise_std_cells=self.noise_std_sum / self.grid)
 
-    def sample(
-        self, step: int, *, attempt: int = 1, row: int | None = None, among: Indices | None = None
-    ) -> Indices:
+    def sample(self, step: int, *, attempt: int = 1, row: int | None = None, among: Indices | None = None) -> Indices:
         """The cohort of `step`: indices of users, ascending. Private. A later attempt at the step has another one.
 
         With correlated noise it is drawn from those whose turn it is at that `row` of noise (the step's, if not given).

@@ -11,7 +11,7 @@ from sottovoce.flat.layout import Groups
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import check_sizes
-from sottovoce.privacy.mechanism import Correlated
+from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
 from sottovoce.privacy.outside import described
 
@@ -233,5 +233,7 @@ def _check_mechanism(settings: PrivacySettings) -> None:
     if settings.noise_scope is not None:
         raise InputError("mechanism with noise_scope: for analysis of independent noise; expected one of them")
     if settings.time_line is not None:
-        raise InputError("mechanism with time_line: whose turn it is follows from the round alone; expected one of them")
+        raise InputError(
+            "mechanism with time_line: whose turn it is follows from the round alone; expected one of them"
+        )
     settings.mechanism.sampler(population_size=settings.population_size, cohort_size=settings.cohort_size)

@@ -95,7 +95,7 @@ class Mechanism:
         """The best noise of this kind for so many steps; takes a moment the first time."""
         from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt
 
-        cycle = self.cycle or self.bands or max(round(population_size / cohort_size), 1)
+        cycle = self.cycle or self.bands or -(-population_size // cohort_size)
         strategy: Strategy
         if self.kind == "banded":
             assert self.bands is not None
