@@ -14,10 +14,10 @@ from tests.privacy.test_plan import LAYOUT, large_update, plan_of, secure_plan, 
 
 from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.correlated import Correlated, Mechanism
 from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, forget, memory_rows, widening
 from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.ledger import Charge, Ledger, verify
-from sottovoce.privacy.correlated import Correlated, Mechanism
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
@@ -93,7 +93,7 @@ def test_variance_and_covariance_over_rows_are_those_of_the_inverse(
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_memory_is_all_that_later_rows_need(mechanism: Correlated) -> None:
-    """A simulation that goes on from a checkpoint, after attempts that were lost, has the noise of one that never did."""
+    """A simulation that goes on from a checkpoint, after lost attempts, has the noise of one that never did."""
     plan = plan_of(mechanism=mechanism)
     whole, before, after = (plan.correlated_noise() for _ in range(3))
     assert whole is not None
@@ -177,8 +177,8 @@ def test_the_ledger_and_the_promise_have_the_strategys_numbers() -> None:
     strategy = {"kind": "banded", "column": [1.0, 0.6, 0.4, 0.25]}
     assert plan.describe()["mechanism"] == {"cycle": 10, "strategy": strategy}
     assert plan.guarantee == (
-        "δ=1e-06 for each speaker against adding or removing one: poisson q=0.2 of one of 10 groups in turn, banded noise, "
-        "z=0.8 (simulated)"
+        "δ=1e-06 for each speaker against adding or removing one: poisson q=0.2 of one of 10 groups in turn, banded "
+        "noise, z=0.8 (simulated)"
     )
 
 
@@ -277,7 +277,7 @@ def test_a_release_never_uses_a_row_for_two_sums_and_pays_for_all(
 def test_after_a_kill_noise_is_still_correlated_with_what_was_released_before(
     mechanism: Correlated, tmp_path: Path
 ) -> None:
-    """Row 1's sum was lost; C applied to rows 0 to 3 gives independent draws still: those of row 2 and 3 are no larger."""
+    """Row 1's sum was lost, and C applied to rows 0 to 3 gives independent draws all the same."""
     plan = secure_plan(mechanism=mechanism)
     run = Run(plan, tmp_path)
     run.rounds(2, killed_at="added")

@@ -1,4 +1,4 @@
-"""Runs whose noise is correlated over rounds: killed anywhere, no row of it is for two sums, and every row is paid for."""
+"""Runs whose noise is correlated over rounds: killed anywhere, no row is for two sums, and every row is paid for."""
 
 import json
 import signal

@@ -16,8 +16,8 @@ from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.calibration import Accountant, noise_of_run
 from sottovoce.privacy.client_wer import ClientWer
 from sottovoce.privacy.clipping import Normalise, Share
-from sottovoce.privacy.events import Measured
 from sottovoce.privacy.correlated import Mechanism
+from sottovoce.privacy.events import Measured
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.outside import PARTS, build_outside
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting

@@ -12,6 +12,7 @@ from typing import Literal
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import pld_epsilon, rdp_epsilon
+from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.events import (
     LARGEST_POPULATION,
     LARGEST_STEPS,
@@ -26,7 +27,6 @@ from sottovoce.privacy.events import (
     repeated,
     run_event,
 )
-from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.pld import CAREFUL, QUICK, PldCap
 from sottovoce.privacy.rdp import check_delta
 

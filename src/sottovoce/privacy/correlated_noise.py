@@ -82,8 +82,8 @@ class CorrelatedNoise:
         missing = rows - self.rows
         if self._vault is not None and not 0 <= missing <= 1:
             raise InputError(
-                f"{self._vault / MEMORY} knows {self.rows} rows of noise, the ledger has charged {rows}: the two do not "
-                "belong together, or one was lost or rolled back; begin another run"
+                f"{self._vault / MEMORY} knows {self.rows} rows of noise, the ledger has charged {rows}: they do not "
+                "belong together, or one of them was lost or rolled back; begin another run"
             )
         promise(missing >= 0, f"row {rows} of noise after row {self.rows - 1}: it would be for two sums")
         for row in range(self.rows, rows):

@@ -10,8 +10,8 @@ from sottovoce.errors import InputError
 from sottovoce.flat.layout import Groups
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.clipping import Normalise, Share
-from sottovoce.privacy.events import check_sizes
 from sottovoce.privacy.correlated import Correlated
+from sottovoce.privacy.events import check_sizes
 from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
 from sottovoce.privacy.outside import described
 
@@ -224,8 +224,8 @@ def _check_mechanism(settings: PrivacySettings) -> None:
         raise InputError("mechanism with noise_multiplier=0: there is no noise to correlate; expected z > 0")
     if settings.adaptive is not None:
         raise InputError(
-            "mechanism with adaptive clipping: noise of one round takes back that of rounds before it, which had another "
-            "clip bound; expected one bound"
+            "mechanism with adaptive clipping: noise of one round takes back that of rounds before it, which had "
+            "another clip bound; expected one bound"
         )
     if settings.sampling is not Sampling.POISSON or settings.sampler is not None:
         given = f"sampling={settings.sampling}" if settings.sampler is None else "a sampler from outside"
