@@ -23,9 +23,12 @@ from torch import Tensor
 from sottovoce.flat import segments
 from sottovoce.flat.layout import ALIGNMENT, Layout, tensor_layers
 from sottovoce.privacy.clipping import Clipper, Normalise, Share, layer_scales
+from sottovoce.privacy.correlated_noise import CorrelatedNoise
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.noise import add_gaussian, add_secure_gaussian, grid_spacing
+from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt
 from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.strategies import Strategy
 from sottovoce.seeds import torch_stream
 
 CLIP_BOUND = 0.01
@@ -193,6 +196,13 @@ def noise_variants(layout: Layout, device: torch.device) -> Variants:
     def secure() -> None:
         add_secure_gaussian(secure_total, std=0.01, grid=grid, random=SecureRandom(), layout=layout)
 
+    def correlated(strategy: Strategy) -> Callable[[], object]:
+        def fresh(_: int) -> Tensor:
+            return add_gaussian(layout.zeros(device=device), std=1.0, generator=generator, layout=layout)
+
+        rows = CorrelatedNoise(strategy, layout=layout, draw=fresh, device=device)
+        return lambda: total.add_(rows.row(rows.rows), alpha=0.01)
+
     variants: Variants = {
         "noise, at once (naive)": (at_once, 8.0 * layout.flat_size),
         "noise": (
@@ -200,6 +210,9 @@ def noise_variants(layout: Layout, device: torch.device) -> Variants:
             8.0 * layout.flat_size,
         ),
         "fingerprint of the parameters": (lambda: fingerprint(total), 4.0 * layout.flat_size),
+        # The memory is read, and one row of it, or all, is written.
+        "noise, banded, 8": (correlated(optimal_banded(steps=2000, bands=8, cycle=8)), 40.0 * layout.flat_size),
+        "noise, BLT, 3": (correlated(optimal_blt(steps=2000, buffers=3, cycle=100)), 32.0 * layout.flat_size),
     }
     if importlib.util.find_spec("cryptography") is None:
         print("noise, secure: left out, cryptography is not installed")

@@ -26,7 +26,7 @@ from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.federated.time_line import NOTHING_LEFT, TimeLine
 from sottovoce.federated.turns import Turns, schedule_of
 from sottovoce.flat.layout import Layout
-from sottovoce.privacy.ledger import DRAWN_WHEN_DRY
+from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.processes import process_group

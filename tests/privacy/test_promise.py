@@ -14,7 +14,8 @@ from sottovoce.privacy.events import (
     poisson_release,
     repeated,
 )
-from sottovoce.privacy.ledger import Header, Ledger, LedgerReport, verify
+from sottovoce.privacy.ledger import Header, Ledger, verify
+from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.promise import Promise, joint_epsilon, promise_of
 
 STEP = poisson_release(4.0, sampling_rate=0.05)

@@ -21,7 +21,8 @@ from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.federated.client import PlannedClient, load_client
 from sottovoce.federated.engines import sequential
-from sottovoce.privacy.ledger import DRAWN_WHEN_DRY, verify
+from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import TURNS
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe

@@ -18,7 +18,8 @@ from sottovoce.federated.round import ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.federated.turns import Turns
 from sottovoce.privacy.fingerprint import fingerprint
-from sottovoce.privacy.ledger import Ledger, LedgerReport, verify
+from sottovoce.privacy.ledger import Ledger, verify
+from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.plan import Plan
 
 # Sees the noised mean [P] of a round, its step, and the plan it was made with (adaptive clipping moves the bound).
@@ -62,6 +63,7 @@ def make_rounds(
         path = Path(folder) / "ledger.jsonl"
         repeatable = server.parameters_P.device.type == "cpu"
         header = plan.ledger_header(run="audit", repeatable=repeatable, central_steps=rounds)
+        correlated = plan.correlated_noise(device=server.parameters_P.device)
         with closing(ClientsHere(engine)) as clients, closing(Ledger(path, header=header)) as ledger:
             for step in range(rounds):
                 done = run_round(
@@ -75,6 +77,7 @@ def make_rounds(
                     turns=turns,
                     model_bits=model_bits,
                     on_release=partial(_shown, on_release, plan),
+                    correlated=correlated,
                 )
                 plan = done.plan
                 on_round(step + 1)

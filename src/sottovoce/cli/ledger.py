@@ -12,7 +12,7 @@ from sottovoce.cli.console import Json, print_json, say, stderr, stdout
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
-    from sottovoce.privacy.ledger import LedgerReport
+    from sottovoce.privacy.ledger_report import LedgerReport
 
 END_UNKNOWN = "alone it cannot show that its end is missing"
 

@@ -27,7 +27,7 @@ from sottovoce.privacy.events import (
     parts_of,
     repeated,
 )
-from sottovoce.privacy.ledger import LedgerReport
+from sottovoce.privacy.ledger_report import LedgerReport
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.events import NoGuarantee
-from sottovoce.privacy.ledger import DRAWN_WHEN_DRY
+from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
 from sottovoce.privacy.outside import PARTS, rests_on
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.settings import Mode

@@ -12,7 +12,7 @@ from sottovoce.models.family import DEFAULT, Family, Place, find_family
 from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import NoGuarantee, repeated
-from sottovoce.privacy.ledger import LedgerReport
+from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.promise import Promise, figures, promise_of
 from sottovoce.reporting.archives import as_typed, open_path
 from sottovoce.training.marks import check_ledger

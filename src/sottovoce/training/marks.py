@@ -22,7 +22,8 @@ from sottovoce.parsing import parse_json
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.events import poisson_release, repeated
-from sottovoce.privacy.ledger import LedgerReport, verify
+from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.promise import promise_of
 from sottovoce.training.checkpoint import STATE
 from sottovoce.training.run_folder import DIAGNOSTICS, LEDGER, METRICS, RESULTS, RunFolder
