@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.sampling import FixedSizeSampler, PoissonSampler, Sampler, Words, _below, bounded_weight
+from sottovoce.privacy.sampling import (
+    CyclicSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    Words,
+    _below,
+    bounded_weight,
+)
 from sottovoce.seeds import stream
 
 
@@ -19,7 +26,7 @@ def words_of(step: int, root: int = 5) -> Words:
     return lambda count: raw(count)
 
 
-def membership(sampler: Sampler, population_size: int, rounds: int) -> np.ndarray:
+def membership(sampler: PoissonSampler | FixedSizeSampler, population_size: int, rounds: int) -> np.ndarray:
     """[rounds, users] of 0 and 1."""
     member = np.zeros((rounds, population_size))
     for step in range(rounds):
@@ -91,6 +98,47 @@ def test_rate_one_takes_everybody() -> None:
 def test_rates_that_are_no_probability(rate: float) -> None:
     with pytest.raises(InputError, match="sampling_rate="):
         PoissonSampler(sampling_rate=rate)
+
+
+@given(users=st.integers(1, 300), cycle=st.integers(1, 40), rate=st.floats(0.05, 1.0))
+@settings(max_examples=60)
+def test_groups_take_turns_and_everybody_is_in_one(users: int, cycle: int, rate: float) -> None:
+    whole, some = CyclicSampler(cycle=cycle, sampling_rate=1.0), CyclicSampler(cycle=cycle, sampling_rate=rate)
+    groups = [whole.sample(users, row=row, words=words_of(row)) for row in range(cycle)]
+    assert sorted(np.concatenate(groups).tolist()) == [*range(users)]
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+    for row in range(2 * cycle):
+        cohort = some.sample(users, row=row, words=words_of(row))
+        assert np.array_equal(cohort, np.unique(cohort))
+        assert set(cohort.tolist()) <= set(groups[row % cycle].tolist())
+
+
+def test_a_group_is_drawn_from_as_a_population_is() -> None:
+    """Each member alone, with the rate: the coins are those of Poisson sampling."""
+    rounds, users, cycle, rate = 4000, 40, 4, 0.3
+    sampler, member = CyclicSampler(cycle=cycle, sampling_rate=rate), np.zeros((rounds, users))
+    for row in range(rounds):
+        member[row, sampler.sample(users, row=row, words=words_of(row))] = 1
+    error = math.sqrt(rate * (1 - rate) / (rounds / cycle))
+    assert np.abs(member.mean(0) * cycle - rate).max() < 5 * error
+    rows, people = np.nonzero(member)
+    for user in range(users):
+        own = rows[people == user]
+        assert set((own % cycle).tolist()) == {int(own[0]) % cycle}
+
+
+def test_one_group_is_poisson_sampling() -> None:
+    alone, everybody = CyclicSampler(cycle=1, sampling_rate=0.2), PoissonSampler(sampling_rate=0.2)
+    for row in range(5):
+        cohort = alone.sample(50, row=row, words=words_of(row))
+        assert np.array_equal(cohort, everybody.sample(50, words=words_of(row)))
+
+
+def test_cyclic_refusals() -> None:
+    with pytest.raises(InputError, match="cycle=0"):
+        CyclicSampler(cycle=0, sampling_rate=1.0)
+    with pytest.raises(InputError, match="sampling_rate="):
+        CyclicSampler(cycle=2, sampling_rate=1.2)
 
 
 def test_fixed_size_refusals() -> None:

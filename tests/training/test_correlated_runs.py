@@ -17,12 +17,13 @@ from tests.training import forked
 from tests.training.test_agreement import command, expect, folders, run_arguments
 from tests.training.test_distributed_runs import run_here
 
-from sottovoce import Simulation, load_recipe
+from sottovoce import InputError, Simulation, load_recipe
 from sottovoce.models.saved import load
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.correlated_noise import MEMORY, SECRETS
+from sottovoce.privacy.correlated_noise import MEMORY, SECRETS, CorrelatedNoise
 from sottovoce.privacy.events import CorrelatedRelease, event_from_json, repeated
 from sottovoce.privacy.ledger import verify
+from sottovoce.training import checkpoint, federation
 from sottovoce.training.stages import Outcome
 
 __all__ = ["folders"]  # a fixture
@@ -155,6 +156,34 @@ def test_a_budget_ends_a_run_within_it_and_its_secret_goes(
     assert (ended.results["ended"]["step"], ended.results["ended"]["reason"]) == (4, "budget")
     assert ended.results["privacy"]["epsilon_rdp"] == pytest.approx(budget)
     assert not (ended.folder / SECRETS).exists()
+
+
+@pytest.mark.parametrize("mechanism", [BANDED, BLT])
+def test_where_bits_do_not_repeat_lost_rows_are_burned_and_made_again_from_the_seed(
+    mechanism: str, federated_recipe: Path, short_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: rounds 3 and 4 are lost with the checkpoint that would have covered them, and so are their rows."""
+    monkeypatch.setattr(federation.Federating, "_repeatable", False)
+    changes, out, save = [*SHORT, mechanism], tmp_path / "run", checkpoint.save
+
+    def lost(folder: Path, saved: checkpoint.Checkpoint) -> Path:
+        if saved.step == 4:
+            raise InputError("killed")
+        return save(folder, saved)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", lost)
+        with pytest.raises(InputError, match="killed"):
+            run_here(federated_recipe, changes, short_stores, out)
+    rows: list[int] = []
+    given = CorrelatedNoise.row
+    monkeypatch.setattr(CorrelatedNoise, "row", lambda own, row: (rows.append(row), given(own, row))[1])
+    run_here(federated_recipe, changes, short_stores, out, resume=True)
+    assert rows == [2, 3, 4, 5, 6, 7]  # the first two are burned
+    report = verify(out / "ledger.jsonl")
+    assert (report.header["mode"], report.steps, report.attempts) == ("unrepeated", STEPS, STEPS + 2)
+    state = json.loads((out / "checkpoints/latest/state.json").read_text())
+    assert state["noise_rows"] == STEPS + 2
 
 
 # Whoever trains, and wherever.
