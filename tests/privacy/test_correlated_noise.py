@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ BLT = Blt(decays=(0.9, 0.4), scales=(0.3, 0.25))
 # 1,000 people in ten groups, of which cohorts of 20 are a fifth (banded), or in fifty that are cohorts (BLT).
 MECHANISMS = [Correlated(cycle=10, strategy=BANDED), Correlated(cycle=50, strategy=BLT)]
 ROWS = 9
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def matrix(strategy: Strategy, rows: int = ROWS) -> NDArray[np.float64]:
@@ -41,25 +43,34 @@ def paid(plan: Plan, row: int, *, step: int | None = None) -> Charge:
     return Charge(plan.event, step=row if step is None else step, clip_bound=plan.clip_bound, row=row)
 
 
-def released(plan: Plan, *, rows: int = ROWS, vault: Path | None = None) -> NDArray[np.float64]:
+def released(plan: Plan, *, rows: int = ROWS, vault: Path | None = None, device: str = "cpu") -> NDArray[np.float64]:
     """The noise that `rows` sums of nothing get, [rows, parameters]."""
-    correlated = plan.correlated_noise(vault=vault)
-    noised = [plan.add_noise(plan.new_total(), paid(plan, row), correlated=correlated) for row in range(rows)]
-    return np.stack([torch.cat(LAYOUT.parts(noise_P)).double().numpy() for noise_P in noised])
+    correlated = plan.correlated_noise(device=device, vault=vault)
+    empty = [plan.new_total(device=device) for _ in range(rows)]
+    return parameters(
+        [plan.add_noise(sum_P, paid(plan, row), correlated=correlated) for row, sum_P in enumerate(empty)]
+    )
 
 
-def independent(plan: Plan, rows: int = ROWS) -> NDArray[np.float64]:
+def independent(plan: Plan, rows: int = ROWS, *, device: str = "cpu") -> NDArray[np.float64]:
     """The noise of as many rounds of the same plan without a mechanism."""
     alone = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, mechanism=None))
-    noised = [alone.add_noise(alone.new_total(), paid(alone, row)) for row in range(rows)]
-    return np.stack([torch.cat(LAYOUT.parts(noise_P)).double().numpy() for noise_P in noised])
+    empty = [alone.new_total(device=device) for _ in range(rows)]
+    return parameters([alone.add_noise(sum_P, paid(alone, row)) for row, sum_P in enumerate(empty)])
 
 
+def parameters(rows: Sequence[torch.Tensor]) -> NDArray[np.float64]:
+    return np.stack([torch.cat(LAYOUT.parts(row_P.cpu())).double().numpy() for row_P in rows])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_the_strategy_applied_to_what_is_released_gives_the_independent_draws_back(mechanism: Correlated) -> None:
+def test_the_strategy_applied_to_what_is_released_gives_the_independent_draws_back(
+    mechanism: Correlated, device: str
+) -> None:
     """C·y = w, to the rounding of float32: each of `ROWS` products and sums loses at most half a last bit."""
     plan = plan_of(mechanism=mechanism)
-    noise, fresh = released(plan), independent(plan)
+    noise, fresh = released(plan, device=device), independent(plan, device=device)
     largest = np.abs(fresh).max()
     tolerance = 4 * ROWS * 2.0**-24 * largest * np.abs(np.linalg.inv(matrix(mechanism.strategy))).sum()
     np.testing.assert_allclose(matrix(mechanism.strategy) @ noise, fresh, rtol=0, atol=tolerance)
@@ -282,7 +293,7 @@ def test_after_a_kill_noise_is_still_correlated_with_what_was_released_before(
     run = Run(plan, tmp_path)
     run.rounds(2, killed_at="added")
     run.rounds(2)
-    noise = np.stack([torch.cat(LAYOUT.parts(noised)).double().numpy() for _, noised in run.sums])
+    noise = parameters([noised for _, noised in run.sums])
     assert [row for row, _ in run.sums] == [0, 1, 2, 3]
     fresh = matrix(mechanism.strategy, 4) @ noise / plan.noise_std_sum
     found, error = fresh @ fresh.T / fresh.shape[1], math.sqrt(2 / fresh.shape[1])
@@ -315,8 +326,7 @@ def test_where_bits_do_not_repeat_lost_rows_are_burned_as_in_a_release(mechanism
     assert [row for row, _ in run.sums] == [0, 1, 2, 3, 4]
     assert verify(tmp_path / "ledger.jsonl").attempts == 5
     whole = released(plan, rows=5)
-    for row, noised in run.sums:
-        assert np.array_equal(torch.cat(LAYOUT.parts(noised)).double().numpy(), whole[row])
+    assert np.array_equal(parameters([noised for _, noised in run.sums]), whole)
 
 
 def test_a_row_is_given_out_once_and_in_its_turn() -> None:
