@@ -446,5 +446,7 @@ def test_a_recipes_words_become_the_best_numbers_for_its_rounds() -> None:
     assert Mechanism(kind="banded", bands=4).for_run(2, population_size=9, cohort_size=2).strategy.column[2:] == ()  # type: ignore[union-attr]
     blt = Mechanism(kind="blt", buffers=2).for_run(30, population_size=1000, cohort_size=20)
     assert (blt.cycle, len(blt.strategy.decays)) == (50, 2)  # type: ignore[union-attr]
-    assert Mechanism(kind="blt", buffers=2).memory == memory_rows(blt.strategy) == 2
+    assert (
+        Mechanism(kind="blt", buffers=2).memory == memory_rows(blt.strategy) == 2
+    )  # one that wins nothing is left out
     assert Mechanism(kind="banded", bands=4).memory == memory_rows(banded.strategy) == 3

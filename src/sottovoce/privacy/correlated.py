@@ -66,7 +66,7 @@ class Correlated:
 class Mechanism:
     """What a recipe says. `banded` has `bands` and a `cycle` of at least as many groups (as many, if not given).
 
-    `blt` has `buffers`; its `cycle`, if not given, is how many cohorts the population is.
+    `blt` has `buffers`, less those that win nothing; its `cycle`, if not given, is how many cohorts the population is.
     """
 
     kind: Literal["banded", "blt"]
@@ -88,7 +88,7 @@ class Mechanism:
 
     @property
     def memory(self) -> int:
-        """How many vectors of the model's size a run keeps of earlier noise."""
+        """How many vectors of the model's size a run keeps of earlier noise, at most."""
         return self.bands - 1 if self.bands is not None else self.buffers or 0
 
     def for_run(self, central_steps: int, *, population_size: int, cohort_size: int) -> Correlated:
