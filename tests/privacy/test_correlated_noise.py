@@ -183,6 +183,19 @@ def test_a_blt_takes_groups_whole() -> None:
     assert plan.event.sampling_rate == 1.0
 
 
+def test_more_people_have_cohorts_of_their_own() -> None:
+    """As where canaries come to the users of a plan."""
+    banded, blt = MECHANISMS
+    assert [banded.cohort_near(wanted, population_size=1003) for wanted in (20, 100, 101)] == [20, 100, 100]
+    assert [blt.cohort_near(20, population_size=people) for people in (1000, 1003)] == [20, 21]
+    for mechanism in MECHANISMS:
+        settings_of(
+            mechanism=mechanism,
+            population_size=1003,
+            cohort_size=mechanism.cohort_near(101, population_size=1003),
+        )
+
+
 def test_the_ledger_and_the_promise_have_the_strategys_numbers() -> None:
     plan = plan_of(mechanism=MECHANISMS[0])
     strategy = {"kind": "banded", "column": [1.0, 0.6, 0.4, 0.25]}

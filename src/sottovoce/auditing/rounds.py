@@ -32,6 +32,8 @@ def audited_plan(plan: Plan, *, others: int) -> Plan:
     size = settings.population_size + others
     grown = size / settings.population_size
     cohort_size = min(max(round(settings.cohort_size * grown), 1), size)
+    if settings.mechanism is not None:
+        cohort_size = settings.mechanism.cohort_near(cohort_size, population_size=size)
     denominator = None if settings.denominator is None else settings.denominator * grown
     settings = replace(
         settings,

@@ -44,6 +44,16 @@ class Correlated:
             )
         return CyclicSampler(cycle=self.cycle, sampling_rate=rate)
 
+    def cohort_near(self, cohort_size: int, *, population_size: int) -> int:
+        """The size of cohorts that so many people allow, as near as may be to one that is wanted.
+
+        >>> Correlated(cycle=3, strategy=Banded(column=(1.0, 0.5))).cohort_near(40, population_size=100)
+        33
+        """
+        if self._needs_whole_groups:
+            return -(-population_size // self.cycle)
+        return max(min(cohort_size, population_size // self.cycle), 1)
+
     def release(self, noise_multiplier: float, *, population_size: int, cohort_size: int) -> CorrelatedRelease:
         """What one row spends, together with those around it."""
         sampler = self.sampler(population_size=population_size, cohort_size=cohort_size)
