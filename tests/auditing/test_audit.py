@@ -17,8 +17,10 @@ from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Trained
 from sottovoce.federated.round import run_round
 from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.strategies import Banded, Blt
 
 CPU = torch.device("cpu")
 
@@ -122,6 +124,8 @@ HONEST: dict[str, dict[str, Any]] = {
     "some, adaptive clipping": {**SOME, "adaptive": AdaptiveClipping(target_quantile=0.5, count_noise_std=5.0)},
     "of fixed size": {**SOME, "sampling": "fixed_size"},
     "the final model alone": {**EVERYBODY, "observer": Observer.FINAL},
+    "some, banded noise": {**SOME, "mechanism": Correlated(cycle=5, strategy=Banded(column=(1.0, 0.5, 0.3)))},
+    "groups, BLT noise": {**SOME, "mechanism": Correlated(cycle=10, strategy=Blt(decays=(0.7,), scales=(0.5,)))},
 }
 
 
@@ -150,10 +154,11 @@ def test_with_everybody_in_every_round_the_estimate_meets_what_is_promised() -> 
     assert found.fit.epsilon + 2.15 * (found.fit.high - found.fit.epsilon) > found.promised
 
 
-def test_a_release_can_be_audited() -> None:
+@pytest.mark.parametrize("name", ["everybody", "groups, BLT noise"])
+def test_a_release_can_be_audited(name: str) -> None:
     """Noise from the operating system, on a grid: other draws each time, so only what cannot be chance is asserted."""
     pytest.importorskip("cryptography", reason="the secure mode draws from cryptography's AES")
-    found = audit_of(canaries=300, mode="secure", root_seed=None)
+    found = audit_of(canaries=300, mode="secure", root_seed=None, **HONEST[name])
     assert found.noise is not None
     assert not found.noise.is_missing
     assert found.fit.low < 3 * found.promised

@@ -17,10 +17,12 @@ from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.federated.turns import Turns
+from sottovoce.privacy.correlated_noise import SECRETS
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Mode
 
 # Sees the noised mean [P] of a round, its step, and the plan it was made with (adaptive clipping moves the bound).
 OnRelease = Callable[[Tensor, int, Plan], None]
@@ -65,7 +67,8 @@ def make_rounds(
         path = Path(folder) / "ledger.jsonl"
         repeatable = server.parameters_P.device.type == "cpu"
         header = plan.ledger_header(run="audit", repeatable=repeatable, central_steps=rounds)
-        correlated = plan.correlated_noise(device=server.parameters_P.device)
+        vault = Path(folder) / SECRETS if plan.settings.mode is Mode.SECURE else None
+        correlated = plan.correlated_noise(device=server.parameters_P.device, vault=vault)
         with closing(ClientsHere(engine)) as clients, closing(Ledger(path, header=header)) as ledger:
             for step in range(rounds):
                 done = run_round(
