@@ -260,6 +260,25 @@ def test_a_node_that_activates_again_and_again_is_one_node(door: Door) -> None:
     assert door.link.present() == {door.anna}
 
 
+def test_who_came_back_is_not_handed_orders_by_its_old_line(door: Door) -> None:
+    """What it asked for before it broke down is answered to nobody: an order would be lost with it."""
+    with door.node() as client, ThreadPoolExecutor(1) as threads:
+        node = Node(node_id=client.ActivateNode(door.activation()).node_id)
+
+        def pull() -> int:
+            try:
+                client.PullMessages(PullMessagesRequest(node=node))
+            except httpx.HTTPStatusError as refused:
+                return refused.response.status_code
+            return 200
+
+        held = threads.submit(pull)
+        while not held.done():  # it may not have asked yet when it comes back for the first time
+            client.ActivateNode(door.activation())
+        assert held.result() == httpx.codes.CONFLICT
+    door.check_open()
+
+
 def test_a_node_that_asks_for_orders_many_times_at_once(door: Door) -> None:
     """So many are held as it may have; the others are told to come again, and it can still bring an answer."""
     with door.node() as client, ThreadPoolExecutor(3 * flower.AT_ONCE) as threads:

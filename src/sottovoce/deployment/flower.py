@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -42,6 +43,7 @@ from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.superlink.routers.fleet.router import router as fleet_router
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import Response
 
 from sottovoce.deployment.gate import AT_ONCE, Gate, Receive, Scope, Send
 from sottovoce.deployment.listening import Listener
@@ -92,6 +94,7 @@ class _Asked:
     most_objects: int
     announced: bytes | None = None
     announcements: int = 0
+    lost: bool = False
 
 
 @final
@@ -114,6 +117,7 @@ class FlowerLink:
         self._keys, self._callers = dict(nodes), {_caller(public_key): name for name, public_key in nodes.items()}
         self._waiting: set[str] = set()  # for whom there is an order that they have not fetched
         self._asked: dict[str, _Asked] = {}
+        self._lives = Counter[str]()  # how often each of them was activated
         self._arrived = threading.Event()
         self._closing = False
         self._listener = Listener(
@@ -158,21 +162,28 @@ class FlowerLink:
         app.include_router(fleet_router, dependencies=[Depends(self._admit)])
 
         async def noticed(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["path"] == _PULL:
-                await self._hold(scope)
+            if scope["path"] == _PULL and not await self._hold(scope):
+                await Response(status_code=409)(scope, receive, send)
+                return
             await app(scope, receive, send)
             if scope["path"].startswith("/v1/fleet/push-"):
                 self._arrived.set()
 
         return Gate(noticed, paths=PATHS, knows=self._known)
 
-    async def _hold(self, scope: Scope) -> None:
-        """Let a node that asks for orders wait until there is one: it hears of it at once, and asks less often."""
+    async def _hold(self, scope: Scope) -> bool:
+        """Let a node that asks for orders wait until there is one: it hears of it at once, and asks less often.
+
+        False where it has come back meanwhile: an order would go to its old self, which nobody hears of any more.
+        """
         name = self._callers[_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER)]
-        until = time.monotonic() + HELD_SECONDS
+        until, life = time.monotonic() + HELD_SECONDS, self._lives[name]
         while name not in self._waiting and time.monotonic() < until and not self._closing:
             await asyncio.sleep(_LOOK_AGAIN)
+            if self._lives[name] != life:
+                return False
         self._waiting.discard(name)
+        return True
 
     def _known(self, scope: Scope) -> str | None:
         """Who asks, if it is somebody of the roster who has signed the head of this request.
@@ -210,9 +221,11 @@ class FlowerLink:
 
     def _give_up(self, name: str) -> None:
         """Wait no longer for what `name` was handed by now."""
+        self._lives[name] += 1
         for order_id, order in list(self._asked.items()):
             message = self._state.message_ins_store.get(order_id)
             if order.name == name and message is not None and message.metadata.delivered_at:
+                order.lost = True  # whatever becomes of the rest
                 self._delete(order_id)
         self._arrived.set()
 
@@ -277,10 +290,13 @@ class FlowerLink:
     def _look(self, waiting: set[str], coming: dict[str, str], answers: dict[str, bytes], *, limit: int) -> None:
         """Move on who has answered: from `waiting` to `coming`, an answer of which some objects are still on the way,
         and to `answers`. Who is away, or sent something else, is in none of them then."""
-        waiting.intersection_update(
-            self._state.message_ins_store
-        )  # a clock that jumps ahead makes Flower forget orders
-        for reply in self._state.get_message_res(set(waiting), self._run):
+        for order_id in [each for each in (*waiting, *coming) if self._asked[each].lost]:
+            waiting.discard(order_id)
+            coming.pop(order_id, None)
+        with self._state.lock:  # an order that is given up in between would be a KeyError
+            waiting.intersection_update(self._state.message_ins_store)  # a clock that jumps ahead makes Flower forget
+            replies = self._state.get_message_res(set(waiting), self._run)
+        for reply in replies:
             order_id = reply.metadata.reply_to_message_id
             waiting.discard(order_id)
             if reply.has_error():  # Flower's own: the node is gone
