@@ -30,8 +30,9 @@ $(STAMP): constraints.txt pyproject.toml
 demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd (about 5 minutes)
 	$(BIN)/sottovoce run demo
 
+# CI runs them with MARKS='not long'.
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(if $(MARKS),-m '$(MARKS)')
 
 # All files that skip where flwr is not installed. CI runs them with MARKS='not long_network'. Groups share a village.
 network: $(NETWORK)/.installed  ## run the tests of clients over a network with real processes (minutes)

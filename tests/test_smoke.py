@@ -81,7 +81,16 @@ def assert_one_step(run: str, around: Surroundings) -> None:
     assert results["model"]["step"] == 1
 
 
-@pytest.mark.parametrize(("name", "recipe"), [pytest.param(*run, id=run[0]) for run in one_of_each_kind().items()])
+def first_of_each_file() -> Iterator[Any]:
+    """One of each kind; but for the first of a file they are long, all together."""
+    files: set[str] = set()
+    for name, recipe in one_of_each_kind().items():
+        file = name.rpartition("/")[0] or name
+        yield pytest.param(name, recipe, id=name, marks=[pytest.mark.long] if file in files else [])
+        files.add(file)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [*first_of_each_file()])
 def test_one_step_of_every_kind_of_recipe_runs(name: str, recipe: Recipe, around: Surroundings) -> None:
     run_smoke(name, recipe, out=around.runs, around=around)
     assert_one_step(name, around)

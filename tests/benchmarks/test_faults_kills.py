@@ -2,10 +2,12 @@
 
 from collections import Counter
 
+import pytest
 from faulty.kills import campaign
 from faulty.outcome import Outcome, Tally
 
 
+@pytest.mark.long
 def test_kills_at_named_points_harm_nothing() -> None:
     tally = Tally()
     campaign(tally, kills=20, seed=1)

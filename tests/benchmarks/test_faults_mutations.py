@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.long
 def test_a_short_campaign_ends_well_and_has_tried_everything(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "faults.py"), "mutations", "--short", "--json", str(tmp_path / "found")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

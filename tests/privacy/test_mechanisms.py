@@ -38,6 +38,8 @@ EFFECTIVE = [
     ("blt", 2000, 0.082),
 ]
 
+pytestmark = pytest.mark.long  # searches; test_plan_mechanism has short ones
+
 
 @pytest.mark.parametrize(("kind", "apart", "effective"), EFFECTIVE)
 def test_effective_noise_multipliers_are_those_that_are_known(kind: Kind, apart: int, effective: float) -> None:

@@ -121,6 +121,7 @@ for name, break_it in CASES.items():
 """
 
 
+@pytest.mark.long
 def test_promises_are_kept_without_assertions(tmp_path: Path) -> None:
     path = str(PACKAGE.parent)
     command = [sys.executable, "-O", "-c", f"import sys; sys.path.insert(0, {path!r})\n{BREAK_EVERY_PROMISE}", tmp_path]

@@ -106,6 +106,7 @@ def pages(runs: Path, releases: Path, tmp_path_factory: pytest.TempPathFactory) 
     return {name: place / f"{name}.html" for name in shown}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["simulation", "eight", "thousands", "not-private", "suite"])
 @pytest.mark.parametrize("width", [LAPTOP, COMMON_PHONE])
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -42,6 +42,7 @@ def run(arguments: list[object], out: Path, **how: Any) -> None:
     assert ended.code == (-signal.SIGKILL if how.get("kill_at") else 0), ended.err
 
 
+@pytest.mark.long
 def test_a_simulation_ends_with_the_same_bytes_and_charges_each_once(arguments: list[object], tmp_path: Path) -> None:
     run(arguments, tmp_path / "whole")
     for number, point in enumerate(POINTS.values()):

@@ -53,6 +53,7 @@ def finish(arguments: list[object]) -> None:
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mechanism", [BANDED, BLT])
 def test_a_simulation_killed_anywhere_ends_with_the_same_bits_and_charges_each_row_once(
     mechanism: str, federated_recipe: Path, short_stores: Path, tmp_path: Path
@@ -197,6 +198,7 @@ def one_thread_run(*arguments: Any) -> Outcome:
     return run_here(*arguments)
 
 
+@pytest.mark.long
 def test_engines_and_ranks_come_to_the_same(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> None:
     """Cohorts of two at most, whose sum has the same bits whoever adds it up; a stack rounds in its own way."""
     ways = {

@@ -54,6 +54,7 @@ def lost(log: Path, kills: Kills) -> int:
     )
 
 
+@pytest.mark.long
 def test_a_simulation_that_loses_ranks_ends_with_the_same_bits_and_charges_each_step_once(
     federated_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:

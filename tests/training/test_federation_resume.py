@@ -141,6 +141,7 @@ def test_an_interrupt_finishes_the_round_saves_and_says_how_to_go_on(
     assert not (out / "results.json").exists()
 
 
+@pytest.mark.long
 def test_the_same_bits_in_processes_that_hash_differently(
     federated_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def one_thread_run(*arguments: Any) -> Outcome:
     return run_here(*arguments)
 
 
+@pytest.mark.long
 def test_workers_and_ranks_come_to_the_same_bits(federated_recipe: Path, public_stores: Path, tmp_path: Path) -> None:
     """Cohorts of two, whose sum has the same bits whoever adds it up."""
     ways = {

@@ -44,6 +44,7 @@ def run_processes(family: Family) -> list[int]:
     return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.long
 def test_killing_the_first_process_ends_all(family: Family) -> None:
     assert len(run_processes(family)) == 2
     family.send(signal.SIGKILL)
@@ -56,6 +57,7 @@ def test_a_hangup_saves_and_ends_all(family: Family) -> None:
     assert "and saved: the same command goes on" in family.said.read_text()
 
 
+@pytest.mark.long
 def test_killing_one_runs_process_is_one_line_and_ends_all(family: Family) -> None:
     os.kill(run_processes(family)[0], signal.SIGKILL)
     assert family.end() == 2

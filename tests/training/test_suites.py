@@ -35,6 +35,7 @@ def started(suite: Path, stores: Path, out: Path, gate: Gate) -> AbstractContext
     return command(arguments, environment=environment, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.long
 def test_an_interrupt_of_the_first_process_alone_stops_and_saves_all(
     suite: Path, short_stores: Path, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_run_and_its_plan_agree_to_the_last_digit(go: Go, mode: str, accountan
     assert any(line.startswith(f"noise_multiplier={plan['noise_multiplier']} follows") for line in go.said)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_cohorts_of_fixed_size_reach_the_target_by_rdp(go: Go) -> None:
     outcome = go(PLAIN, "federation.privacy.sampling=fixed_size")
     found = privacy_of(outcome)
@@ -77,6 +78,7 @@ def test_cohorts_of_fixed_size_reach_the_target_by_rdp(go: Go) -> None:
     assert any("by RDP, as no tight PLD is known" in line for line in go.said)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_noise_it_began_with(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = go(out="whole")
     with monkeypatch.context() as patch:

@@ -71,6 +71,7 @@ def speech_of(stores: Path) -> list[int]:
     return [*range(int(store.user_utterances[people.start]), int(store.user_utterances[people.stop]))]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_thread")
 def test_killed_ten_times_every_utterance_is_used_once(
     federated_recipe: Path, short_stores: Path, tmp_path: Path, used: dict[int, list[int]]
@@ -129,6 +130,7 @@ def test_under_privacy_the_dry_are_drawn_on_and_a_killed_run_ends_with_the_same_
         assert_same(broken, whole)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("engine", ["workers", "stacked", "shared"])
 def test_other_engines_go_on_with_the_same_bits(
@@ -145,6 +147,7 @@ def test_other_engines_go_on_with_the_same_bits(
     assert_same(tmp_path / "broken", tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_two_ranks_that_are_lost_in_turn_go_on_with_the_same_bits(
     federated_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
