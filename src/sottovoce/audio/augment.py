@@ -214,7 +214,8 @@ def add_noise(
     span = settings.highest_snr_db - settings.lowest_snr_db
     snr_db_B = torch.rand(size[0], generator=generator, device=generator.device) * span + settings.lowest_snr_db
     if clips_CN is None:
-        noise_BN = coloured_noise(size[0], size[1], colour=settings.colour, generator=generator)
+        near = _on_device(generator, waveforms_BN.device)  # a number a sample: drawn where it is used
+        noise_BN = coloured_noise(size[0], size[1], colour=settings.colour, generator=near)
     else:
         noise_BN = _random_stretches(clips_CN, size[0], size[1], generator=generator)
     device = waveforms_BN.device
@@ -243,6 +244,13 @@ def coloured_noise(batch_size: int, samples: int, *, colour: Colour, generator: 
     bins = torch.arange(spectrum.shape[1], device=white_BN.device).clamp_min(1)
     pink_BN: Tensor = torch.fft.irfft(spectrum * bins.rsqrt(), n=samples)
     return pink_BN
+
+
+def _on_device(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    """The generator itself, or one on another kind of device that is seeded by it."""
+    if generator.device.type == device.type:
+        return generator
+    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
 
 
 def _random_stretches(clips_CN: Tensor, batch_size: int, samples: int, *, generator: torch.Generator) -> Tensor:
