@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -39,9 +40,9 @@ def _once(tell: Callable[[RunRecord], str]) -> Callable[[Repeats], str]:
     return lambda runs: " / ".join(dict.fromkeys(tell(run) for run in runs.values()))
 
 
-def _epsilon(run: RunRecord) -> str:
-    found = run.privacy
-    return "–" if found.get("epsilon_rdp") is None else epsilon(found["epsilon_rdp"])
+def _epsilon(run: RunRecord, accountant: str) -> str:
+    found = run.privacy.get(f"epsilon_{accountant}")
+    return "–" if found is None else epsilon(found)
 
 
 def _population(run: RunRecord) -> str:
@@ -66,7 +67,8 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
         lambda runs: rates_cell([_read_off(run, "letters", "error_rate") for run in runs.values()]),
     ),
     "cer": ("test CER %", lambda runs: rates_cell([scored(run)["cer"] for run in runs.values()])),
-    "epsilon": ("ε (RDP)", _once(_epsilon)),
+    "epsilon": ("ε (RDP)", _once(partial(_epsilon, accountant="rdp"))),
+    "epsilon-pld": ("ε (PLD)", _once(partial(_epsilon, accountant="pld"))),
     "population": ("people for ε ≤ 8 (RDP)", _once(_population)),
     "population-pld": (
         "people for ε ≤ 8 (PLD)",
