@@ -74,9 +74,12 @@ def test_an_audit_is_kept_beside_the_run_and_told_in_its_report(
     recipe, folder = place / "tones.yaml", place / "runs" / "tones"
     where = ("--runs", place / "runs", "--stores", place / "stores", "--out", folder)
     assert sottovoce("audit", recipe, *FEW, *where, "--json") == 0
-    content = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    assert "no ledger charges" not in err
+    content = json.loads(out)
     assert content == json.loads(kept_at(folder).read_text())
     assert content["verdict"] == "consistent"
+    assert content["accounted"] is False
     run_recipe(load_recipe(str(recipe)), out=folder, resume=False, around=around(place))
     run = read_run("mine", folder)
     assert kept_audit(run) == content
@@ -93,6 +96,28 @@ def test_an_audit_is_kept_beside_the_run_and_told_in_its_report(
     torn = audit_section([run])
     assert torn is not None
     assert "its audit cannot be read" in str(torn.parts[0])
+
+
+def test_of_a_release_nothing_is_told_that_no_ledger_charges(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cryptography", reason="the secure mode draws from cryptography's AES")
+    recipe, folder = place / "tones.yaml", place / "runs" / "tones"
+    secure = "federation.privacy.mode=secure"
+    where = ("--runs", place / "runs", "--stores", place / "stores", "--out", folder)
+    sottovoce("audit", recipe, secure, *FEW, *where, "--json")  # other draws each time: any verdict
+    out, err = capsys.readouterr()
+    assert "tones.yaml is a release: these figures come from people's speech, in rounds that no ledger charges" in err
+    assert json.loads(out)["accounted"] is False
+    run_recipe(load_recipe(str(recipe), [secure]), out=folder, resume=False, around=around(place))
+    run = read_run("mine", folder)
+    assert run.is_release
+    assert kept_audit(run) is None
+    section = audit_section([run])
+    assert section is not None
+    (only,) = section.parts
+    assert isinstance(only, Html)
+    assert "mine was made in secure mode: its audit made more rounds" in only.content
+    kept_at(folder).unlink()
+    assert audit_section([run]) is None
 
 
 def test_a_broken_promise_is_an_exit_code(

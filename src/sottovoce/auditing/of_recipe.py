@@ -95,8 +95,9 @@ def config_digest(config: str) -> str:
 
 
 def keep(folder: Path, recipe: Recipe, audit: Audit, speech: SpeechAudit | None = None) -> Mapping[str, Any]:
-    """Write it down."""
+    """Write it down. Its rounds were made with the recipe's people, and nobody has accounted for them."""
     content = {
+        "accounted": False,
         "recipe": recipe.about,
         "config_digest": config_digest(as_yaml(recipe)),
         "sottovoce": __version__,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sottovoce.config import Recipe
     from sottovoce.training.stages import Surroundings
 
+NOT_CHARGED = "these figures come from people's speech, in rounds that no ledger charges; publish none of them"
+
 
 def audit(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, a YAML file, or FILE.yaml/RUN; or a suite.")],
@@ -51,6 +53,7 @@ def audit(
 
     Canaries, users with updates of their own making, take part in the recipe's rounds: drawn, clipped, noised and
     accounted like everybody. How well those who took part can be told from those who did not is what really leaks.
+    Rounds are made for this with the recipe's people, and no ledger charges for them: of a release, publish none of it.
 
     Exit code 0: nothing speaks against the promise; 1: something does (`verdict` in --json says what);
     130: it was interrupted.
@@ -58,6 +61,7 @@ def audit(
     from sottovoce.auditing.audit import Observer, Verdict
     from sottovoce.auditing.of_recipe import AuditSettings, attack_recipe, audit_recipe, keep
     from sottovoce.auditing.speech_audit import SpeechAudit, in_words
+    from sottovoce.privacy.settings import Mode
     from sottovoce.training.seeding import folder_of
 
     if observer not in list(Observer):
@@ -68,6 +72,9 @@ def audit(
     found: dict[str, Audit] = {}
     attacked: dict[str, SpeechAudit] = {}
     kept: dict[str, Mapping[str, Any]] = {}
+    for label, (one, _) in wanted.items():
+        if one.federation is not None and one.federation.privacy.mode is Mode.SECURE:
+            say(f"{label} is a release: {NOT_CHARGED}")
     try:
         for label, (one, place) in wanted.items():
             with surroundings(label, runs=runs, stores=stores, device=device) as around:

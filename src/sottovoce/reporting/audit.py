@@ -8,7 +8,7 @@ from typing import Any
 from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.auditing.speech_audit import in_words
 from sottovoce.parsing import Unreadable, parse_json
-from sottovoce.reporting.cells import NOTHING, Table, epsilon, percent
+from sottovoce.reporting.cells import NOTHING, Table, epsilon, percent, said_once
 from sottovoce.reporting.html import Html, Part, Section
 from sottovoce.reporting.records import RunRecord
 from sottovoce.training.run_folder import CONFIG
@@ -18,6 +18,10 @@ INTRO = (
     "the attacker was asked which of them did. The estimate is what the attacker's success looks like as an ε; the "
     "bound is what it proves. Both should be below what is promised."
 )
+WITHHELD = (
+    "was made in secure mode: its audit made more rounds with the same people, which no ledger charges, so nothing of "
+    "it is told here."
+)
 VERDICTS = {
     "consistent": "Nothing speaks against the promise.",
     "alarm": "More leaks than is promised, by the estimate: something is wrong.",
@@ -26,14 +30,15 @@ VERDICTS = {
 
 
 def audit_section(runs: Sequence[RunRecord]) -> Section | None:
-    """What audits of these runs found; None where there is none."""
+    """What audits of these runs found; None where there is none. Those of releases are left out."""
     found: dict[str, Mapping[str, Any]] = {}
-    parts: list[Part] = []
+    withheld = said_once((run.label, WITHHELD) for run in runs if run.is_release and kept_at(run.folder).is_file())
+    parts: list[Part] = [_notice(f"{labels} {words}") for labels, words in withheld]
     for run in runs:
         try:
             content = kept_audit(run)
         except Unreadable as why:
-            parts.append(Html(f'<p class="notice">{escape(f"{run.label}: its audit cannot be read: {why}")}</p>'))
+            parts.append(_notice(f"{run.label}: its audit cannot be read: {why}"))
             continue
         if content is not None:
             found[run.label] = content
@@ -57,9 +62,9 @@ NO_ATTACKS: Mapping[str, Any] = {"membership": None, "exposure": [], "missing": 
 
 
 def kept_audit(run: RunRecord) -> Mapping[str, Any] | None:
-    """The audit that is kept beside a run; None where there is none, or it is of another recipe."""
+    """The audit that is kept beside a run; None where there is none, it is of another recipe, or of a release."""
     path, config = kept_at(run.folder), run.folder / CONFIG
-    if not path.is_file() or not config.is_file():
+    if run.is_release or not path.is_file() or not config.is_file():
         return None
     content = parse_json(path.read_text(encoding="utf-8"))
     same = content.get("config_digest") == config_digest(config.read_text(encoding="utf-8"))
@@ -80,6 +85,10 @@ def _row(label: str, content: Mapping[str, Any]) -> tuple[str, ...]:
         f"{content['canaries']:,}",
         content["verdict"],
     )
+
+
+def _notice(words: str) -> Html:
+    return Html(f'<p class="notice">{escape(words)}</p>')
 
 
 def _infinite(value: float | None) -> str:
