@@ -15,7 +15,7 @@ from sottovoce.auditing.of_recipe import AuditSettings, audit_recipe, kept_at
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
-from sottovoce.reporting.audit import audit_section, kept_audit
+from sottovoce.reporting.audit import audit_alarm, audit_section, kept_audit
 from sottovoce.reporting.html import Html
 from sottovoce.reporting.records import read_run
 from sottovoce.training.stages import Surroundings, run_recipe
@@ -92,10 +92,12 @@ def test_an_audit_is_kept_beside_the_run_and_told_in_its_report(
     assert "mine" not in capsys.readouterr().out
     assert kept_audit(run) is None
     assert audit_section([run]) is None
-    kept_at(folder).write_text("{")
-    torn = audit_section([run])
-    assert torn is not None
-    assert "its audit cannot be read" in str(torn.parts[0])
+    for content in ("{", "[]", "{}"):
+        kept_at(folder).write_text(content)
+        torn = audit_section([run])
+        assert torn is not None
+        assert "its audit cannot be read" in str(torn.parts[0])
+        assert audit_alarm(run) == ""
 
 
 def test_of_a_release_nothing_is_told_that_no_ledger_charges(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.reporting.conftest import MakeRun, with_event
 from typer.testing import CliRunner
 
+from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.cli import app
 from sottovoce.privacy.events import fixed_size_release, poisson_release
 from sottovoce.privacy.odds import odds
@@ -242,3 +243,43 @@ def test_it_opens_page_and_text_and_is_there_for_machines(runs: Path, tmp_path: 
     assert told["odds"] == pytest.approx(math.exp(told["epsilon"]))
     assert 0.5 < told["right_guesses"] < 0.51
     assert told["cost"]["beside"] == "start"
+
+
+@pytest.mark.parametrize("verdict", ["alarm", "broken"])
+def test_an_audit_that_speaks_against_the_promise_comes_before_all_else(verdict: str, copied: MakeRun) -> None:
+    folder, quiet = copied("noisy"), copied("quiet")
+    _audited(folder, verdict=verdict, why="releases hold 24.8% of the noise that is claimed in output")
+    run, other = read_run("mine", folder), read_run("other", quiet)
+    found = verdict_on(run)
+    assert found.headline.startswith("Its audit speaks against what is promised. On paper: A simulation, ")
+    assert found.points[0][0] == "What an audit found"
+    assert "Releases hold 24.8% of the noise" in found.short
+    assert found.brief == "its audit speaks against it"
+    assert "speak against what is promised: mine." in told_together(verdicts([run, other]))
+    (alarm,) = build_report([run, other], title="A title").alarms
+    assert alarm == f"mine: {found.against}"
+    assert alarm.endswith("Releases hold 24.8% of the noise that is claimed in output.")
+
+
+def test_an_audit_that_finds_nothing_is_no_alarm_nor_is_one_of_a_release(copied: MakeRun) -> None:
+    for name, verdict in (("noisy", "consistent"), ("release", "broken")):
+        folder = copied(name)
+        before = verdict_of(folder)
+        _audited(folder, verdict=verdict, why="as it may be")
+        assert verdict_of(folder) == before
+        assert not build_report([read_run(name, folder)], title="A title").alarms
+
+
+def _audited(folder: Path, *, verdict: str, why: str) -> None:
+    """As if `sottovoce audit` had said that of the run in `folder`."""
+    found = {
+        "config_digest": config_digest((folder / "config.yaml").read_text()),
+        "verdict": verdict,
+        "why": why,
+        "promised": {"epsilon_pld": 0.07, "epsilon_rdp": 0.08},
+        "estimate": {"epsilon": 1.2, "interval": [0.9, 1.5], "level": 0.98, "effect": 0.3},
+        "lower_bound": {"epsilon": 0.02},
+        "noise": None,
+        "canaries": 100,
+    }
+    kept_at(folder).write_text(json.dumps(found))

@@ -52,8 +52,7 @@ def audit_section(runs: Sequence[RunRecord]) -> Section | None:
     )
     parts.append(Table("audit", "What leaks, measured", headings, rows, note=note))
     for label, content in found.items():
-        words = f"{VERDICTS[content['verdict']]} {content['why'][0].upper()}{content['why'][1:]}."
-        lines = [words, *(f"{line[0].upper()}{line[1:]}." for line in in_words(content.get("speech") or NO_ATTACKS))]
+        lines = [told(content), *map(_sentence, in_words(content.get("speech") or NO_ATTACKS))]
         parts += [Html(f"<p>{escape(label)}: {escape(line)}</p>") for line in lines]
     return Section("audit", "Audit", INTRO, tuple(parts))
 
@@ -67,8 +66,28 @@ def kept_audit(run: RunRecord) -> Mapping[str, Any] | None:
     if run.is_release or not path.is_file() or not config.is_file():
         return None
     content = parse_json(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or content.get("verdict") not in VERDICTS:
+        raise Unreadable("it holds no verdict")
     same = content.get("config_digest") == config_digest(config.read_text(encoding="utf-8"))
     return content if same else None
+
+
+def audit_alarm(run: RunRecord) -> str:
+    """What its audit says against what `run` promises; empty where it says nothing, or cannot be read."""
+    try:
+        content = kept_audit(run)
+    except Unreadable:  # the chapter says so
+        return ""
+    return "" if content is None or content["verdict"] == "consistent" else told(content)
+
+
+def told(content: Mapping[str, Any]) -> str:
+    """The verdict of an audit, and why."""
+    return f"{VERDICTS[content['verdict']]} {_sentence(content['why'])}"
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _row(label: str, content: Mapping[str, Any]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from sottovoce.drawing import Page, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import MEASURES
 from sottovoce.files import written_atomically
-from sottovoce.reporting.audit import audit_section
+from sottovoce.reporting.audit import audit_alarm, audit_section
 from sottovoce.reporting.cells import NOTHING, Table, epsilon, integer, number, percent, said_once
 from sottovoce.reporting.clients import client_results_section
 from sottovoce.reporting.cohorts import cohort_section
@@ -100,7 +100,7 @@ def build_report(
     return Report(
         title=title,
         lead=_lead(runs, title),
-        alarms=tuple(f"{run.label}: {run.unsound}" for run in runs if run.unsound),
+        alarms=tuple(f"{run.label}: {why}" for run in runs for why in (run.unsound, audit_alarm(run)) if why),
         sections=(
             verdict_section(judged),
             _headline(runs, judged, headline=headline, differences=differences, together=together, notes=notes),

@@ -6,14 +6,15 @@ It is read from the ledger, not from what a run says of itself. How a guess and 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sottovoce.evaluation.gaps import Gap
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, accounted
 from sottovoce.privacy.odds import Odds, believed, odds
 from sottovoce.privacy.promise import Promise, both, written_out
-from sottovoce.reporting.cells import integer
+from sottovoce.reporting.audit import audit_alarm
+from sottovoce.reporting.cells import integer, listed
 from sottovoce.reporting.costs import Cost, cost_of, gap_of, gap_words
 from sottovoce.reporting.records import RunRecord
 
@@ -45,6 +46,7 @@ class Verdict:
     """What is to be said of one run, the most important first. `points` are questions and their answers.
 
     `short` is for a terminal. `epsilon` is the smaller bound, None without a guarantee; so is `odds`.
+    `against` is what an audit says against it, empty where there is nothing.
     """
 
     label: str
@@ -57,10 +59,13 @@ class Verdict:
     odds: Odds | None = None
     cost: Cost | None = None
     gap: Gap | None = None
+    against: str = ""
 
     @property
     def brief(self) -> str:
         """For a table. Of a simulation, what its ε would be worth, too."""
+        if self.against:
+            return "its audit speaks against it"
         if self.kind != "simulation" or self.epsilon is None or self.epsilon <= USEFUL:
             return self.status[0]
         return f"simulated; released, {'next to nothing' if self.epsilon > NOTHING_LEFT else 'weak'}"
@@ -116,12 +121,14 @@ def told_together(found: Sequence[Verdict]) -> str:
     """
     if len(found) == 1:
         return found[0].short
+    doubted = [one.label for one in found if one.against]
+    against = f" Audits speak against what is promised: {listed(doubted)}." if doubted else ""
     counts = {kind: sum(one.kind == kind for one in found) for kind in STATUS}
     named = [f"{count:,} {COUNTED[kind][count > 1]}" for kind, count in sorted(counts.items(), key=_most) if count]
     none = "" if counts["release"] else "; none is a release with a guarantee"
     if not named[1:]:
-        return f"All {len(found):,} runs {COUNTED[found[0].kind][1]}{none}."
-    return f"Of {len(found):,} runs {', '.join(named[:-1])} and {named[-1]}{none}."
+        return f"All {len(found):,} runs {COUNTED[found[0].kind][1]}{none}.{against}"
+    return f"Of {len(found):,} runs {', '.join(named[:-1])} and {named[-1]}{none}.{against}"
 
 
 def _most(counted: tuple[Kind, int]) -> int:
@@ -145,7 +152,13 @@ def verdict_on(run: RunRecord, runs: Sequence[RunRecord] = ()) -> Verdict:
         return Verdict(run.label, "unsound", headline, headline, (("Why", why), *measured), cost=cost, gap=gap)
     if run.promise is None or isinstance(run.promise.release, NoGuarantee):
         return _not_private(run, measured, cost, gap)
-    return _private(run, run.promise, measured, cost, gap)
+    found = _private(run, run.promise, measured, cost, gap)
+    against = audit_alarm(run)
+    if not against:
+        return found
+    headline = f"Its audit speaks against what is promised. On paper: {found.headline}"
+    points = (("What an audit found", against), *found.points)
+    return replace(found, headline=headline, short=f"{headline} {against}", points=points, against=against)
 
 
 def _not_private(run: RunRecord, measured: tuple[tuple[str, str], ...], cost: Cost | None, gap: Gap | None) -> Verdict:
