@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of, server_of
+from tests.auditing.planted import less_noise
 
-from sottovoce.auditing.audit import Audit, Observer, Verdict, others_in, scores_of
+from sottovoce.auditing.audit import Audit, Observer, Verdict
 from sottovoce.auditing.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine
 from sottovoce.auditing.rounds import audited_plan
+from sottovoce.auditing.scores import MatchedFilter, others_in, scores_of
 from sottovoce.errors import InputError
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Trained
@@ -20,10 +23,8 @@ from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.privacy.strategies import Banded, Blt
-
-CPU = torch.device("cpu")
-
+from sottovoce.privacy.sampling import CyclicSampler
+from sottovoce.privacy.strategies import Banded, Blt, column_of, sensitivity
 
 # Canaries.
 
@@ -46,7 +47,7 @@ def test_a_canary_is_clipped_to_its_own_direction_of_length_c(share: str) -> Non
 
 def test_a_canary_that_is_left_out_sends_nothing_and_the_others_turn_round() -> None:
     canaries = Canaries(plan_of(), 40, seed=3)
-    engine = CanaryEngine(canaries, signs=True, device=CPU)
+    engine = CanaryEngine(canaries, signs=True)
     first, second = (
         {one: row for trained in engine.train(LAYOUT.zeros(), range(40), step=step) for one, row in _rows(trained)}
         for step in (0, 1)
@@ -61,7 +62,7 @@ def _rows(trained: Trained) -> list[tuple[int, torch.Tensor]]:
 
 def test_engines_in_a_row_have_each_their_own_clients() -> None:
     canaries = Canaries(plan_of(), 40, seed=3)
-    joined = JoinedEngine([(LinearPeople(), PEOPLE), (CanaryEngine(canaries, signs=True, device=CPU), 40)])
+    joined = JoinedEngine([(LinearPeople(), PEOPLE), (CanaryEngine(canaries, signs=True), 40)])
     here = int(np.flatnonzero(canaries.is_in)[0])
     trained = [
         one
@@ -86,13 +87,74 @@ def test_the_audited_plan_draws_as_often_and_adds_as_much_noise_to_the_sum(base:
     assert audited.event == plan.event
 
 
-def test_what_the_other_canaries_bring_is_known() -> None:
-    canaries = Canaries(plan_of(), 40, seed=3)
+BANDED = Correlated(cycle=3, strategy=Banded(column=(1.0, 0.6, 0.4)))
+BLT = Correlated(cycle=3, strategy=Blt(decays=(0.7,), scales=(0.5,)))
+MECHANISMS = {"independent": None, "banded": BANDED, "BLT": BLT}
+
+
+def filter_of(mechanism: Correlated | None, *, rounds: int, canaries: int = 40) -> tuple[Canaries, MatchedFilter]:
+    people = 3 * canaries
+    cohort_size = canaries if mechanism is None else people // mechanism.cycle
+    plan = plan_of(population_size=people, cohort_size=cohort_size, mechanism=mechanism)
+    birds = Canaries(plan, canaries, seed=3)
+    engine = CanaryEngine(birds, signs=True)
+    return birds, MatchedFilter(plan, first=2 * canaries, signs_T=np.array([engine.sign(t) for t in range(rounds)]))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_what_the_other_canaries_bring_is_known(name: str) -> None:
+    """By adding up, as the observer of each group would, what rounds with every canary that is drawn leave."""
+    canaries, best = filter_of(MECHANISMS[name], rounds=8)
+    sampler, groups_N, is_in = canaries.plan.sampler, best.groups_N, canaries.is_in
+    cycle = sampler.cycle if isinstance(sampler, CyclicSampler) else 1
+    rate = 1.0 if cycle > 1 else canaries.plan.sampling_rate
     directions_NP = canaries.directions(range(40)).double()
     product_NN = (directions_NP @ directions_NP.T).numpy()
-    expected_N = [sum(row[j] for j in np.flatnonzero(canaries.is_in) if j != i) for i, row in enumerate(product_NN)]
-    assert np.allclose(others_in(canaries).sum(1), expected_N, atol=1e-5)
-    assert np.allclose(scores_of(canaries, directions_NP[5].float()).sum(1), product_NN[5], atol=1e-5)
+    expected_N = [
+        sum(
+            rate * best.weights_GT[groups_N[i], t] * product_NN[i, j]
+            for t in range(8)
+            for j in np.flatnonzero(is_in)
+            if j != i and groups_N[j] == t % cycle
+        )
+        for i in range(40)
+    ]
+    assert np.allclose(others_in(canaries, best).sum(1), expected_N, atol=1e-4)
+    scores_NH = scores_of(canaries, directions_NP[5].float()[None], np.zeros(40, dtype=np.int64))
+    assert np.allclose(scores_NH.sum(1), product_NN[5], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_no_other_weights_tell_more_of_a_canary(name: str) -> None:
+    """What a canary moves, over the noise in it, is what a user can move M·releases by: the thing that is accounted."""
+    _, best = filter_of(MECHANISMS[name], rounds=8)
+    strategy = Banded(column=(1.0,)) if (mechanism := MECHANISMS[name]) is None else mechanism.strategy
+    cycle = 1 if mechanism is None else mechanism.cycle
+    matrix_TT = scipy.linalg.toeplitz(column_of(strategy, 8), np.zeros(8))
+    noise_TT = np.linalg.inv(matrix_TT)  # y = M⁻¹w
+    turned_GT = best.weights_GT * best.signs_T
+    noise_G = np.linalg.norm(turned_GT @ noise_TT, axis=1)
+    signal_G = [best.weights_GT[group, group::cycle].sum() for group in range(cycle)]
+    assert np.allclose(noise_G, noise_G[0])
+    assert max(signal_G / noise_G) == pytest.approx(sensitivity(strategy, rows=8, cycle=cycle))
+    assert best.has_turn_N.all()
+
+
+def test_without_a_mechanism_releases_are_added_up_as_they_are() -> None:
+    _, best = filter_of(None, rounds=5)
+    assert best.weights_GT.tolist() == [[1.0] * 5]
+    _, alike = filter_of(Correlated(cycle=1, strategy=Banded(column=(1.0,))), rounds=5)
+    assert alike.weights_GT.tolist() == [[1.0] * 5]
+
+
+def test_canaries_whose_group_has_no_turn_have_nothing_to_tell() -> None:
+    canaries, best = filter_of(BANDED, rounds=2)
+    assert best.weights_GT.shape == (2, 2)
+    assert 0 < best.has_turn_N.sum() < 40
+    assert not scores_of(canaries, LAYOUT.zeros(2) + 1, best.groups_N)[~best.has_turn_N].any()
+    rare = Correlated(cycle=30, strategy=BANDED.strategy)
+    with pytest.raises(InputError, match=r"canaries=20: [0-3] of them have a turn in so few rounds"):
+        audit_of(canaries=20, rounds=1, cohort_size=2, noise_multiplier=1.2, mechanism=rare)
 
 
 def test_a_round_shows_what_it_releases_before_the_server_uses_it(tmp_path: Path) -> None:
@@ -152,6 +214,29 @@ def test_with_everybody_in_every_round_the_estimate_meets_what_is_promised() -> 
     assert found.promised == pytest.approx(2.0, abs=0.1)
     assert not is_far_above(found)
     assert found.fit.epsilon + 2.15 * (found.fit.high - found.fit.epsilon) > found.promised
+
+
+CORRELATED: dict[str, dict[str, Any]] = {  # ε = 2.5 for nine rounds, and each user is in every third
+    "banded": {"cohort_size": PEOPLE // 3, "noise_multiplier": 4.0, "mechanism": BANDED},
+    "BLT": {"cohort_size": PEOPLE // 3, "noise_multiplier": 4.8, "mechanism": BLT},
+}
+
+
+@pytest.mark.parametrize("name", CORRELATED)
+def test_correlated_noise_hides_from_the_best_observer_what_is_promised_and_no_more(name: str) -> None:
+    found = audit_of(seed=4, rounds=9, **CORRELATED[name])
+    assert 2 < found.promised < 3
+    assert not is_far_above(found)
+    assert found.fit.epsilon + 2.15 * (found.fit.high - found.fit.epsilon) > found.promised
+    assert found.bound.epsilon < found.promised
+
+
+@pytest.mark.parametrize("name", CORRELATED)
+def test_half_of_correlated_noise_alarms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    less_noise(2)(monkeypatch)
+    found = audit_of(seed=4, rounds=9, **CORRELATED[name])
+    assert found.fit.low > found.promised
+    assert found.verdict is not Verdict.CONSISTENT
 
 
 @pytest.mark.parametrize("name", ["everybody", "groups, BLT noise"])

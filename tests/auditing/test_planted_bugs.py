@@ -144,7 +144,7 @@ def test_the_page_tells_the_kept_calibration() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for row in kept["rows"]:
         verdicts = " / ".join(str(row["verdicts"][name]) for name in ("consistent", "alarm", "broken"))
-        who = "everybody" if row["sampling_rate"] == 1 else "a tenth"
+        who = row["in_each_round"]
         cells = (
             *(who, row["noise"], f"{row['promised']:.0f}", f"{row['estimate_mean']:.2f} ({row['estimate_std']:.2f})"),
             *(f"{row['interval_holds_it']} of {row['runs']}", row["interval_above_it"]),
@@ -154,9 +154,11 @@ def test_the_page_tells_the_kept_calibration() -> None:
         if row["noise"] == "half":
             assert row["verdicts"]["consistent"] == 0
             continue
-        assert row["verdicts"]["consistent"] == row["runs"] == 30
+        assert row["runs"] == 30
+        # One honest run in a hundred alarms; where noise is independent none of these did.
+        assert row["verdicts"]["consistent"] >= (28 if who == "groups, banded" else 30)
         assert row["bound_largest"] <= row["promised"]
-        assert row["sampling_rate"] < 1 or row["interval_holds_it"] >= 0.9 * row["runs"]
+        assert who == "a tenth" or row["interval_holds_it"] >= 0.9 * row["runs"]
 
 
 def test_the_page_lists_each_fault_with_what_finds_it() -> None:

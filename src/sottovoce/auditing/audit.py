@@ -5,7 +5,7 @@
 Rounds, plan, ledger and server are those of a run: what is wrong in them is wrong here. What is looked at is public:
 every release, or the last model alone. Scores are taken tensor by tensor, since noise may be missing on one of them.
 
-Shapes: P flat length, N canaries, H tensors.
+Shapes: P flat length, N canaries, G groups of them that take turns, T rounds, H tensors.
 """
 
 import math
@@ -25,14 +25,14 @@ from sottovoce.auditing.gaussian_fit import Fit, fit_epsilon
 from sottovoce.auditing.guesses import Bound, bound_epsilon
 from sottovoce.auditing.noise_found import NoiseFound, NoiseMeter
 from sottovoce.auditing.rounds import audited_plan, make_rounds
+from sottovoce.auditing.scores import Floats, MatchedFilter, others_in, scores_of
+from sottovoce.errors import InputError
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import ServerPass
 from sottovoce.federated.server import Server
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.plan import Plan
-
-LayerScores = NDArray[np.float64]  # [N, H]
 
 
 class Observer(StrEnum):
@@ -150,12 +150,13 @@ def audit_rounds(
 
     `people` are engines, each with how many clients it has; there may be none, and canaries are all users.
     """
-    device = server.parameters_P.device
     count = sum(number for _, number in people)
     audited = audited_plan(plan, others=canaries + count - plan.settings.population_size)
-    birds = Canaries(audited, canaries, seed)
-    engine = CanaryEngine(birds, signs=observer is Observer.RELEASES, device=device)
-    watch = _Watch(birds, engine)
+    birds = Canaries(audited, canaries, seed, device=server.parameters_P.device)
+    engine = CanaryEngine(birds, signs=observer is Observer.RELEASES)
+    best = MatchedFilter(audited, first=count, signs_T=np.array([engine.sign(step) for step in range(rounds)]))
+    _check_turns(birds, best)
+    watch = _Watch(birds, engine, best)
     begun_P = server.result_P.clone()
     report = make_rounds(
         audited,
@@ -168,11 +169,18 @@ def audit_rounds(
         on_release=watch,
         on_round=on_round,
     )
-    seen_P = watch.total_P if observer is Observer.RELEASES else begun_P - server.result_P
+    if observer is Observer.RELEASES:
+        raw_NH = scores_of(birds, watch.total_GP, best.groups_N)
+        # Whoever the promise is made against knows all other users: what the other canaries bring is taken off, as far
+        # as it is known, which is but for who was drawn. The bound may not know it: that would be to look at the coins.
+        clean_NH = raw_NH - others_in(birds, best)
+    else:
+        raw_NH = clean_NH = scores_of(birds, (begun_P - server.result_P)[None], np.zeros_like(best.groups_N))
     return _judged(
         birds,
-        seen_P,
-        known_in=watch.expected if observer is Observer.RELEASES else 0.0,
+        raw_NH[best.has_turn_N],
+        clean_NH[best.has_turn_N],
+        is_in=birds.is_in[best.has_turn_N],
         observer=observer,
         people=count,
         rounds=rounds,
@@ -182,25 +190,31 @@ def audit_rounds(
     )
 
 
+def _check_turns(canaries: Canaries, best: MatchedFilter) -> None:
+    is_in = canaries.is_in[best.has_turn_N]
+    if min(is_in.sum(), (~is_in).sum()) < 2:
+        raise InputError(
+            f"canaries={canaries.count}: {len(is_in)} of them have a turn in so few rounds, {is_in.sum()} of these are "
+            "in; expected more canaries, or more rounds"
+        )
+
+
 @final
 class _Watch:
-    """Adds releases up, each in units of the clip bound and turned the way that canaries pointed.
+    """Adds releases up as the best observer of each group would, in units of the clip bound and turned as canaries."""
 
-    `expected` is how often a canary that is in has been drawn, on average.
-    """
-
-    def __init__(self, canaries: Canaries, engine: CanaryEngine) -> None:
-        self._plan, self._engine = canaries.plan, engine
-        self.total_P = canaries.plan.layout.zeros(dtype=torch.float64)
+    def __init__(self, canaries: Canaries, engine: CanaryEngine, best: MatchedFilter) -> None:
+        self._plan, self._engine, self._weights_GT = canaries.plan, engine, best.weights_GT
+        lead = len(self._weights_GT)
+        self.total_GP = canaries.plan.layout.zeros(lead, device=canaries.device, dtype=torch.float64)
         self.noise, self._drawn = NoiseMeter(canaries.plan.layout), DrawnMeter(canaries)
-        self.expected = 0.0
 
     def __call__(self, released_P: Tensor, step: int, plan: Plan) -> None:
         bound = 1.0 if math.isinf(plan.clip_bound) else plan.clip_bound
         scale = self._engine.sign(step) * plan.denominator / bound
-        scaled_P = released_P.cpu().double() * scale
-        self.total_P += scaled_P
-        self.expected += plan.sampling_rate
+        scaled_P = released_P.double() * scale
+        for group in np.flatnonzero(self._weights_GT[:, step]):
+            self.total_GP[group].add_(scaled_P, alpha=float(self._weights_GT[group, step]))
         if not isinstance(plan.event, NoGuarantee):
             # As accounted, not as the plan adds it: that is what is audited.
             self.noise.add(released_P, std=plan.event.noise_multiplier * plan.clip_bound / plan.denominator)
@@ -215,9 +229,10 @@ class _Watch:
 
 def _judged(
     canaries: Canaries,
-    seen_P: Tensor,
+    raw_NH: Floats,
+    clean_NH: Floats,
     *,
-    known_in: float,
+    is_in: NDArray[np.bool_],
     observer: Observer,
     people: int,
     rounds: int,
@@ -225,56 +240,27 @@ def _judged(
     noise: NoiseFound | None,
     drawn: Drawn | None,
 ) -> Audit:
-    plan, is_in = canaries.plan, canaries.is_in
-    delta = plan.settings.delta
-    raw_NH = scores_of(canaries, seen_P)
-    # Whoever the promise is made against knows all other users: what the other canaries bring is taken off, as far as
-    # it is known, which is but for who was drawn. The bound may not know it: that would be to look at the coins.
-    clean_NH = raw_NH if known_in == 0 else raw_NH - known_in * others_in(canaries)
-    fit = _fit(canaries, clean_NH.sum(1), delta=delta)
-    names = plan.layout.names
-    fits = [_fit(canaries, clean_NH[:, h], delta=delta, tensor=h, tests=len(names)) for h in range(len(names))]
+    """What the scores of canaries that have a turn say."""
+    names, delta = canaries.plan.layout.names, canaries.plan.settings.delta
+
+    def fitted(scores_N: Floats, *, tensor: int | None = None, tests: int = 1) -> Fit:
+        dimension = canaries.effective_dimension(tensor)
+        return fit_epsilon(scores_N[is_in], scores_N[~is_in], delta=delta, dimension=dimension, tests=tests)
+
+    fits = [fitted(clean_NH[:, h], tensor=h, tests=len(names)) for h in range(len(names))]
     worst = max(range(len(names)), key=lambda h: (fits[h].low, fits[h].epsilon))
     return Audit(
         observer=observer,
         canaries=canaries.count,
-        canaries_in=int(is_in.sum()),
+        canaries_in=int(canaries.is_in.sum()),
         people=people,
         rounds=rounds,
         delta=delta,
         promised=promised.headline,
         promised_by=promised,
-        fit=fit,
+        fit=fitted(clean_NH.sum(1)),
         worst=(names[worst], fits[worst]),
         bound=bound_epsilon(raw_NH.sum(1), is_in, delta=delta),
         noise=noise,
         drawn=drawn,
     )
-
-
-def _fit(
-    canaries: Canaries, scores_N: NDArray[np.float64], *, delta: float, tensor: int | None = None, tests: int = 1
-) -> Fit:
-    is_in, dimension = canaries.is_in, canaries.effective_dimension(tensor)
-    return fit_epsilon(scores_N[is_in], scores_N[~is_in], delta=delta, dimension=dimension, tests=tests)
-
-
-def scores_of(canaries: Canaries, seen_P: Tensor) -> LayerScores:
-    """How far what was seen goes in each canary's direction, tensor by tensor [N, H]."""
-    layout = canaries.plan.layout
-    parts = [part.float().cpu() for part in layout.parts(seen_P)]
-    found = np.zeros((canaries.count, len(parts)))
-    for which, directions_NP in canaries.in_chunks():
-        for h, (directions, part) in enumerate(zip(layout.parts(directions_NP), parts, strict=True)):
-            found[which.start : which.stop, h] = (directions @ part).double().numpy()
-    return found
-
-
-def others_in(canaries: Canaries) -> LayerScores:
-    """What one drawing of each other canary that is in adds to a canary's scores [N, H]."""
-    total_P = canaries.plan.layout.zeros(dtype=torch.float64)
-    for which, directions_NP in canaries.in_chunks():
-        total_P += torch.from_numpy(canaries.is_in[which.start : which.stop]).float() @ directions_NP
-    own_NH: LayerScores = np.outer(canaries.is_in.astype(np.float64), np.square(canaries.shares_H))
-    found: LayerScores = scores_of(canaries, total_P) - own_NH
-    return found

@@ -29,22 +29,24 @@ from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.plan import Plan
 from sottovoce.seeds import stream
 
-Bits = NDArray[np.uint8]
-
 LOUD = 100.0  # times the bound: what is not clipped shows, and what is weighted by data has data for so many
 FEWEST = 20
-_KEPT = 2**28  # bytes of signs that are kept rather than drawn again
+_KEPT = {"cpu": 2**28, "cuda": 2**31}  # bytes of signs that are kept rather than drawn again
 _AT_ONCE = 2**26  # bytes of directions that are there at once
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """`count` directions for updates of `plan`; which of them are in is decided by `seed`, by fair coins."""
+    """`count` directions for updates of `plan`; which of them are in is decided by `seed`, by fair coins.
+
+    They are made on `device`, and are the same on each.
+    """
 
     plan: Plan
     count: int
     seed: int
+    device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
         if self.count < FEWEST:
@@ -74,16 +76,18 @@ class Canaries:
 
     def directions(self, which: Sequence[int]) -> Tensor:
         """Of length 1 [N, P]."""
-        bits = np.stack([self._drawn(canary) for canary in which] or [np.zeros((0, self._bytes), dtype=np.uint8)])
-        signs = np.unpackbits(bits.reshape(len(which), self._bytes), axis=1, count=self.plan.layout.flat_size)
-        return torch.from_numpy(signs).float().mul_(2).sub_(1).mul_(self._scales_P)
+        size = self.plan.layout.flat_size
+        if not which:
+            return torch.zeros(0, size, device=self.device)
+        bits = torch.stack([self._drawn(canary) for canary in which])
+        return self._signs_of_byte[bits.int()].flatten(1)[:, :size].mul_(self._scales_P)
 
-    def in_chunks(self) -> Iterator[tuple[range, Tensor]]:
-        """All of them, some at a time."""
-        size = chunk_size(self.plan.layout.flat_size)
-        for first in range(0, self.count, size):
-            which = range(first, min(first + size, self.count))
-            yield which, self.directions(which)
+    def in_chunks(self, which: Sequence[int]) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Their directions, some at a time."""
+        size = max(1, _AT_ONCE // (4 * self.plan.layout.flat_size))
+        for first in range(0, len(which), size):
+            some = which[first : first + size]
+            yield some, self.directions(some)
 
     @property
     def _bytes(self) -> int:
@@ -92,40 +96,46 @@ class Canaries:
     @cached_property
     def _scales_P(self) -> Tensor:
         """What each sign counts; nothing in the padding."""
-        scales_P = self.plan.layout.zeros()
+        scales_P = self.plan.layout.zeros(device=self.device)
         for part, share in zip(self.plan.layout.parts(scales_P), self.shares_H, strict=True):
             part.fill_(share / math.sqrt(part.numel()))
         return scales_P
 
     @cached_property
-    def _kept(self) -> dict[int, Bits]:
+    def _signs_of_byte(self) -> Tensor:
+        """The eight signs that each byte stands for."""
+        signs = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+        return torch.from_numpy(signs).to(self.device).float().mul_(2).sub_(1)
+
+    @cached_property
+    def _kept(self) -> dict[int, Tensor]:
         return {}
 
-    def _drawn(self, canary: int) -> Bits:
+    def _drawn(self, canary: int) -> Tensor:
         bits = self._kept.get(canary)
         if bits is None:
-            bits = np.frombuffer(stream(self.seed, "audit", "signs", int(canary)).bytes(self._bytes), dtype=np.uint8)
-            if self.count * self._bytes <= _KEPT:
+            drawn = bytearray(stream(self.seed, "audit", "signs", int(canary)).bytes(self._bytes))
+            bits = torch.frombuffer(drawn, dtype=torch.uint8).to(self.device)
+            if self.count * self._bytes <= _KEPT.get(torch.device(self.device).type, 0):
                 self._kept[canary] = bits
         return bits
-
-
-def chunk_size(flat_size: int) -> int:
-    """How many directions are there at once."""
-    return max(1, _AT_ONCE // (4 * flat_size))
 
 
 @final
 class CanaryEngine(Engine):
     """The canaries as clients: nothing is trained, their updates are known. One that is left out sends nothing.
 
-    `signs`: whether a canary turns its direction round in every second round. Then what is the same in all rounds,
-    the way a model learns or noise that is used again, hides nothing of it.
+    `signs`: whether a canary turns its direction round in every second of its rounds. Then what is the same in all
+    rounds, the way a model learns or noise that is used again, hides nothing of it. Where noise is correlated and rows
+    of one user meet, it does not: there the same update in all rounds tells most.
     """
 
-    def __init__(self, canaries: Canaries, *, signs: bool, device: torch.device) -> None:
-        self._canaries, self._signs, self._device = canaries, signs, device
+    def __init__(self, canaries: Canaries, *, signs: bool) -> None:
+        self._canaries = canaries
         settings = canaries.plan.settings
+        mechanism = settings.mechanism
+        self._signs = signs and not (mechanism is not None and mechanism.rows_meet)
+        self._cycle = 1 if mechanism is None else mechanism.cycle
         bound = 1.0 if math.isinf(settings.clip_bound) else settings.clip_bound
         self._length = LOUD * bound
         much = LOUD * (settings.weight_cap or 1.0)
@@ -136,13 +146,11 @@ class CanaryEngine(Engine):
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
     ) -> Iterator[Trained]:
         self.drawn = here = [canary for canary in cohort if self._canaries.is_in[canary]]
-        size = chunk_size(server_P.numel())
-        for first in range(0, len(here), size):
-            some = here[first : first + size]
-            updates_NP = self._canaries.directions(some) * (self._length * self.sign(step))
-            losses_N = torch.full((len(some),), torch.nan, device=self._device)
+        for some, directions_NP in self._canaries.in_chunks(here):
+            updates_NP = directions_NP * (self._length * self.sign(step))
+            losses_N = torch.full((len(some),), torch.nan, device=updates_NP.device)
             yield Trained(
-                updates_NP.to(self._device, server_P.dtype),
+                updates_NP.to(server_P),
                 tuple(some),
                 losses_N,
                 (self._figures,) * len(some),
@@ -151,7 +159,7 @@ class CanaryEngine(Engine):
 
     def sign(self, step: int) -> float:
         """Which way canaries point in round `step`."""
-        return -1.0 if self._signs and step % 2 else 1.0
+        return -1.0 if self._signs and step // self._cycle % 2 else 1.0
 
 
 @final

@@ -7,6 +7,7 @@ Shapes: P flat length, N canaries drawn.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -76,10 +77,11 @@ class DrawnMeter:
         if not size:
             return
         others = stream(canaries.seed, "audit", "others", step).choice(absent, size, replace=False)
-        directions_NP = canaries.directions(drawn)
-        left_P = (scaled_P - directions_NP.sum(0, dtype=torch.float64)).float()  # all others who were drawn are known
-        self._drawn += (directions_NP @ left_P + 1).tolist()
-        self._others += (canaries.directions([int(one) for one in others]) @ left_P).tolist()
+        left_P = scaled_P.clone()  # all others who were drawn are known
+        for _, directions_NP in canaries.in_chunks(drawn):
+            left_P -= directions_NP.sum(0, dtype=torch.float64)
+        self._drawn += [score + 1 for score in _scores(canaries, drawn, left_P)]
+        self._others += _scores(canaries, others.tolist(), left_P)
 
     def found(self, *, multiplier: float, rate: float) -> Drawn | None:
         """What was found, beside a noise multiplier and a sampling rate; None where too few were drawn to say."""
@@ -94,3 +96,8 @@ class DrawnMeter:
         # Of the rate that is accounted, so that none at all, or all, still has an error.
         rate_error = _REACH * math.sqrt(rate * (1 - rate) / self._chances)
         return Drawn(effect, error, 1 / multiplier, share, rate_error, rate)
+
+
+def _scores(canaries: Canaries, which: Sequence[int], left_P: Tensor) -> list[float]:
+    """How far that goes in their directions."""
+    return [score for _, rows_NP in canaries.in_chunks(which) for score in (rows_NP @ left_P.float()).tolist()]

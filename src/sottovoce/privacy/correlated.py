@@ -26,7 +26,7 @@ class Correlated:
     def sampler(self, *, population_size: int, cohort_size: int) -> CyclicSampler:
         """For cohorts of `cohort_size` on average. Refuses what no group can give, or no accountant bounds."""
         rate = self.cycle * cohort_size / population_size
-        if self._needs_whole_groups:
+        if self.rows_meet:
             smallest = population_size // self.cycle
             largest = -(-population_size // self.cycle)
             if not smallest <= cohort_size <= largest:
@@ -50,7 +50,7 @@ class Correlated:
         >>> Correlated(cycle=3, strategy=Banded(column=(1.0, 0.5))).cohort_near(40, population_size=100)
         33
         """
-        if self._needs_whole_groups:
+        if self.rows_meet:
             return -(-population_size // self.cycle)
         return max(min(cohort_size, population_size // self.cycle), 1)
 
@@ -67,8 +67,8 @@ class Correlated:
         return {"cycle": self.cycle, "strategy": strategy_to_json(self.strategy)}
 
     @property
-    def _needs_whole_groups(self) -> bool:
-        """Where one user's rows meet, nothing is known of what drawing among the group would hide."""
+    def rows_meet(self) -> bool:
+        """Whether one user's rows meet. There nothing is known of what drawing among the group would hide."""
         return not (isinstance(self.strategy, Banded) and self.strategy.bands <= self.cycle)
 
 

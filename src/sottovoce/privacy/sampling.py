@@ -115,8 +115,12 @@ class CyclicSampler:
         >>> [sampler.sample(7, row=row, words=lambda count: None).tolist() for row in range(4)]
         [[0, 4, 5], [1, 6], [2, 3], [0, 4, 5]]
         """
-        members = _groups(population_size, self.cycle)[row % self.cycle]
+        members = self.groups(population_size)[row % self.cycle]
         return members[PoissonSampler(sampling_rate=self.sampling_rate).sample(len(members), words=words)]
+
+    def groups(self, population_size: int) -> tuple[Indices, ...]:
+        """Who is in which group, which everybody knows."""
+        return _groups(population_size, self.cycle)
 
 
 @lru_cache(maxsize=4)
