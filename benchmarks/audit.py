@@ -51,9 +51,9 @@ class Way:
 
     @property
     def correlated(self) -> Correlated | None:
-        return self.mechanism and self.mechanism.for_run(
-            self.rounds, population_size=PEOPLE, cohort_size=self.cohort_size
-        )
+        if self.mechanism is None:
+            return None
+        return self.mechanism.for_run(self.rounds, population_size=PEOPLE, cohort_size=self.cohort_size)
 
 
 WAYS = {

@@ -17,6 +17,7 @@ from findings.document import render_all, render_passages, unsupported, write
 from findings.keeping import keep
 from findings.kept import Kept
 
+from sottovoce.auditing.of_recipe import kept_at
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.reporting.archives import SUFFIX, pack, unpack
@@ -48,6 +49,8 @@ def keep_runs(
             for folder in folders:
                 size = keep(folder, Path(place) / folder.name, rounds=rounds, brief=brief, speakers=speakers)
                 print(f"kept {name}/{folder.name}: {size / 1000:,.0f} kB" + (" (large)" if size > LARGE else ""))
+                if kept_at(folder).is_file() and not kept_at(Path(place) / folder.name).is_file():
+                    print(f"left out: {kept_at(folder)} is a release's, or of another recipe")
             pack(Path(place), archive)
     print(f"all that is kept: {sum(file.stat().st_size for file in results.glob(f'*{SUFFIX}')) / 1e6:,.2f} MB, packed")
 

@@ -2,7 +2,8 @@
 
 The ledger is kept to the byte, so that its chain of hashes can still be verified. What is long is thinned: numbers per
 layer stay for a few rounds, from the first to the last. A run's population for ε ≤ 8 by PLD takes seconds to find, so
-it is found here and written to `planned.json`. Of voices that somebody owns no names are kept.
+it is found here and written to `planned.json`. Of voices that somebody owns no names are kept. What `sottovoce audit`
+wrote beside a run stays beside it, unless it is a release's, which is nobody's to publish.
 """
 
 import json
@@ -12,10 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sottovoce.auditing.of_recipe import kept_at
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
+from sottovoce.parsing import Unreadable
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
+from sottovoce.reporting.audit import kept_audit
+from sottovoce.reporting.records import read_run
 from sottovoce.seeds import name_key
 from sottovoce.training.run_folder import (
     CONFIG,
@@ -68,7 +73,20 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
     _write(into / RESULTS, readable(_slim(results, brief=brief, speakers=speakers)) + "\n")
     if not brief and (planned := _planned(results.get("privacy") or {})) is not None:
         _write(into / PLANNED, readable(planned) + "\n")
-    return sum(file.stat().st_size for file in into.iterdir())
+    return sum(file.stat().st_size for file in (*into.iterdir(), *_keep_audit(run, into)))
+
+
+def _keep_audit(run: Path, into: Path) -> list[Path]:
+    """Where it is kept now, if there is one of this recipe that may be kept; one of an older run goes."""
+    kept_at(into).unlink(missing_ok=True)
+    try:
+        found = kept_audit(read_run(run.name, run))
+    except Unreadable as why:
+        raise InputError(f"{kept_at(run)}: {why}") from None
+    if found is None:
+        return []
+    shutil.copyfile(kept_at(run), kept_at(into))
+    return [kept_at(into)]
 
 
 def sparse(records: Sequence[Mapping[str, Any]], *, others: int = SPARSE) -> list[Mapping[str, Any]]:

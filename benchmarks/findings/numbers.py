@@ -10,6 +10,7 @@ from findings.kept import Kept
 from findings.rates import Difference, scored
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.reporting.audit import kept_audit, or_infinite
 from sottovoce.reporting.cells import NOTHING, epsilon, integer
 from sottovoce.reporting.layers import norm_profiles
 from sottovoce.reporting.records import RunRecord
@@ -22,7 +23,9 @@ FILES: Mapping[str, Callable[[RunRecord], Any]] = {
     "population": lambda run: run.population,
     "planned": lambda run: planned(run),
     "probe": lambda run: probed(run),
+    "audit": lambda run: kept_audit(run) or {},
 }
+VERDICTS = {"consistent": "no alarm", "alarm": "**alarm**", "broken": "**broken**"}
 
 
 def per_cent(rate: float | None) -> str:
@@ -97,6 +100,19 @@ def told_population(run: RunRecord) -> str:
         return "no population"
     by_pld = (planned(run).get("pld") or {}).get("population_size")
     return f"{integer(useful['population_size'])} people by RDP, {integer(by_pld)} by PLD"
+
+
+def told_audit(found: Mapping[str, Any]) -> str:
+    """What an audit says of the rounds that it tried: beside what they promise, and whether its alarm rang."""
+    promised = min((one for one in found["promised"].values() if one is not None), default=None)
+    estimate, low, high = map(or_infinite, (found["estimate"]["epsilon"], *found["estimate"]["interval"]))
+    level = f"{100 * found['estimate']['level']:.0f} % interval"
+    told = (
+        f"ε promised {NOTHING if promised is None else epsilon(promised)}, estimated {estimate} ({level} {low}–{high})"
+    )
+    proof = f"at least {epsilon(found['lower_bound']['epsilon'])}"
+    tried = f"by {integer(found['canaries'])} canaries in {integer(found['rounds'])} rounds"
+    return f"{told}, {proof}, {tried}: {VERDICTS[found['verdict']]}"
 
 
 def planned(run: RunRecord) -> Mapping[str, Any]:

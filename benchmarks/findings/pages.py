@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from findings.kept import Kept, settings_of, varying
-from findings.numbers import between, per_cent, told_epsilon
+from findings.numbers import between, per_cent, told_audit, told_epsilon
 from findings.rates import dev_wer, start_wer
 from findings.templates import fill
+from sottovoce.reporting.audit import kept_audit
 from sottovoce.reporting.cells import NOTHING
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.run_facts import FACTS
@@ -95,6 +96,7 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
         **rates,
         **({"dev WER %": per_cent(dev_wer(run))} if writes else {}),
         "privacy": told_epsilon(run) if run.privacy else NOTHING,
+        **({} if (audit := kept_audit(run)) is None else {"audit": told_audit(audit)}),
         "ledger": _ledger(run),
         **{name: FACTS[name](run) for name in ("rounds or steps", "engine", "commit", "hardware")},
         "again": _again(suite, _label(run)),

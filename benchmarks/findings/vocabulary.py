@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from findings import clients, figures, terminal
-from findings.kept import Kept, each
+from findings.kept import Kept, MissingRunsError, each
 from findings.numbers import (
     formatted,
     norm_ratio,
@@ -12,6 +12,7 @@ from findings.numbers import (
     over_seeds,
     per_cent,
     single,
+    told_audit,
     told_change,
     told_difference,
     told_epsilon,
@@ -24,6 +25,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation import paired
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.evaluation.paired_table import between, points
+from sottovoce.reporting.audit import kept_audit
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.records import RunRecord
 
@@ -44,7 +46,7 @@ class Vocabulary:
     def functions(self) -> dict[str, Callable[..., str]]:
         """By the names that a template has for them."""
         rates = (self.wer, self.startwer, self.mean, self.cer, self.dev, self.difference)
-        sentences = (*rates, self.epsilon, self.population)
+        sentences = (*rates, self.epsilon, self.population, self.audit)
         of_encoders = (self.loss, self.probe)
         others = (self.value, self.ratio, self.imbalance, self.table, self.grid, self.compared, self.terminal)
         of_clients = (
@@ -105,6 +107,13 @@ class Vocabulary:
         """People needed for ε ≤ 8 with the same recipe, by RDP and PLD."""
         run = self._first(setting)
         return self.kept.link(run, told_population(run))
+
+    def audit(self, run: str) -> str:
+        """What `sottovoce audit` found of one run: ε promised and estimated, the bound, and whether its alarm rang."""
+        record = self.kept.run(run)
+        if (found := kept_audit(record)) is None:
+            raise MissingRunsError(f"the audit of {run}")
+        return self.kept.link(record, told_audit(found))
 
     def value(self, run: str, path: str, how: str = "") -> str:
         """What a file says, such as `results.privacy.useful.cohort_size`, by a Python format."""

@@ -22,6 +22,8 @@ from jinja2 import Environment
 from jinja2.nodes import Const
 from tests.benchmarks.rendering import archived, rendered
 
+from sottovoce.auditing.of_recipe import SUFFIX as AUDIT
+from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.config import Suite, load_experiment
 from sottovoce.errors import InputError
 from sottovoce.reporting.archives import open_path
@@ -109,6 +111,9 @@ def test_what_is_kept_is_small_and_sound(here: Kept) -> None:
     for suite in here.suites():
         inside = open_path(ROOT / f"results/{suite}.zip")
         files = {path.relative_to(inside) for path in inside.rglob("*") if path.is_file()}
+        audits = {path for path in files if path.name.endswith(AUDIT) and path.parent == Path()}
+        assert {f"{suite}/{path.name.removesuffix(AUDIT)}" for path in audits} <= names
+        files -= audits
         assert {f"{suite}/{path.parent}" for path in files} <= names
         assert {path.name for path in files} <= set(FILES)
     sizes = [path.stat().st_size for name in names for path in here.run(name).folder.iterdir()]
@@ -234,6 +239,74 @@ def test_a_page_says_what_its_runs_say(run: Path, results: Path, copy: Copy) -> 
 
 
 # Encoders.
+
+
+def test_an_audit_is_told_beside_its_run(results: Path, copy: Copy) -> None:
+    audit_of(results / "suite/dim")
+    copy("bare")
+    text = '{{ audit("suite/dim") }}\n{{ value("suite/dim", "audit.canaries") }}\n{{ audit("suite/bare") }}'
+    told = rendered(results, text).splitlines()
+    assert told[0] == (
+        "[ε promised 7.98, estimated 7.81 (98 % interval 7.02–8.64), at least 2.2, by 1,000 canaries in 20 rounds: "
+        "no alarm](../results/suite.md#dim)"
+    )
+    assert told[1] == "[1000](../results/suite.md#dim)"
+    assert told[2] == NOT_RUN
+    document = render(results.parent / "docs/results.template.md", results=results)
+    assert document.missing == ("the audit of suite/bare",)
+    page = suite_pages(Kept(results, results.parent / "docs"))["suite"]
+    assert page.count("| audit | ε promised 7.98, ") == 1
+    audit_of(
+        results / "suite/dim", verdict="broken", estimate={"epsilon": None, "interval": [9.0, None], "level": 0.98}
+    )
+    (results / "suite.zip").unlink()
+    broken = rendered(results, '{{ audit("suite/dim") }}')
+    assert "estimated ∞ (98 % interval 9–∞)" in broken
+    assert broken.endswith(": **broken**](../results/suite.md#dim)")
+
+
+def audit_of(folder: Path, **changes: Any) -> None:
+    """As `sottovoce audit` leaves it beside the run in `folder`."""
+    content = {
+        "accounted": False,
+        "config_digest": config_digest((folder / "config.yaml").read_text()),
+        "verdict": "consistent",
+        "why": "nothing speaks against what is promised",
+        "canaries": 1000,
+        "rounds": 20,
+        "promised": {"epsilon_pld": 7.98, "epsilon_rdp": 9.1},
+        "estimate": {"epsilon": 7.81, "interval": [7.02, 8.64], "level": 0.98},
+        "lower_bound": {"epsilon": 2.2},
+    }
+    kept_at(folder).write_text(json.dumps({**content, **changes}))
+
+
+def test_an_audit_is_kept_with_its_run_unless_it_is_a_release_s(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, archive = Path(shutil.copytree(run, tmp_path / "suite/mine")), tmp_path / "results/suite.zip"
+
+    def kept() -> list[str]:
+        program.keep_runs([mine], results=tmp_path / "results", suite=None, rounds=None, brief=False)
+        return sorted(path.name for path in open_path(archive).iterdir())
+
+    assert kept() == ["mine"]
+    audit_of(mine)
+    assert kept() == ["mine", "mine.audit.json"]
+    assert (open_path(archive) / "mine.audit.json").read_bytes() == kept_at(mine).read_bytes()
+    assert read_run("mine", open_path(archive / "mine")).ledger is not None
+    audit_of(mine, config_digest="another's")
+    assert kept() == ["mine"]
+    assert f"left out: {kept_at(mine)} is a release's, or of another recipe" in capsys.readouterr().out
+    config = mine / "config.yaml"
+    config.write_text(config.read_text().replace("mode: seeded", "mode: secure"))
+    audit_of(mine)
+    assert read_run("mine", mine).is_release
+    assert kept() == ["mine"]
+    kept_at(mine).write_text("{")
+    config.write_text(config.read_text().replace("mode: secure", "mode: seeded"))
+    with pytest.raises(InputError, match=r"mine\.audit\.json"):
+        kept()
 
 
 def test_encoders_are_told_by_their_loss_and_by_what_is_read_off_them(results: Path, copy: Copy) -> None:

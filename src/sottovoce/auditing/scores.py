@@ -76,7 +76,8 @@ class MatchedFilter:
         """1 in the rounds of each group."""
         rounds, sampler = len(self.signs_T), self.plan.sampler
         cycle = sampler.cycle if isinstance(sampler, CyclicSampler) else 1
-        return (np.arange(rounds) % cycle == np.arange(min(cycle, rounds))[:, None]).astype(np.float64)
+        groups_G = np.arange(min(cycle, rounds))
+        return np.where(np.arange(rounds) % cycle == groups_G[:, None], 1.0, 0.0)
 
     @property
     def _column(self) -> Floats:

@@ -1,6 +1,5 @@
 """The chapter on what was measured of a run's privacy, beside what is promised; only where there is an audit of it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -97,8 +96,8 @@ def _row(label: str, content: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         label,
         epsilon(min(known)) if known else NOTHING,
-        _infinite(estimate["epsilon"]),
-        " to ".join(_infinite(end) for end in estimate["interval"]),
+        or_infinite(estimate["epsilon"]),
+        " to ".join(or_infinite(end) for end in estimate["interval"]),
         epsilon(content["lower_bound"]["epsilon"]),
         NOTHING if noise is None else percent(noise["least_share"]),
         f"{content['canaries']:,}",
@@ -110,8 +109,9 @@ def _notice(words: str) -> Html:
     return Html(f'<p class="notice">{escape(words)}</p>')
 
 
-def _infinite(value: float | None) -> str:
-    return epsilon(math.inf if value is None else value)
+def or_infinite(value: float | None) -> str:
+    """ε of an audit's file, which has nothing for what is beyond all bounds."""
+    return "∞" if value is None else epsilon(value)
 
 
 def _level(found: Mapping[str, Mapping[str, Any]]) -> float:
