@@ -48,11 +48,11 @@ def plan_of(**changes: Any) -> Plan:
     return Plan(PrivacySettings(**{**values, **changes}), LAYOUT)
 
 
-def server_of(layout: Layout = LAYOUT, **optimiser: Any) -> Server:
+def server_of(layout: Layout = LAYOUT, *, device: str = "cpu", **optimiser: Any) -> Server:
     settings = ServerSettings(
         optimiser={"name": "sgd", **optimiser}, schedule={"name": "constant", "lr": 0.1}, ema=None
     )
-    return Server(settings, layout, layout.zeros())
+    return Server(settings, layout, layout.zeros(device=device))
 
 
 def audit_of(

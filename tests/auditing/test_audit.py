@@ -11,7 +11,7 @@ import torch
 from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of, server_of
 from tests.auditing.planted import less_noise
 
-from sottovoce.auditing.audit import Audit, Observer, Verdict
+from sottovoce.auditing.audit import Audit, Observer, Verdict, audit_rounds
 from sottovoce.auditing.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine
 from sottovoce.auditing.rounds import audited_plan
 from sottovoce.auditing.scores import MatchedFilter, others_in, scores_of
@@ -25,6 +25,7 @@ from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.strategies import Banded, Blt, column_of, sensitivity
+from sottovoce.seeds import torch_stream
 
 # Canaries.
 
@@ -90,6 +91,10 @@ def test_the_audited_plan_draws_as_often_and_adds_as_much_noise_to_the_sum(base:
 BANDED = Correlated(cycle=3, strategy=Banded(column=(1.0, 0.6, 0.4)))
 BLT = Correlated(cycle=3, strategy=Blt(decays=(0.7,), scales=(0.5,)))
 MECHANISMS = {"independent": None, "banded": BANDED, "BLT": BLT}
+CORRELATED: dict[str, dict[str, Any]] = {  # ε = 2.5 for nine rounds, and each user is in every third
+    "banded": {"cohort_size": PEOPLE // 3, "noise_multiplier": 4.0, "mechanism": BANDED},
+    "BLT": {"cohort_size": PEOPLE // 3, "noise_multiplier": 4.8, "mechanism": BLT},
+}
 
 
 def filter_of(mechanism: Correlated | None, *, rounds: int, canaries: int = 40) -> tuple[Canaries, MatchedFilter]:
@@ -176,6 +181,38 @@ def test_a_round_shows_what_it_releases_before_the_server_uses_it(tmp_path: Path
     assert torch.allclose(server.parameters_P, before_P - 0.1 * released_P)
 
 
+# On a GPU.
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_cuda
+def test_canaries_on_a_gpu_are_the_same() -> None:
+    here, there = (Canaries(plan_of(), 40, seed=3, device=device) for device in ("cpu", "cuda"))
+    assert torch.equal(here.directions(range(40)), there.directions(range(40)).cpu())
+    seen_P = LAYOUT.zeros().normal_(generator=torch_stream(1))
+    groups_N = np.zeros(40, dtype=np.int64)
+    scores = scores_of(here, seen_P[None], groups_N), scores_of(there, seen_P[None].cuda(), groups_N)
+    assert np.allclose(*scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_an_audit_is_made_where_the_model_is(name: str, device: str) -> None:
+    """Of canaries alone: ε = 2 or so, and the estimate within five standard errors of it."""
+    alike = CORRELATED.get(name, EVERYBODY)
+    server = server_of(device=device)
+    rounds = 9 if name in CORRELATED else 4
+    found = audit_rounds(plan_of(**alike), server=server, people=[], rounds=rounds, canaries=900, seed=3)
+    assert server.parameters_P.device.type == device
+    assert not is_far_above(found), found.why
+    assert found.fit.epsilon + 2.15 * (found.fit.high - found.fit.epsilon) > found.promised
+    assert found.noise is not None
+    assert not found.noise.is_missing
+    assert found.drawn is not None
+    assert not found.drawn.too_often
+
+
 # Whole audits.
 
 HONEST: dict[str, dict[str, Any]] = {
@@ -214,12 +251,6 @@ def test_with_everybody_in_every_round_the_estimate_meets_what_is_promised() -> 
     assert found.promised == pytest.approx(2.0, abs=0.1)
     assert not is_far_above(found)
     assert found.fit.epsilon + 2.15 * (found.fit.high - found.fit.epsilon) > found.promised
-
-
-CORRELATED: dict[str, dict[str, Any]] = {  # ε = 2.5 for nine rounds, and each user is in every third
-    "banded": {"cohort_size": PEOPLE // 3, "noise_multiplier": 4.0, "mechanism": BANDED},
-    "BLT": {"cohort_size": PEOPLE // 3, "noise_multiplier": 4.8, "mechanism": BLT},
-}
 
 
 @pytest.mark.parametrize("name", CORRELATED)

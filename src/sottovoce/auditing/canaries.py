@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from sottovoce.errors import InputError
 from sottovoce.federated.engines import Dropped, Engine, Together, Trained
@@ -80,7 +81,7 @@ class Canaries:
         if not which:
             return torch.zeros(0, size, device=self.device)
         bits = torch.stack([self._drawn(canary) for canary in which])
-        return self._signs_of_byte[bits.int()].flatten(1)[:, :size].mul_(self._scales_P)
+        return embedding(bits.int(), self._signs_of_byte).flatten(1)[:, :size].mul_(self._scales_P)
 
     def in_chunks(self, which: Sequence[int]) -> Iterator[tuple[Sequence[int], Tensor]]:
         """Their directions, some at a time."""
