@@ -101,11 +101,11 @@ def scores_of(canaries: Canaries, seen_GP: Tensor, groups_N: NDArray[np.int64]) 
     found = np.zeros((canaries.count, len(parts)))
     for which, directions_NP in canaries.in_chunks(range(canaries.count)):
         groups = groups_N[which]
-        for h, (directions, part) in enumerate(zip(layout.parts(directions_NP), parts, strict=True)):
-            for group in set(groups.tolist()) & set(range(len(part))):
-                rows = np.flatnonzero(groups == group)
-                own = directions if len(rows) == len(groups) else directions[torch.from_numpy(rows)]
-                found[which[0] + rows, h] = (own @ part[group]).double().cpu().numpy()
+        for group in set(groups.tolist()) & set(range(len(seen_GP))):
+            rows = np.flatnonzero(groups == group)
+            own_NP = directions_NP if len(rows) == len(groups) else directions_NP[torch.from_numpy(rows)]
+            scores = [own @ part[group] for own, part in zip(layout.parts(own_NP), parts, strict=True)]
+            found[which[0] + rows] = torch.stack(scores, dim=1).double().cpu().numpy()
     return found
 
 
