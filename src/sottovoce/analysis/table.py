@@ -2,19 +2,18 @@
 
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group as Lines
-from rich.table import Table
 from rich.text import Text
 
 from sottovoce.analysis.signals import MEASURES
+from sottovoce.tables import plain_table
 
 HEADINGS = ("measure", "store", "mean", "std of means", "kurtosis", "mean of stds", "std of stds")
 
 
 def table(figures: dict[str, Any]) -> Lines:
     """A row per measure and store, and below them what they mean."""
-    printed = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
+    printed = plain_table()
     for number, heading in enumerate(HEADINGS):
         # Two lines a heading and no break in a title: all of it fits 80 columns.
         lines = heading.replace(" of ", " of\n") if " of " in heading else f"\n{heading}"

@@ -12,7 +12,7 @@ from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.corpora.synthetic import LANGUAGES, PRESETS, espeak
 from sottovoce.corpora.synthetic.rooms import recorder
-from sottovoce.corpora.synthetic.speakers import VARIANTS, draw_room, draw_voice
+from sottovoce.corpora.synthetic.speakers import VARIANTS, draw_room, draw_voice, speaking_as
 from sottovoce.errors import InputError
 from sottovoce.seeds import derive, stream
 from sottovoce.store import Store, pack
@@ -49,13 +49,7 @@ def render(speaker: SecretSpeaker) -> RenderedSpeaker:
     voice = draw_voice(preset, language=speaker.language, seed=speaker.seed)
     room = draw_room(preset, seed=speaker.seed)
     record, takes = recorder(room, tract=voice.tract, longest_seconds=_LONGEST_SECONDS), stream(speaker.seed, "takes")
-    with espeak.speaking(
-        f"{voice.accent}+{voice.variant}",
-        words_per_minute=voice.words_per_minute,
-        pitch=voice.pitch,
-        pitch_range=voice.pitch_range,
-        seed=derive(speaker.seed, "espeak"),
-    ) as say:
+    with speaking_as(voice, seed=speaker.seed) as say:
         recordings = [record(say(speaker.text), takes) for _ in range(TAKES)]
     utterances = [
         RenderedUtterance(id=f"{speaker.name}-{take}", samples=samples, text=speaker.text, raw_text=speaker.text)

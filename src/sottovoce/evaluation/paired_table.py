@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group as Lines
-from rich.table import Table
 from rich.text import Text
 
 from sottovoce.evaluation.paired import Comparison, Difference
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS, Interval
 from sottovoce.evaluation.table import GROUPS_SHOWN, percent
+from sottovoce.tables import plain_table
 
 HEADINGS = ("group", "speakers", "words", "A", "B", "A − B", "95 % interval")
 NOTHING = "–"
@@ -17,14 +16,7 @@ NOTHING = "–"
 
 def table(comparison: Comparison, *, title: str) -> Lines:
     """The differences among all and by group, and below them what they mean."""
-    printed = Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-        show_edge=False,
-    )
+    printed = plain_table(title)
     for number, heading in enumerate(HEADINGS):
         printed.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
     printed.add_row(*map(Text, _row(comparison.everybody)), style="bold")

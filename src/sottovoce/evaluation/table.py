@@ -1,12 +1,11 @@
 """An evaluation as tables for the terminal. They print; they compute nothing."""
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group as Lines
-from rich.table import Table
 from rich.text import Text
 
 from sottovoce.evaluation.evaluate import Evaluation, Group
 from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.tables import plain_table
 from sottovoce.text.normalisers import OURS
 
 # A crowd describes its accents in hundreds of ways; the largest groups are shown, all are in the JSON.
@@ -16,14 +15,7 @@ HEADINGS = ("group", "speakers", "words", "WER", "95 % interval", "subst.", "del
 
 def table(evaluation: Evaluation, *, title: str) -> Lines:
     """The errors in all and by group, and below them how speakers differ."""
-    printed = Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-        show_edge=False,
-    )
+    printed = plain_table(title)
     for number, heading in enumerate(HEADINGS):
         printed.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
     for cells in group_rows(evaluation):

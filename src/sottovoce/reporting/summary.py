@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
 from sottovoce.reporting.tables import PAPER_WER, paper_tables
 from sottovoce.reporting.verdict import Verdict, told_together, verdicts
+from sottovoce.tables import plain_table
 from sottovoce.training.run_folder import RESULTS, hide_times
 from sottovoce.training.trained_part import told_bytes
 
@@ -86,10 +86,7 @@ class Summary:
 
         A `brief` one is for narrow terminals: of populations their number alone, under headings of two lines.
         """
-        title = Text("On unseen speakers", style="bold")
-        table = Table(
-            title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False
-        )
+        table = plain_table("On unseen speakers")
         only = len({row[1] for row in self.rows}) == 1
         shown = [n for n, heading in enumerate(self.headings) if not (only and heading == TEST_SET)]
         for n in shown:
@@ -104,16 +101,7 @@ class Summary:
 
 def for_terminal(table: Cells) -> Table:
     """A table of the page, with what is to be said of it below."""
-    shown = Table(
-        title=Text(table.title, style="bold"),
-        title_justify="left",
-        caption=Text(table.note),
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-        show_edge=False,
-    )
+    shown = plain_table(table.title, caption=table.note)
     for n, heading in enumerate(table.headings):
         shown.add_column(heading, justify="left" if n < table.words or table.all_words else "right", no_wrap=True)
     for row in table.rows:

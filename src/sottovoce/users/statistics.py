@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.tables import plain_table
 from sottovoce.users.population import Population, build_population
 from sottovoce.users.rules import PopulationSettings
 from sottovoce.users.splits import Speakers, UserIndex, select_speakers, user_counts
@@ -108,15 +108,7 @@ def beside_table(subsets: Mapping[str, dict[str, Any] | None], *, title: str) ->
 
 
 def _headings(title: str) -> Table:
-    # Names are wrapped in Text: a bracket in them is no markup.
-    printed = Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-        show_edge=False,
-    )
+    printed = plain_table(title)
     # Read across, the upper line says "minutes per speaker", as the heading over four columns does in the paper.
     for heading in ("\nsubset", "\nhours", "\nspeakers", "\nutterances"):
         printed.add_column(heading, justify="left" if heading == "\nsubset" else "right", overflow="fold")

@@ -28,6 +28,7 @@ from sottovoce.corpora.synthetic.speakers import (
     draw_amounts,
     draw_room,
     draw_voice,
+    speaking_as,
 )
 from sottovoce.errors import InputError
 from sottovoce.seeds import derive, stream
@@ -117,13 +118,7 @@ def render(speaker: SyntheticSpeaker) -> RenderedSpeaker:
     topics = texts.dirichlet([preset.topic_concentration] * len(preset.topics)) if preset.topics else np.ones(1)
     utterances: list[RenderedUtterance] = []
     spoken, redraws = 0.0, 0
-    with espeak.speaking(
-        f"{voice.accent}+{voice.variant}",
-        words_per_minute=voice.words_per_minute,
-        pitch=voice.pitch,
-        pitch_range=voice.pitch_range,
-        seed=derive(speaker.seed, "espeak"),
-    ) as say:
+    with speaking_as(voice, seed=speaker.seed) as say:
         # Stop where one more utterance would miss the amount by more than it now does.
         while not utterances or spoken + spoken / len(utterances) / 2 < speaker.seconds:
             raw_text = _utterance_text(preset, language=speaker.language, topics=topics, rng=texts)

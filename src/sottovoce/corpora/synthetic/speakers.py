@@ -5,6 +5,7 @@ a large one); only how much they say is scaled to the whole.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import resources
 
@@ -12,6 +13,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from sottovoce.corpora.synthetic import espeak
 from sottovoce.corpora.synthetic.presets import Preset, Range
 from sottovoce.corpora.synthetic.rooms import Room
 from sottovoce.errors import InputError
@@ -78,6 +80,17 @@ def draw_voice(preset: Preset, *, language: str, seed: int) -> Voice:
         pitch_range=round(rng.uniform(*preset.pitch_range)),
         words_per_minute=round(rng.uniform(*preset.words_per_minute) * AGES[age]["rate"]),
         tract=int(rng.integers(preset.tract[0], preset.tract[1] + 1)),
+    )
+
+
+def speaking_as(voice: Voice, *, seed: int) -> AbstractContextManager[espeak.Say]:
+    """espeak-ng with this voice, for the speaker with this seed."""
+    return espeak.speaking(
+        f"{voice.accent}+{voice.variant}",
+        words_per_minute=voice.words_per_minute,
+        pitch=voice.pitch,
+        pitch_range=voice.pitch_range,
+        seed=derive(seed, "espeak"),
     )
 
 
