@@ -27,6 +27,7 @@ from sottovoce.privacy.events import (
 )
 from sottovoce.privacy.pld import CAREFUL, QUICK, PldCap, compose_pld, predicted_cost
 from sottovoce.privacy.rdp import ORDERS, epsilon_of_curve, event_curve, release_curve
+from sottovoce.privacy.sampled_gaussian import log_moments
 
 GOLDEN = yaml.safe_load((Path(__file__).parents[1] / "golden" / "epsilon.yaml").read_text())
 DELTA = 1e-9
@@ -48,6 +49,21 @@ def test_rdp_agrees_with_opacus(z: float, q: float) -> None:
     theirs = opacus_rdp.compute_rdp(q=q, noise_multiplier=z, steps=2000, orders=orders)
     ours = event_curve(repeated(poisson_release(z, sampling_rate=q), 2000)).values[np.searchsorted(ORDERS, orders)]
     assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("z", "q"), [(1e-9, 0.01), (0.3, 0.0295), (0.6, 0.5), (1.0, 0.999), (2.0, 0.03), (30.0, 1e-6), (1e9, 1e-12)]
+)
+def test_moments_are_those_of_dp_accounting(z: float, q: float) -> None:
+    accountant = dp_rdp.RdpAccountant(ORDERS)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)))
+    theirs, ours = np.asarray(accountant.rdp), log_moments(q, z, ORDERS) / (ORDERS - 1)
+    np.testing.assert_array_equal(np.isinf(ours), np.isinf(theirs))
+    # The same terms in the same order: where NumPy has another C library, each may differ by an ulp.
+    finite = np.isfinite(ours)
+    orders, ours, theirs = ORDERS[finite], ours[finite], theirs[finite]
+    rounding = np.maximum(orders, 1000) * np.finfo(float).eps / (orders - 1)
+    assert (np.abs(ours - theirs) <= rounding * (1 + np.abs(theirs) * (orders - 1))).all()
 
 
 def test_conversion_agrees_with_dp_accounting() -> None:

@@ -1,13 +1,10 @@
-"""Rényi accounting on dp-accounting: the paper's ε, and the one that is cheap enough to follow step by step.
+"""Rényi accounting as in dp-accounting: the paper's ε, and the one that is cheap enough to follow step by step.
 
 An event's RDP curve (one value per order) is computed once and cached; after that a step costs one addition of
 200 numbers. Orders below 1.01 are left out: the conversion to ε loses all its digits there.
 """
 
-import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import final
@@ -28,6 +25,7 @@ from sottovoce.privacy.events import (
     parts_of,
     to_dp_event,
 )
+from sottovoce.privacy.sampled_gaussian import log_moments
 
 Curve = NDArray[np.float64]
 
@@ -87,19 +85,13 @@ class RdpCurve:
 
 @lru_cache(maxsize=512)
 def release_curve(release: GaussianRelease) -> RdpCurve:
-    """The RDP curve of one release (about 0.2 s the first time)."""
-    import dp_accounting
-    from dp_accounting import rdp as dp_rdp
-
+    """The RDP curve of one release (hundredths of a second the first time)."""
     neighbouring_of(release)
-    relation = dp_accounting.NeighboringRelation[_RELATIONS[release.neighbouring]]
-    accountant = dp_rdp.RdpAccountant(ORDERS, relation)
-    with _quiet_absl():
-        accountant.compose(to_dp_event(release))
-    values = np.asarray(accountant.rdp, dtype=np.float64)
+    is_sampled = release.sampling_rate is not None and release.sampling_rate < 1
+    values = _sampled(release) if is_sampled else _by_dp_accounting(release)
     unconverged = tuple(float(order) for order in ORDERS[np.isinf(values)])
-    if release.sampling == "poisson" and release.sampling_rate != 1.0:
-        # dp-accounting sums a series with its signs dropped: an upper bound, loose below 2 and divergent at times.
+    if is_sampled:
+        # The series is summed with its signs dropped: an upper bound, loose below 2 and divergent at times.
         low = [_log_a_by_quadrature(release, order) / (order - 1) for order in _LOW_FRACTIONS]
         values[: len(low)] = np.minimum(values[: len(low)], low)
     # Sampling never costs privacy (Rényi divergence is jointly quasi-convex), whatever an amplification bound says.
@@ -107,6 +99,20 @@ def release_curve(release: GaussianRelease) -> RdpCurve:
     values = np.maximum(values, 0.0) + _ROUNDING_OF_LOG_A / (ORDERS - 1)
     values.flags.writeable = False
     return RdpCurve(values, unconverged)
+
+
+def _sampled(release: GaussianRelease) -> Curve:
+    assert release.sampling_rate is not None
+    return log_moments(release.sampling_rate, release.effective_multiplier, ORDERS) / (ORDERS - 1)
+
+
+def _by_dp_accounting(release: GaussianRelease) -> Curve:
+    import dp_accounting
+    from dp_accounting import rdp as dp_rdp
+
+    accountant = dp_rdp.RdpAccountant(ORDERS, dp_accounting.NeighboringRelation[_RELATIONS[release.neighbouring]])
+    accountant.compose(to_dp_event(release))
+    return np.asarray(accountant.rdp, dtype=np.float64)
 
 
 def event_curve(event: Event) -> RdpCurve:
@@ -230,15 +236,3 @@ def _log_a_by_quadrature(release: GaussianRelease, order: float) -> float:
     log_ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * z * z))
     log_a = logsumexp(order * log_ratio - x * x / (2 * z * z)) + math.log(step / (z * math.sqrt(2 * math.pi)))
     return max(float(log_a), 0.0) + 1e-12
-
-
-@contextmanager
-def _quiet_absl() -> Iterator[None]:
-    """Orders that do not converge are reported in `RdpCurve.unconverged`, not on the terminal."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
