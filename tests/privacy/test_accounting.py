@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from dp_accounting import rdp as dp_rdp
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis import rdp as opacus_rdp
@@ -27,7 +28,7 @@ from sottovoce.privacy.events import (
 )
 from sottovoce.privacy.pld import CAREFUL, QUICK, PldCap, compose_pld, predicted_cost
 from sottovoce.privacy.rdp import ORDERS, epsilon_of_curve, event_curve, release_curve
-from sottovoce.privacy.sampled_gaussian import log_moments
+from sottovoce.privacy.sampled_gaussian import log_moments, step_distribution
 
 GOLDEN = yaml.safe_load((Path(__file__).parents[1] / "golden" / "epsilon.yaml").read_text())
 DELTA = 1e-9
@@ -64,6 +65,19 @@ def test_moments_are_those_of_dp_accounting(z: float, q: float) -> None:
     orders, ours, theirs = ORDERS[finite], ours[finite], theirs[finite]
     rounding = np.maximum(orders, 1000) * np.finfo(float).eps / (orders - 1)
     assert (np.abs(ours - theirs) <= rounding * (1 + np.abs(theirs) * (orders - 1))).all()
+
+
+@pytest.mark.parametrize(
+    ("z", "q", "interval"),
+    [(0.01, 0.3, 0.5), (0.7, 0.1, 1e-3), (1.0, 0.999, 1e-3), (2.0, 0.03, 1e-4), (1e3, 1e-12, 1e-6)],
+)
+def test_a_step_is_distributed_as_in_dp_accounting(z: float, q: float, interval: float) -> None:
+    theirs = from_gaussian_mechanism(z, sampling_prob=q, value_discretization_interval=interval)
+    ours = step_distribution(q, z, interval=interval)
+    for target in (0.0, interval, 0.5, 5.0):
+        # Differences of probabilities, whose logarithms and exponentials may be an ulp apart.
+        expected = theirs.get_delta_for_epsilon(target)
+        assert ours.get_delta_for_epsilon(target) == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
 def test_conversion_agrees_with_dp_accounting() -> None:

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, accounted
+from sottovoce.privacy.sampled_gaussian import step_distribution
 
-# Measured on one core of a 2.x GHz server; both neighbours' distributions are counted.
+# Measured on one core of a 2.x GHz server; both neighbours' distributions are counted. A step's points have become five
+# times quicker since, but grids, and with them the digits of every ε that was ever told, follow from these numbers.
 _SECONDS_PER_STEP_POINT = 2.5e-6
 _SECONDS_PER_COMPOSED_POINT = 0.4e-6
 _BYTES_PER_STEP_POINT = 250.0
@@ -141,9 +143,8 @@ def _release_pld(release: GaussianRelease, count: int, interval: float) -> Any:
     z = release.effective_multiplier
     if release.sampling_rate == 1.0:
         return dp_pld.from_gaussian_mechanism(z / math.sqrt(count), value_discretization_interval=interval)
-    step = dp_pld.from_gaussian_mechanism(
-        z, sampling_prob=release.sampling_rate, value_discretization_interval=interval
-    )
+    assert release.sampling_rate is not None
+    step = step_distribution(release.sampling_rate, z, interval=interval)
     return step.self_compose(count)
 
 
