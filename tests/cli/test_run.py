@@ -299,6 +299,7 @@ def test_an_estimate_says_what_a_run_takes_and_begins_nothing(here: Path, sottov
     assert "at its end" in told.out
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_begins_with_what_it_takes_and_a_finished_one_does_not(
     here: Path, sottovoce: Callable[..., object]
 ) -> None:
@@ -311,6 +312,7 @@ def test_a_run_begins_with_what_it_takes_and_a_finished_one_does_not(
     assert sottovoce("run", "tones.yaml", "--out", "run", "--estimate").out.strip() == "nothing is left to do"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_a_terminal_days_on_a_cpu_are_refused_in_one_line_unless_yes(
     here: Path, sottovoce: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from tests.reporting.conftest import MakeRun
 from typer.testing import CliRunner
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 from sottovoce.cli import app
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 # Of thirty people twenty-one are clients, three of them a round for four rounds with z = 8: the recipe's.
 DELTA = 1e-3

@@ -95,6 +95,7 @@ def test_names_of_runs_break_no_table(copied: MakeRun) -> None:
     assert facts["run"].startswith(r"a \| &lt;b>")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_writes_it_for_one_run(runs: Path, tmp_path: Path) -> None:
     page, signed = tmp_path / "page.html", tmp_path / "statement.md"
     words = ["report", str(runs / "noisy"), "--out", str(page), "--statement", str(signed), "--json"]

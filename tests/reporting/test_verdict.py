@@ -231,6 +231,7 @@ def test_several_runs_have_a_sentence_a_table_and_words_of_their_own(runs: Path,
     assert "verdicts" in {table.name for table in report.tables}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_it_opens_page_and_text_and_is_there_for_machines(runs: Path, tmp_path: Path) -> None:
     summary = write_report({"noisy": runs / "noisy"}, tmp_path, title="A title")
     assert summary.verdict.startswith("A simulation, which itself protects nobody.")
