@@ -47,9 +47,11 @@ class Recipe(Section):
         if not self.reads_texts and self.tokens != TokenSettings():
             raise ValueError(f"tokens: models of family={self.model.family} learn from speech alone; expected none")
         self._check_narrow_band()
-        if self.federation is not None and self.federation.server_pass is not None:
+        if self.federation is not None:
             judged = {"data.dev": (self.data.dev,), "data.test": self.data.test}
-            self._check_public("federation.server_pass.data", self.federation.server_pass.data, judged)
+            for name in ("server_pass", "denoise"):
+                if (asked := getattr(self.federation, name)) is not None:
+                    self._check_public(f"federation.{name}.data", asked.data, judged)
         if self.federation is not None and self.federation.shared_dev is not None:
             shared = self.federation.shared_dev.data
             if (

@@ -29,7 +29,17 @@ FEDERATION = (
 )
 ONLY_WHERE_ASKED = frozenset({"client_wer", "model_bits"})  # of `federation`: letters without are as before
 NOT_OF_FEDERATION = (
-    *("seed_model", "rescale_norms", "server", "server_pass", "shared_dev", "engine", "stack_size", "workers"),
+    *(
+        "seed_model",
+        "rescale_norms",
+        "server",
+        "denoise",
+        "server_pass",
+        "shared_dev",
+        "engine",
+        "stack_size",
+        "workers",
+    ),
     *("evaluate_every", "checkpoint_every", "test_clients", "test_along", "measure", "patience"),
 )
 NOT_OF_PRIVACY = ("population_size", "extrapolate")

@@ -119,7 +119,7 @@ def sum_part(
             if diagnostics is not None:
                 diagnostics.add_summed(summed, trained)
             continue
-        stats = plan.accumulate(total, trained.update, weight=_as_accumulated(weight, trained.update))
+        stats = plan.accumulate(total, trained.update, weight=as_accumulated(weight, trained.update))
         within += float(centred_count(stats)) if plan.settings.adaptive is not None else 0.0
         if diagnostics is not None:
             diagnostics.add(stats, trained)
@@ -128,7 +128,8 @@ def sum_part(
     return PartialSum(total, weighted, within, diagnostics)
 
 
-def _as_accumulated(weights: list[float], update: Tensor) -> Tensor | float:
+def as_accumulated(weights: list[float], update: Tensor) -> Tensor | float:
+    """The weights of the clients of `update`, as the plan takes them."""
     if update.dim() == 1 or all(weight == 1 for weight in weights):
         return weights[0]
     return torch.tensor(weights, dtype=torch.float64).to(update.device, non_blocking=True)

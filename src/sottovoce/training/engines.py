@@ -34,6 +34,7 @@ from sottovoce.training.run_folder import ENGINE, RunFolder
 from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population
 
+CLIENTS = "clients"  # what decides their draws
 TRIED_CLIENTS = 32
 WORTH_WORKERS = 500  # clients trained in a run: worker processes take some seconds to start
 
@@ -118,11 +119,12 @@ def build_engine(
     device: torch.device,
     stack_size: int | None = None,
     shared_dev: SharedSpeech | None = None,
+    draws: str = CLIENTS,
 ) -> Engine:
-    """The engine called `name`."""
+    """The engine called `name`. `draws` names the stream of all that chance decides."""
     settings = recipe.federated
     check_engine(name, start, device)
-    room = client_room(recipe, population, start, shared_dev=shared_dev)
+    room = client_room(recipe, population, start, shared_dev=shared_dev, draws=draws)
     common: dict[str, Any] = {
         "device": device,
         "dtype": precision(settings.precision, device),
@@ -160,7 +162,12 @@ def build_engine(
 
 
 def client_room(
-    recipe: Recipe, population: Population, start: Recogniser, *, shared_dev: SharedSpeech | None = None
+    recipe: Recipe,
+    population: Population,
+    start: Recogniser,
+    *,
+    shared_dev: SharedSpeech | None = None,
+    draws: str = CLIENTS,
 ) -> ClientRoom:
     """All that the clients' training is made of."""
     settings = recipe.federated
@@ -170,7 +177,7 @@ def client_room(
         start.family,
         start.settings,
         settings.local,
-        seed=derive(recipe.seed, "clients"),
+        seed=derive(recipe.seed, draws),
         cohort_size=settings.cohort_size,
         longest_seconds=recipe.data.longest_seconds,
         frozen=trained_part(recipe, start).frozen,

@@ -18,10 +18,11 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.store import Store
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
-from sottovoce.training.speakers import speakers_of
+from sottovoce.training.speakers import public_people, speakers_of
 from sottovoce.training.stores import find_place, open_place
 from sottovoce.users.population import Population, shared_speakers
 
+DENOISE = "federation.denoise.data"
 SERVER_PASS = "federation.server_pass.data"
 SHARED_DEV = "federation.shared_dev"
 
@@ -101,9 +102,8 @@ def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path
         if recipe is None:
             continue
         shared |= set(shared_speakers(speakers_of(recipe, open_place(recipe.data.store, stores)), clients).tolist())
-        for place in _beside_training(recipe).values():
-            keys = split_keys(*find_place(place, recipe, stores))
-            shared |= set(np.intersect1d(keys, clients.store.user_keys[clients.user_rows()]).tolist())
+        for _, keys in _beside_training(recipe, stores).values():
+            shared |= set(np.intersect1d(keys, keys_of(clients)).tolist())
     return Heard(len(shared), tuple(unknown))
 
 
@@ -115,22 +115,22 @@ def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
     recorded = read_json(run / INPUTS)
     now = {
         "data.store digest": open_place(recipe.data.store, stores).digest,
-        **{
-            f"{what} digest": find_place(place, recipe, stores)[0].digest
-            for what, place in _beside_training(recipe).items()
-        },
+        **{f"{what} digest": digest for what, (digest, _) in _beside_training(recipe, stores).items()},
     }
     return all(recorded.get(name) == digest for name, digest in now.items())
 
 
-def _beside_training(recipe: Recipe) -> dict[str, str]:
-    """The places that a run has looked at besides what it trains on: where its model was chosen, its server's own, and
-    what its clients were weighted by."""
+def _beside_training(recipe: Recipe, stores: Path) -> dict[str, tuple[str, "Keys"]]:
+    """Whom a run has looked at besides those it trains on: where its model was chosen, its server's own, what its
+    clients were weighted by, and whose updates it was denoised by. Each with the digest of their store."""
     settings = recipe.federation
     own = None if settings is None or settings.server_pass is None else settings.server_pass.data
     shared = None if settings is None or settings.weighed_on is None else settings.weighed_on.data
     named = {"data.dev": recipe.data.dev, SERVER_PASS: own, SHARED_DEV: shared}
-    return {what: place for what, place in named.items() if place is not None}
+    places = {what: find_place(place, recipe, stores) for what, place in named.items() if place is not None}
+    found = {what: (store.digest, split_keys(store, split)) for what, (store, split) in places.items()}
+    public = public_people(recipe, stores)
+    return found if public is None else found | {DENOISE: (public.store.digest, keys_of(public))}
 
 
 def ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe | None]]:
@@ -153,6 +153,11 @@ def split_keys(store: Store, split: str) -> Keys:
     return np.asarray(store.user_keys[rows.start : rows.stop])
 
 
+def keys_of(people: Population) -> Keys:
+    """The keys of all people in a population."""
+    return np.asarray(people.store.user_keys[people.user_rows()])
+
+
 def check_evaluated(clients: Population, places: Mapping[str, Keys]) -> None:
     """Refuse to evaluate on clients: a model chosen by how well it does on them has looked at them once more."""
     check_strangers(clients, places, instead="evaluate on people who are not")
@@ -160,7 +165,7 @@ def check_evaluated(clients: Population, places: Mapping[str, Keys]) -> None:
 
 def check_strangers(clients: Population, places: Mapping[str, Keys], *, instead: str) -> None:
     """Refuse the first of `places` where a client is heard, and say what would be right."""
-    keys = clients.store.user_keys[clients.user_rows()]
+    keys = keys_of(clients)
     for name, heard in places.items():
         both = np.intersect1d(keys, heard)
         if len(both):

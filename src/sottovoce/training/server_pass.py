@@ -22,17 +22,16 @@ from sottovoce.federated.round import ServerPass
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import sped_up
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Loaded, Place, Rows, Speech, endless_steps, load_speech
+from sottovoce.models.speech import Loaded, Place, Speech, endless_steps, load_speech
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import derive, torch_stream
 from sottovoce.store import Store
 from sottovoce.training.central import train_step
 from sottovoce.training.precision import precision
-from sottovoce.training.seeding import check_strangers, split_keys
+from sottovoce.training.seeding import split_keys
+from sottovoce.training.strangers import check_public
 from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population
-
-GLIMPSE = 256  # samples out of the middle, by which two recordings are first compared
 
 
 def build_server_pass(
@@ -113,38 +112,9 @@ def public_speech(
 ) -> Speech:
     """What the pass trains on; InputError where it is none of the server's business, or there is nothing."""
     where, (store, split) = f"federation.server_pass.data={settings.data}", place
-    check_strangers(population, {where: split_keys(store, split)}, instead="the server trains on people who are not")
-    users = store.splits[split]
+    users, keys = store.splits[split], split_keys(store, split)
     rows = np.arange(store.user_utterances[users.start], store.user_utterances[users.stop])
-    if (heard := heard_twice(population, store, rows)) is not None:
-        name = store.utterance(heard).id
-        raise InputError(f"{where}: utterance {name} is a client's too, sample for sample, whatever its speaker's name")
+    instead = "the server trains on people who are not"
+    check_public(where, store, keys=keys, rows=rows, clients=population, instead=instead)
     longest = min(recipe.data.longest_seconds, settings.batch_seconds)
     return load_speech(store, rows, start.tokens, family=start.family, settings=start.settings, longest_seconds=longest)
-
-
-def heard_twice(population: Population, store: Store, rows: Rows) -> int | None:
-    """The first of `rows` whose samples a client of `population` has too; None where there is none.
-
-    Of all that the clients have, only what is as long as one of `rows` is looked at, and read whole only where its
-    middle is the same.
-    """
-    clients = population.store
-    assert isinstance(clients, Store)
-    theirs = population.utterance_rows()
-    lengths = store.audio_offsets[rows + 1] - store.audio_offsets[rows]
-    their_lengths = clients.audio_offsets[theirs + 1] - clients.audio_offsets[theirs]
-    public: dict[tuple[int, bytes], list[int]] = {}
-    for row in rows[lengths > 0].tolist():
-        public.setdefault(_glimpse(store.samples(row)), []).append(row)
-    for row in theirs[np.isin(their_lengths, lengths[lengths > 0])].tolist():
-        samples = clients.samples(row)
-        for other in public.get(_glimpse(samples), ()):
-            if np.array_equal(samples, store.samples(other)):
-                return other
-    return None
-
-
-def _glimpse(samples: np.ndarray) -> tuple[int, bytes]:
-    middle = max(0, (len(samples) - GLIMPSE) // 2)
-    return len(samples), samples[middle : middle + GLIMPSE].tobytes()

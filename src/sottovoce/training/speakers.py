@@ -1,5 +1,6 @@
 """Whose speech a recipe trains on, and the token set that it is written in."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,8 +22,11 @@ from sottovoce.text.tokens import (
     load_tokens,
     train_sentence_pieces,
 )
+from sottovoce.training.stores import find_place, open_place
 from sottovoce.users import PopulationSettings, build_population
 from sottovoce.users.population import Population
+
+SEED = "seed"
 
 
 def training_rows(recipe: Recipe, store: Store) -> Rows:
@@ -45,6 +49,24 @@ def population_of(recipe: Recipe, store: Store, settings: PopulationSettings) ->
     if not len(population):
         raise InputError(f"store {store.path}: nobody to train on in data.train={', '.join(recipe.data.train)}")
     return population
+
+
+def public_people(recipe: Recipe, stores: Path) -> Population | None:
+    """Whose updates show what noise is (`federation.denoise`), made clients as the recipe's are; None without."""
+    asked = None if recipe.federation is None else recipe.federation.denoise
+    if asked is None:
+        return None
+    settings, own = recipe.federated.clients.population(recipe.data), open_place(recipe.data.store, stores)
+    if asked.data == SEED and SEED not in own.splits and recipe.data.seed_part is not None:
+        return population_of(recipe, own, replace(settings, part="seed"))
+    store, split = find_place(asked.data, recipe, stores)
+    return population_of(recipe, store, replace(settings, split=(split,), seed_part=None, part="federation"))
+
+
+def store_of(people: Population) -> Store:
+    """Where their speech lies."""
+    assert isinstance(people.store, Store)
+    return people.store
 
 
 def check_silos(recipe: Recipe, population: Population) -> None:
@@ -78,8 +100,7 @@ def beside_the_paper(recipe: Recipe, *, clients: int) -> str | None:
 
 def order_of_time(population: Population) -> str | None:
     """Whose time lines are not known to be in order, in words; None where all are."""
-    store = population.store
-    assert isinstance(store, Store)
+    store = store_of(population)
     rows = population.user_rows()
     unknown = int((~store.users_in_time[rows]).sum())
     if not unknown:
