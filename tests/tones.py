@@ -1,6 +1,6 @@
 """Speech small enough to train on in a test: tones for letters, spoken by people who differ in pitch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def rename(name: str, other: str) -> Callable[[RenderedSpeaker], RenderedSpeaker
 def pack_tones(
     place: Path,
     *,
-    people: range = range(15),
+    people: Sequence[int] = range(15),
     language: str = "en",
     letters: tuple[int, int] = (3, 6),
     utterances: int = 4,

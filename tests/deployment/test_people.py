@@ -38,6 +38,10 @@ def test_it_is_the_population_of_a_store_with_these_people(village_stores: Path)
             {"clients": {"holdout": 0.2}, "test_clients": "all"},
             "federation.test_clients: needs the clients' speech here, and it stays with them",
         ),
+        (
+            {"denoise": {"data": "public:train"}},
+            "federation.denoise: needs the clients' speech here, and it stays with them",
+        ),
     ],
 )
 def test_what_needs_the_speech_here_is_refused(federation: dict[str, Any], why: str) -> None:
