@@ -12,6 +12,7 @@ Shapes: P flat length, N people, O and I the sides of a tensor as a matrix, D on
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import final
 
 import torch
 from torch import Tensor
@@ -102,6 +103,7 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
 
 
+@final
 class Moments:
     """Second moments of public people's clipped updates, added up as they come: no update is kept."""
 
