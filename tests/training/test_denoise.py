@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.several import in_processes
@@ -18,6 +19,7 @@ from sottovoce.config import as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
 from sottovoce.corpora.corpus import RenderedSpeaker
 from sottovoce.errors import InputError
+from sottovoce.federated.denoise import WienerFilter
 from sottovoce.models.saved import load
 from sottovoce.privacy.ledger import verify
 from sottovoce.store import Store
@@ -353,6 +355,17 @@ def test_what_cannot_be_denoised_is_refused_in_one_line(changes: list[str], word
 def test_people_who_cannot_be_trained_are_left_out_and_some_must_be_left(
     recipe: Path, public_stores: Path, tmp_path: Path
 ) -> None:
+    def talks_on(rendered: RenderedSpeaker) -> RenderedSpeaker:
+        longer = [replace(said, samples=np.tile(said.samples, 9)) for said in rendered.utterances]
+        return replace(rendered, utterances=longer) if rendered.name == "s16" else rendered
+
+    stores = tmp_path / "stores"
+    stores.mkdir()
+    (stores / "tones").symlink_to(public_stores / "tones")
+    pack_tones(stores / "public", people=[15, 16, 17], change=talks_on, **LETTERS)
+    found = gather(load_recipe(str(recipe), [PUBLIC]), around=Surroundings(tmp_path / "runs", stores, CPU)).denoise
+    assert isinstance(found, WienerFilter)
+    assert "learned from 2 public people (1 more could not be trained), " in found.about
     asked = load_recipe(str(recipe), [PUBLIC, "federation.local.batch_seconds=0.3"])
     around = Surroundings(tmp_path / "runs", public_stores, CPU)
     with pytest.raises(InputError, match="0 public people could be trained, expected at least 2"):

@@ -66,11 +66,12 @@ class Spectrum:
 
 @dataclass(frozen=True, eq=False)
 class WienerFilter:
-    """One `Spectrum` for each tensor of `layout`, learned from so many `people`."""
+    """One `Spectrum` for each tensor of `layout`, learned from so many `people`; `left_out` could not be trained."""
 
     layout: Layout
     spectra: tuple[Spectrum, ...]
     people: int
+    left_out: int = 0
 
     @property
     def about(self) -> str:
@@ -78,7 +79,9 @@ class WienerFilter:
         energies = [float(spectrum.rows.energies_D.sum()) for spectrum in self.spectra]
         of_common = sum(energy * one.common for energy, one in zip(energies, self.spectra, strict=True))
         share = of_common / sum(energies) if sum(energies) else 0.0
-        return f"denoise: learned from {self.people:,} public people, whose updates share {share:.1%} of their energy"
+        left_out = f" ({self.left_out:,} more could not be trained)" if self.left_out else ""
+        people = f"{self.people:,} public people{left_out}"
+        return f"denoise: learned from {people}, whose updates share {share:.1%} of their energy"
 
     @torch.no_grad()
     def __call__(self, mean_P: Tensor, plan: Plan) -> float:
@@ -108,7 +111,7 @@ class Moments:
     """Second moments of public people's clipped updates, added up as they come: no update is kept."""
 
     def __init__(self, layout: Layout, *, device: torch.device) -> None:
-        self._layout, self.people = layout, 0
+        self._layout, self.people, self.left_out = layout, 0, 0
         self._sum_P = layout.zeros(device=device, dtype=torch.float64)
         sides = [_turned(*matrix_shape(shape)) for shape in layout.shapes]
         self._sides = [
@@ -136,7 +139,7 @@ class Moments:
             raise InputError(f"denoise: {self.people} public people could be trained, expected at least 2")
         means = self._layout.parts(self._sum_P / self.people)
         spectra = [self._spectrum(mean, *sides) for mean, sides in zip(means, self._sides, strict=True)]
-        return WienerFilter(self._layout, tuple(spectra), self.people)
+        return WienerFilter(self._layout, tuple(spectra), self.people, self.left_out)
 
     def _spectrum(self, mean: Tensor, rows: Tensor, columns: Tensor) -> Spectrum:
         count, of_rows, of_columns = self.people, _axes(rows / self.people), _axes(columns / self.people)

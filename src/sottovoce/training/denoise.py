@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError, promise
+from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.federated.cohort import as_accumulated, as_sent
 from sottovoce.federated.denoise import Moments, WienerFilter
@@ -77,13 +77,14 @@ def learn_denoise(
 
 
 def _moments(engine: Engine, server_P: torch.Tensor, people: range, plan: Plan) -> Moments:
-    """Weighted and clipped as clients are; who cannot be trained is left out."""
+    """Weighted and clipped as clients are; who cannot be trained is counted, and left out."""
     moments, weighted = Moments(plan.layout, device=server_P.device), WeightedSum(plan, plan.new_total())
     for trained in engine.train(server_P, list(people), step=0):
         if isinstance(trained, Dropped):
+            moments.left_out += 1
             continue
-        promise(isinstance(trained, Trained), "updates that nobody has clipped, in a plan with noise")
-        assert isinstance(trained, Trained)
+        if not isinstance(trained, Trained):
+            raise BrokenPromise("a sum of updates that nobody has clipped, in a plan with noise")
         weight = as_accumulated(weighted.weigh(trained.figures), trained.update)
         moments.add(plan.clip(trained.update, weight=weight))
     return moments
