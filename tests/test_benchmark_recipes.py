@@ -204,7 +204,7 @@ def test_parts_change_the_papers_recipe_and_the_best_is_one_of_them(room: str) -
 def test_kept_runs_are_those_of_the_recipes_and_all_of_them(archive: str) -> None:
     suite = re.sub("^(cpu|gao|ramesh)-", r"\1/", archive.removesuffix(".zip"))
     folder = open_path(KEPT / archive)
-    assert {path.name for path in folder.iterdir()} == {*runs(suite)}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {*runs(suite)}  # audits lie beside
     for label, recipe in runs(suite).items():
         assert (folder / label / "config.yaml").read_text() == as_yaml(recipe), label
 
