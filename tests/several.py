@@ -4,14 +4,19 @@ Nothing is timed: a process that dies closes its connections, and the others fai
 """
 
 import contextlib
+import fcntl
 import os
 import socket
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from tests.training.forked import FORKS, Running, forked
+
+PORTS = range(21_000, 23_000)  # systems hand out higher ones
 
 
 def in_processes(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -23,8 +28,9 @@ def in_processes(world: int, function: Callable[..., Any], *arguments: Any) -> l
 @contextlib.contextmanager
 def processes(world: int, function: Callable[..., Any], *arguments: Any) -> Iterator[list[Running]]:
     """The processes themselves, by rank; they end with the block."""
-    port, started = free_port(), []
+    started: list[Running] = []
     with contextlib.ExitStack() as ends:
+        port = ends.enter_context(own_port())
         for rank in range(world):
             here, there = FORKS.Pipe(duplex=False)
             told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
@@ -46,11 +52,25 @@ def result(running: Running) -> Any:
     return value
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def own_port() -> Iterator[int]:
+    """A port that is nobody else's within the block.
+
+    One that the system hands out may be handed out again before anybody listens there, to another test or to a
+    connection; then processes of two tests meet. So it is below all of these, and other tests are kept off by a lock.
+    """
+    for port in PORTS:
+        with contextlib.ExitStack() as held:
+            lock = held.enter_context((Path(tempfile.gettempdir()) / f"sottovoce-tests-port-{port}").open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            yield port
+            return
+    raise AssertionError(f"no port is free from {PORTS[0]} to {PORTS[-1]}")
 
 
 def _main(told: dict[str, Any], pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
+
+WHERE = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # what torchrun tells each process
 
 
 @dataclass(frozen=True)
@@ -143,13 +146,24 @@ def process_group(device: torch.device) -> Iterator[Processes]:
         return
     # A process may wait for the first one's tests, or for the slowest one's clients: give them time.
     backend, patience = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timedelta(hours=2)
-    store, rank, world = next(iter(rendezvous("env://", timeout=patience)))
+    store, rank, world = _place_to_meet(*(os.environ.get(name) for name in WHERE), patience=patience)
     meeting = dist.PrefixStore(_agreed_name(store, rank, world), store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=meeting, rank=rank, world_size=world, timeout=patience)
     try:
         yield Processes(rank=dist.get_rank(), world=dist.get_world_size())
     finally:
         dist.destroy_process_group()
+
+
+@cache
+def _place_to_meet(*_where: str | None, patience: timedelta) -> tuple["Store", int, int]:
+    """The store that all share, this process's rank, and how many they are: found once, and kept to the end.
+
+    Without torchrun the first process is its host, and a run meets twice (what it needs is checked before it begins).
+    Were it opened anew, who is early would come to the old one, just before it closes.
+    """
+    store, rank, world = next(iter(rendezvous("env://", timeout=patience)))
+    return store, rank, world
 
 
 def _agreed_name(store: "Store", rank: int, world: int) -> str:
