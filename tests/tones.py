@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -39,6 +40,9 @@ def identity(rendered: RenderedSpeaker) -> RenderedSpeaker:
 def rename(name: str, other: str) -> Callable[[RenderedSpeaker], RenderedSpeaker]:
     """The speaker called `name` is called `other`."""
     return lambda rendered: replace(rendered, name=other) if rendered.name == name else rendered
+
+
+FEW_WORDS: dict[str, Any] = {"letters": (2, 3), "utterances": 2}  # each person's
 
 
 def pack_tones(

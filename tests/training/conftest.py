@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.tones import pack_tones
+from tests.tones import FEW_WORDS, pack_tones
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,16 @@ central:
 def short_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nine clients with two words each: a round takes a few hundredths of a second."""
     folder = tmp_path_factory.mktemp("short-stores")
-    pack_tones(folder / "tones", letters=(2, 3), utterances=2)
+    pack_tones(folder / "tones", **FEW_WORDS)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def public_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The clients' store, and one of other people's speech: of ten of them six train."""
+    folder = tmp_path_factory.mktemp("public-stores")
+    pack_tones(folder / "tones", **FEW_WORDS)
+    pack_tones(folder / "public", people=range(15, 25), **FEW_WORDS)
     return folder
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from tests.several import in_processes
-from tests.tones import pack_tones, rename
+from tests.tones import FEW_WORDS, pack_tones, rename
+from tests.training.running import run_here
 
 from sottovoce import Simulation
 from sottovoce.auditing.of_recipe import AuditSettings, audit_recipe
@@ -50,17 +51,7 @@ federation:
 PUBLIC = "federation.denoise={data: 'public:train'}"
 SEED_PART = ["data.seed_part={fraction: 0.4}", "data.part=federation", "federation.denoise={data: seed}"]
 CPU = torch.device("cpu")
-LETTERS: dict[str, Any] = {"letters": (2, 3), "utterances": 2}
 Run = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="session")
-def public_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The clients' store, and one of other people's speech: six of ten of them train."""
-    folder = tmp_path_factory.mktemp("denoise-stores")
-    pack_tones(folder / "tones", **LETTERS)
-    pack_tones(folder / "public", people=range(15, 25), **LETTERS)
-    return folder
 
 
 @pytest.fixture
@@ -68,11 +59,6 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE)
     return path
-
-
-def run_here(recipe: Path, changes: list[str], stores: Path, out: Path, resume: bool = False) -> Outcome:
-    around = Surroundings(out.parent / "runs", stores, CPU)
-    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=resume, around=around)
 
 
 @pytest.fixture
@@ -193,7 +179,7 @@ def test_a_split_called_seed_goes_before(recipe: Path, tmp_path: Path) -> None:
     def moved(rendered: RenderedSpeaker) -> RenderedSpeaker:
         return replace(rendered, split="seed") if rendered.name in ("s00", "s01") else rendered
 
-    pack_tones(tmp_path / "stores/tones", change=moved, **LETTERS)
+    pack_tones(tmp_path / "stores/tones", change=moved, **FEW_WORDS)
     found = public_people(load_recipe(str(recipe), SEED_PART), tmp_path / "stores")
     assert found is not None
     assert {client.id for client in found} == {"s00", "s01"}
@@ -326,7 +312,7 @@ def test_public_people_are_strangers(
     stores = tmp_path / "stores"
     stores.mkdir()
     (stores / "tones").symlink_to(public_stores / "tones")
-    pack_tones(stores / "public", **LETTERS | public)
+    pack_tones(stores / "public", **FEW_WORDS | public)
     refused(recipe, stores, tmp_path, words)
 
 
@@ -362,7 +348,7 @@ def test_people_who_cannot_be_trained_are_left_out_and_some_must_be_left(
     stores = tmp_path / "stores"
     stores.mkdir()
     (stores / "tones").symlink_to(public_stores / "tones")
-    pack_tones(stores / "public", people=[15, 16, 17], change=talks_on, **LETTERS)
+    pack_tones(stores / "public", people=[15, 16, 17], change=talks_on, **FEW_WORDS)
     found = gather(load_recipe(str(recipe), [PUBLIC]), around=Surroundings(tmp_path / "runs", stores, CPU)).denoise
     assert isinstance(found, WienerFilter)
     assert "learned from 2 public people (1 more could not be trained), " in found.about

@@ -12,25 +12,19 @@ import torch
 from tests.points import CHARGED, SAVED, Gate, Point, Watch, hold
 from tests.several import in_processes, processes, result
 from tests.training.launched import Kills, calls, launch
+from tests.training.running import run_here
 
-from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.models import saved
 from sottovoce.privacy.ledger import verify
 from sottovoce.seeds import stream
 from sottovoce.training import checkpoint
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.stages import Outcome
 
 STEPS = 12
 TAKES_PART = Point("sottovoce.federated.ranks:ClientsOverRanks.take_part", at="call")
 IN_ROUNDS = ((0, CHARGED), (1, replace(TAKES_PART, nth=2)))
 BY_THE_CLOCK = {"seconds", "audio_seconds_per_second", "waited_for_data_seconds", "memory_mib", "device_memory_mib"}
-
-
-def run_here(recipe: Path, changes: list[str], stores: Path, out: Path, resume: bool = False) -> Outcome:
-    """`sottovoce run` in this process, one of several."""
-    around = Surroundings(runs=out.parent / "runs", stores=stores, device=torch.device("cpu"))
-    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=resume, around=around)
 
 
 def records(file: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tests.several import in_processes
-from tests.tones import pack_tones
+from tests.tones import FEW_WORDS, pack_tones
+from tests.training.running import run_here
 
 from sottovoce.config import Recipe, as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
@@ -22,7 +23,7 @@ from sottovoce.privacy.ledger import verify
 from sottovoce.store import Store
 from sottovoce.training import federation, server_pass
 from sottovoce.training.seeding import Seed, heard_by
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe, starting_model
+from sottovoce.training.stages import Outcome, starting_model
 from sottovoce.training.trained_part import trained_part
 from sottovoce.users import PopulationSettings, build_population
 from sottovoce.users.population import Population
@@ -30,23 +31,8 @@ from sottovoce.users.population import Population
 OWN = "federation.server_pass={data: 'public:train', batch_seconds: 2, lr: 0.1, steps: 2}"
 SHORT = ["federation.steps=4", "federation.evaluate_every=4", "federation.checkpoint_every=2"]
 CPU = torch.device("cpu")
-LETTERS: dict[str, Any] = {"letters": (2, 3), "utterances": 2}
 PUBLIC_UTTERANCES = 12  # of ten people three in five train, and each says two words
 Run = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="session")
-def public_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The clients' store, and one of other people's speech."""
-    folder = tmp_path_factory.mktemp("public-stores")
-    pack_tones(folder / "tones", **LETTERS)
-    pack_tones(folder / "public", people=range(15, 25), **LETTERS)
-    return folder
-
-
-def run_here(recipe: Path, changes: list[str], stores: Path, out: Path, resume: bool = False) -> Outcome:
-    around = Surroundings(runs=out.parent / "runs", stores=stores, device=CPU)
-    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=resume, around=around)
 
 
 @pytest.fixture
@@ -216,7 +202,7 @@ def test_clients_are_refused_by_name_before_anything_is_charged(run: Run, public
 def test_clients_speech_is_refused_under_any_name(run: Run, public_stores: Path, tmp_path: Path) -> None:
     (tmp_path / "stores").mkdir()
     (tmp_path / "stores/tones").symlink_to(public_stores / "tones")
-    pack_tones(tmp_path / "stores/public", people=range(12, 20), change=renamed("somebody-"), **LETTERS)
+    pack_tones(tmp_path / "stores/public", people=range(12, 20), change=renamed("somebody-"), **FEW_WORDS)
     with pytest.raises(
         InputError, match=r"server_pass\.data=public:train: utterance 12-0 is a client's too, sample for"
     ):

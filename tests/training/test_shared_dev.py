@@ -4,11 +4,10 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.tones import pack_tones
+from tests.tones import FEW_WORDS, pack_tones
 
 from sottovoce.config import as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
@@ -19,7 +18,6 @@ from sottovoce.training.shared_dev import choose_shared_dev
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
 CPU = torch.device("cpu")
-LETTERS: dict[str, Any] = {"letters": (2, 3), "utterances": 2}
 PLAIN = ["federation.privacy.noise_multiplier=0", "federation.privacy.adaptive=null"]
 BY_WER = [*PLAIN, "federation.privacy.weighting=wer_released"]
 BY_LOSS = [*PLAIN, "federation.privacy.weighting=loss_released", "federation.local.local_steps=null"]
@@ -38,9 +36,9 @@ def silent_dev(speaker: RenderedSpeaker) -> RenderedSpeaker:
 def shared_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The clients' store, and two of other people's speech."""
     folder = tmp_path_factory.mktemp("shared-stores")
-    pack_tones(folder / "tones", **LETTERS)
-    pack_tones(folder / "public", people=range(15, 25), **LETTERS)
-    pack_tones(folder / "silent", people=range(15, 25), change=silent_dev, **LETTERS)
+    pack_tones(folder / "tones", **FEW_WORDS)
+    pack_tones(folder / "public", people=range(15, 25), **FEW_WORDS)
+    pack_tones(folder / "silent", people=range(15, 25), change=silent_dev, **FEW_WORDS)
     return folder
 
 

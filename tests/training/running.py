@@ -1,0 +1,14 @@
+"""`sottovoce run` in the process of a test, which may be one of several."""
+
+from pathlib import Path
+
+import torch
+
+from sottovoce.config import load_recipe
+from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+
+
+def run_here(recipe: Path, changes: list[str], stores: Path, out: Path, resume: bool = False) -> Outcome:
+    """With `key=value` changes, in the folder `out`; seeds lie beside it."""
+    around = Surroundings(runs=out.parent / "runs", stores=stores, device=torch.device("cpu"))
+    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=resume, around=around)
