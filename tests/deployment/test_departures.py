@@ -146,6 +146,29 @@ def test_the_others_go_on_when_one_of_four_leaves(tmp_path: Path, village_stores
 
 
 @pytest.mark.long_network
+def test_a_server_that_too_few_can_answer_ends_in_order(tmp_path: Path, village_stores: Path) -> None:
+    """Two of four leave in the first round: no second one is charged, the others are told, and the exit code is 2."""
+    slow, *leavers = NAMES[:3]
+    with ExitStack() as held, Gate() as gate:
+        four = Federation(tmp_path, village_stores, held, people=NAMES[:4], rounds=3)
+        four.tell(slow, f"slow {gate.address}")
+        server = four.serve("--wait-for", "4")
+        nodes = {name: four.join(name) for name in NAMES[:4]}
+        first = gate.reached(server.process)
+        for name in leavers:
+            nodes[name].until("round 1: ")
+            own_ledger.leave(four.home(name))
+            assert nodes[name].ended() == 0
+        first.go()
+        assert server.ended() == 2, server.said
+        assert any(line.startswith("only 2 of 4 nodes can still take part, and a round") for line in server.said)
+        for name in (slow, NAMES[3]):
+            assert nodes[name].ended() == 0, nodes[name].said
+            assert nodes[name].said[-1] == "this run is over after 1 rounds: nothing more is asked of you"
+        assert verify(tmp_path / "served" / LEDGER).attempts == 1
+
+
+@pytest.mark.long_network
 def test_one_leaves_one_pauses_one_dies_one_is_revoked_and_one_is_late(
     tmp_path: Path, village_stores: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
