@@ -23,16 +23,24 @@ from sottovoce.training.federation import TOO_FEW
 from sottovoce.training.run_folder import LEDGER
 
 
-class SayingLink(LocalLink):  # type: ignore[misc]
-    """A link over which nodes may say, unasked, that they have left."""
+class SayingLink:
+    """A `LocalLink` over which nodes may say, unasked, that they have left."""
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
-        super().__init__(answers)
-        self.said: dict[str, bytes] = {}
+        self._link, self.said = LocalLink(answers), dict[str, bytes]()
+
+    def present(self) -> frozenset[str]:
+        return self._link.present()
+
+    def ask(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> Mapping[str, bytes]:
+        return self._link.ask(orders, seconds=seconds, limit=limit)
 
     def departures(self) -> Mapping[str, bytes]:
         found, self.said = self.said, {}
         return found
+
+    def close(self) -> None:
+        self._link.close()
 
 
 def leaves(code: Code, *, at: Kind = Kind.TRAIN) -> Meddle:
