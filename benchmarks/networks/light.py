@@ -19,6 +19,7 @@ import torch
 from networks.light_node import vector
 from networks.served import Processes, peak_mib, processor_seconds
 from sottovoce.deployment import keys
+from sottovoce.deployment.attendance import DEPARTURES, Attendance, Departures, Needed
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.flower import FlowerLink
 from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, Patience
@@ -133,7 +134,18 @@ class Fleet:
             own = tuple(user.key for user in roster.users)
             terms = Terms(roster=own, least=threshold(self.nodes), length=self.length, bits=32)
         clients = ClientsOverNetwork(
-            conversation, offer, attempts=attempts, least=self.nodes, secure=terms, patience=Patience(talking=600.0)
+            conversation,
+            offer,
+            attempts=attempts,
+            attendance=Attendance(
+                roster,
+                needed=Needed(wanted=self.nodes),
+                departures=Departures(self.folder / DEPARTURES),
+                now=datetime.now,
+                say=lambda _: None,
+            ),
+            secure=terms,
+            patience=Patience(talking=600.0),
         )
         with closing(clients):
             yield clients, link

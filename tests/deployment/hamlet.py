@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from tests.deployment import told_node
+from tests.deployment.nodes import attendance_of
 from tests.deployment.places import CPU, Place
 from tests.deployment.village import NAMES
 from tests.training.forked import forked
@@ -195,7 +196,9 @@ class Service:
             self.conversation,
             Offer(terms=self.letter, start_digest=self.invitation.start, start=self._start),
             attempts=self.attempts,
-            least=least,
+            attendance=attendance_of(
+                self._hamlet.roster, self._hamlet.place.folder / self.attempts.run.hex(), wanted=least
+            ),
             secure=None if self.invitation.secure is None else self.invitation.sum_terms,
             patience=Patience(training=seconds, talking=LONG),
         )

@@ -6,6 +6,7 @@ with them is the server's side, and what it makes of nodes that misbehave.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
 from sottovoce.deployment.accounts import ACCOUNTS, Accounts
+from sottovoce.deployment.attendance import DEPARTURES, Attendance, Departures, Needed
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.keys import fingerprint
-from sottovoce.deployment.link import Answer, LocalLink
+from sottovoce.deployment.link import Answer, Link, LocalLink
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Kind, Order, open_order
 from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer
@@ -34,6 +36,7 @@ RECIPE, RUN = bytes(range(32)), bytes(range(16))
 LAYOUT = Layout.of({"w": torch.zeros(5, 7), "b": torch.zeros(3)})
 OFFER = Offer(terms=b"terms", start_digest=bytes(32), start=b"a start model")
 LIMIT = 1 << 20
+NOW = datetime(2031, 5, 1, 14, 5, 10, tzinfo=UTC)
 KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(9)]
 SERVER_KEY = KEYS.pop()
 
@@ -144,6 +147,13 @@ class Fleet:
         return total
 
 
+def attendance_of(
+    roster: Roster, folder: Path, *, wanted: int = 0, fewest: int = 0, say: Callable[[str], None] = lambda _: None
+) -> Attendance:
+    needed, departures = Needed(wanted=wanted, fewest=fewest), Departures(folder / "secrets" / DEPARTURES)
+    return Attendance(roster, needed=needed, departures=departures, now=lambda: NOW, say=say)
+
+
 Meddle = Callable[[Node], Answer]
 
 
@@ -154,12 +164,18 @@ def fleet(
     secure: bool = False,
     meddle: Mapping[int, Meddle] | None = None,
     revoked: frozenset[int] = frozenset(),
-    least: int = 0,
+    wanted: int = 0,
+    fewest: int = 0,
+    link_of: Callable[[Mapping[str, Answer]], Link] = LocalLink,
+    say: Callable[[str], None] = lambda _: None,
     plan: Plan | None = None,
     accounts: bool = False,
     wer_plan: Plan | None = None,
 ) -> Fleet:
-    """`people` nodes; `meddle` puts something else in the place of some answers. Those listed as `None` are away."""
+    """`people` nodes; `meddle` puts something else in the place of some answers.
+
+    Rounds wait for `wanted` of those still in, never for fewer than `fewest`.
+    """
     plan = plan or plan_for(people)
     keys = KEYS[:people]
     roster = Roster(tuple(User(f"p{n}", key.public_key(), n in revoked) for n, key in enumerate(keys)))
@@ -168,14 +184,15 @@ def fleet(
         terms = Terms(roster=tuple(key.public_key() for key in keys), least=3, length=LAYOUT.dimension, bits=32)
     nodes = [Node(place, key, plan, terms, wer_plan=wer_plan) for place, key in enumerate(keys)]
     answers = {node.name.hex(): (meddle or {}).get(node.place, lambda node: node.answer)(node) for node in nodes}
-    conversation = Conversation(link=LocalLink(answers), roster=roster, key=SERVER_KEY, run=RUN, recipe=RECIPE)
+    conversation = Conversation(link=link_of(answers), roster=roster, key=SERVER_KEY, run=RUN, recipe=RECIPE)
     names = [user.name for user in roster.users]
     clients = ClientsOverNetwork(
         conversation,
         OFFER,
         attempts=Attempts(folder / "attempts.json"),
-        least=least,
+        attendance=attendance_of(roster, folder, wanted=wanted, fewest=fewest, say=say),
         secure=terms,
+        say=say,
         accounts=Accounts(folder / ACCOUNTS, names) if accounts else None,
     )
     return Fleet(nodes, clients, plan)

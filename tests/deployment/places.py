@@ -101,6 +101,8 @@ class Place:
         planned: Planned = in_words,
         resume: bool = False,
         meddle: Mapping[str, Callable[[Answer], Answer]] | None = None,
+        spare: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> Outcome:
         """Over a `LocalLink`, with a participant for each person, all in this process."""
         roster = load_roster(self.folder / "roster.yaml")
@@ -128,9 +130,11 @@ class Place:
                     least_in_sum=3 if secure else None,
                     wait_for=len(roster),
                     patience=Patience(),
+                    spare_attempts=spare or 0,
+                    say=say,
                 )
 
-            elsewhere = Elsewhere(roster_population(roster, self.recipe), planned, clients)
+            elsewhere = Elsewhere(roster_population(roster, self.recipe), planned, clients, spare)
             return run_recipe(
                 self.recipe, out=self.folder / out, resume=resume, around=self.around, elsewhere=elsewhere
             )

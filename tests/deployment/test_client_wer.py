@@ -226,7 +226,7 @@ def test_in_a_release_no_more_often_than_was_accepted(settle: Villages) -> None:
     assert [code(village, listening(village, ANNA)) for _ in range(6)] == [Code.DONE] * 6
     village.join(ANNA)  # started again, it remembers
     assert code(village, village.terms(ANNA)) is Code.DONE
-    assert code(village, listening(village, ANNA)) is Code.NOT_ACCEPTED
+    assert code(village, listening(village, ANNA)) is Code.ABOVE_ACCEPTED
     assert code(village, village.train(ANNA)) is Code.DONE
 
 

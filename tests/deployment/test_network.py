@@ -253,7 +253,7 @@ def test_who_refuses_the_terms_is_not_asked_to_train(tmp_path: Path) -> None:
 
 
 def test_a_round_waits_until_enough_are_here_and_stops_where_it_is_told_to(tmp_path: Path) -> None:
-    found = fleet(tmp_path, 2, least=3)
+    found = fleet(tmp_path, 3, wanted=3, meddle={2: silent_in(Kind.TERMS)})
     asked = iter([False, False, True])
     assert not found.clients.ready(lambda: next(asked))
 

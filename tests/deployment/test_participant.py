@@ -199,10 +199,13 @@ def test_in_a_release_so_many_rounds_are_so_many_updates(settle: Settle) -> None
     village.welcome(ANNA)
     assert code(village, village.train(ANNA, step=0)) is Code.DONE
     assert code(village, village.train(ANNA, step=0)) is Code.DONE
-    assert code(village, village.train(ANNA, step=1)) is Code.NOT_ACCEPTED
-    village.join(ANNA)
-    village.ask(ANNA, village.terms(ANNA))
-    assert code(village, village.train(ANNA, step=1)) is Code.NOT_ACCEPTED
+    assert code(village, village.train(ANNA, step=1)) is Code.ABOVE_ACCEPTED
+    anna = village.join(ANNA)
+    assert code(village, village.terms(ANNA)) is Code.ABOVE_ACCEPTED  # nor does it take part any more
+    assert village.said[-1] == "all that was accepted for this run has been sent: nothing more is answered in it"
+    anna.accept(village.invitation.digest)  # of the run that has had all of it: a second yes does not count anew
+    assert code(village, village.terms(ANNA)) is Code.ABOVE_ACCEPTED
+    assert code(village, village.train(ANNA, step=1)) is Code.UNEXPECTED
 
 
 # Once.

@@ -29,14 +29,25 @@ def planned(settings: PrivacySettings) -> Plan:
 def test_a_release_waits_until_no_cohort_is_too_small_to_be_opened() -> None:
     plan, least = planned(MANY), 512
     assert plan.fewest_here(least) > 1024
-    assert needed_here(plan, 1024, least_in_sum=least) == plan.fewest_here(least)
-    assert needed_here(plan, 30_000, least_in_sum=least) == 30_000
+    needed = needed_here(plan, 1024, least=least, is_secure=True)
+    assert [needed.of(still_in) for still_in in (34_753, 30_000, 5)] == [plan.fewest_here(least)] * 3
+    assert needed_here(plan, 30_000, least=least, is_secure=True).of(34_753) == 30_000
 
 
 def test_others_wait_for_whom_they_are_told_to() -> None:
-    assert needed_here(planned(MANY), 7, least_in_sum=None) == 7  # every update by itself
+    assert needed_here(planned(MANY), 7, least=None, is_secure=False).of(34_753) == 7  # every update by itself
     rehearsal = replace(MANY, mode=Mode.SEEDED, root_seed=1)
-    assert needed_here(planned(rehearsal), 7, least_in_sum=512) == 7
+    assert needed_here(planned(rehearsal), 7, least=512, is_secure=True).of(34_753) == 7
+
+
+def test_who_is_out_for_good_is_not_waited_for_down_to_the_least_of_a_sum() -> None:
+    rehearsal = planned(replace(MANY, mode=Mode.SEEDED, root_seed=1, population_size=6, cohort_size=6, delta=1e-2))
+    by_default, least = (
+        needed_here(rehearsal, 6, least=None, is_secure=False),
+        needed_here(rehearsal, 6, least=3, is_secure=True),
+    )
+    assert [by_default.of(still_in) for still_in in (6, 5, 1, 0)] == [6, 5, 1, 1]
+    assert [least.of(still_in) for still_in in (6, 5, 3, 2)] == [6, 5, 3, 3]
 
 
 @pytest.mark.parametrize(("people", "cohort"), [(34_753, 1024), (5_000, 200), (1_000, 100)])

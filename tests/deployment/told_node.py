@@ -31,6 +31,12 @@ def run(arguments: list[str], said: Path, told: Path) -> None:
     _run(arguments, os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), None)
 
 
+def told_command(arguments: list[str], said: Connection, told: Path) -> None:
+    """As `run`, but what it says goes into the pipe `said`."""
+    _listen_to(told)
+    _run(arguments, said.fileno(), None)
+
+
 def command(arguments: list[str], said: Connection, point: Point | None) -> None:
     """`sottovoce` with `arguments`, honest, until it is killed at `point`; what it says goes into the pipe `said`."""
     _run(arguments, said.fileno(), point)

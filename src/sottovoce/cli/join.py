@@ -106,6 +106,7 @@ def join(
             limit=LARGEST_ORDER,
             stop=stop,
             is_here=participant.is_here,
+            departure=participant.departure,
             say=say,
         )
 

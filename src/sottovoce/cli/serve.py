@@ -30,7 +30,11 @@ def serve(
     ] = "secure",
     least: Annotated[
         int | None,
-        typer.Option(metavar="N", help="The fewest people whose sum may be opened; up to half a cohort by default."),
+        typer.Option(
+            metavar="N",
+            help="The fewest people whose sum may be opened, and who must be here for a round; the run ends where "
+            "fewer are still in. Up to half a cohort by default.",
+        ),
     ] = None,
     noise: Annotated[
         str, typer.Option(metavar="server|clients", help="Who adds it. clients: we see no sum without noise.")
@@ -47,7 +51,19 @@ def serve(
     ] = None,
     wait_for: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Rounds begin while so many nodes are here, or more where it must be."),
+        typer.Option(
+            metavar="N",
+            help="Rounds begin when so many nodes are here, or all that are still in, or more where a release needs "
+            "them; --least by default, or a cohort.",
+        ),
+    ] = None,
+    spare_attempts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="In a release, so many rounds may be made again where they are lost; people accept them beforehand. "
+            "One for every twenty rounds by default.",
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long nodes have to train in a round.")] = 600.0,
     out: Annotated[Path | None, typer.Option(help="The run's folder; RUNS/RECIPE-served by default.")] = None,
@@ -68,12 +84,15 @@ def serve(
     Plan, ledger and promise are those of `sottovoce run`; the clients are those of the roster, and K is their number.
     """
     from sottovoce.config import Suite, load_experiment
+    from sottovoce.deployment.accepted import usual_spare_attempts
     from sottovoce.deployment.keys import REVOKED, SERVER, SERVER_KEY, revoked_in
     from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
     from sottovoce.deployment.people import roster_population
     from sottovoce.deployment.roster import load_roster
     from sottovoce.deployment.serving import reach, usual_least
+    from sottovoce.privacy.settings import Mode
     from sottovoce.training.elsewhere import Elsewhere
+    from sottovoce.training.federation import TOO_FEW
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.stages import run_recipe
 
@@ -92,10 +111,19 @@ def serve(
         raise InputError(f"--sums {sums}: expected secure or open")
     if noise not in ("server", "clients") or (noise == "clients" and sums == "open"):
         raise InputError(f"--noise {noise} with --sums {sums}: expected server, or clients with secure sums")
+    if spare_attempts is not None and spare_attempts < 0:
+        raise InputError(f"--spare-attempts {spare_attempts}: expected a whole number, at least 0")
+    is_release = experiment.federation.privacy.mode is Mode.SECURE
+    if spare_attempts and not is_release:
+        raise InputError("--spare-attempts: a rehearsal makes lost rounds again as they were; expected a release")
+    if spare_attempts is None:
+        spare_attempts = usual_spare_attempts(experiment.federation.steps)
+    spare = spare_attempts if is_release else None
     host, port = _address(listen)
     people = load_roster(roster, revoked=revoked_in(keys / REVOKED))
     able = {user.node.hex(): user.key for user in people.users if not user.revoked}
-    waited_for = wait_for if wait_for is not None else min(experiment.federation.cohort_size, len(able))
+    usual = least or min(experiment.federation.cohort_size, len(able))
+    waited_for = wait_for if wait_for is not None else usual
 
     def planned(plan: "Plan") -> "Plan":
         if noise == "server":
@@ -130,16 +158,20 @@ def serve(
                 listen=listening,
                 least_in_sum=None if sums == "open" else least or usual_least(plan),
                 wait_for=waited_for,
+                least=least,
                 patience=Patience(training=seconds),
+                spare_attempts=spare or 0,
                 say=around.say,
             )
 
-        elsewhere = Elsewhere(roster_population(people, experiment), planned, clients)
+        elsewhere = Elsewhere(roster_population(people, experiment), planned, clients, spare)
         outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
     if outcome.stopped_at is None:
         show_finished({label_of(recipe, out): outcome}, folder, title=experiment.about, quietly=json)
     if json:
         print_json(outcome.as_json())
+    if outcome.results is not None and outcome.results["ended"]["reason"] == TOO_FEW:
+        raise typer.Exit(2)  # the run has ended in order, and has said why; somebody should look at it
     if outcome.stopped_at is not None:
         end_interrupted(f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on")
 

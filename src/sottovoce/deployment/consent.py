@@ -31,8 +31,9 @@ def words(invitation: Invitation) -> list[str]:
         _noise(invitation),
         *_measured(invitation),
         _promised(invitation),
-        f"How often: {steps:,} rounds, in each of which you are asked with probability {plan.sampling_rate:.3g} "
-        f"({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, {_at_most(invitation)}.",
+        f"How often: {steps:,} rounds{_spare(invitation)}, in each of which you are asked with probability "
+        f"{plan.sampling_rate:.3g} ({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, "
+        f"{_at_most(invitation)}.",
         *(f"Beware: {warning}." for warning in plan.warnings),
         "You can pause, limit or end this at any time; what was sent before cannot be taken back.",
     ]
@@ -44,9 +45,15 @@ def words(invitation: Invitation) -> list[str]:
 def _at_most(invitation: Invitation) -> str:
     if invitation.private.mode is Mode.SEEDED:
         return "and again for every round that was lost, however many the server says these are"
-    settings = invitation.recipe.federated
-    besides = "" if settings.measured is None else f", and {settings.measured.count:,} times for those numbers"
-    return f"never more than {settings.steps:,}{besides}"
+    limits = invitation.limits
+    assert limits is not None
+    besides = f", and {limits.measurements:,} times for those numbers" if limits.measurements else ""
+    return f"never more than {limits.updates:,}{besides}: above that your machine refuses"
+
+
+def _spare(invitation: Invitation) -> str:
+    spare = invitation.spare_attempts
+    return f", and up to {spare:,} attempts more where rounds are lost" if spare else ""
 
 
 def _seen(invitation: Invitation) -> str:
@@ -108,8 +115,17 @@ def _promised(invitation: Invitation) -> str:
     measured, seen = (" and word counts", " and the error rates") if measures else ("", "")
     return (
         f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}, "
-        f"for all rounds{measured} together, against everybody who sees the models{seen}{_but_not(invitation)}."
+        f"for all rounds{measured} together{_with_spare(invitation)}, against everybody who sees the models{seen}"
+        f"{_but_not(invitation)}."
     )
+
+
+def _with_spare(invitation: Invitation) -> str:
+    if not invitation.spare_attempts:
+        return ""
+    without = invitation.epsilon_without_spare
+    assert without is not None
+    return f" with {invitation.spare_attempts:,} spare attempts (ε = {both(without)} if none of them is needed)"
 
 
 def _but_not(invitation: Invitation) -> str:

@@ -6,10 +6,19 @@ answer was lost, forged, repeated or too large, or who refuses, all count as zer
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sottovoce.deployment.link import Link
-from sottovoce.deployment.messages import OVERHEAD, Code, Kind, Order, Refused, fresh_nonce, open_answer
+from sottovoce.deployment.messages import (
+    OVERHEAD,
+    Code,
+    Kind,
+    Order,
+    Refused,
+    fresh_nonce,
+    is_departure,
+    open_answer,
+)
 from sottovoce.deployment.roster import Roster
 from sottovoce.deployment.signatures import PrivateKey
 
@@ -18,10 +27,11 @@ AWAY = "away, or too late, or with too much to say"
 
 @dataclass(frozen=True)
 class Answers:
-    """What was answered, by place in the roster, and why others have not."""
+    """What was answered, by place in the roster, and why others have not; `codes` are those of who has refused."""
 
     payloads: dict[int, bytes]
     missing: dict[int, str]
+    codes: dict[int, Code] = field(default_factory=dict)
 
     @property
     def reasons(self) -> Counter[str]:
@@ -46,6 +56,15 @@ class Conversation:
         names = self.link.present()
         return frozenset(
             place for place, user in enumerate(self.roster.users) if not user.revoked and user.node.hex() in names
+        )
+
+    def departed(self) -> frozenset[int]:
+        """The places of those who have said since the last time that they have left for good, signed by their keys."""
+        said = self.link.departures()
+        return frozenset(
+            place
+            for place, user in enumerate(self.roster.users)
+            if (words := said.get(user.node.hex())) is not None and is_departure(words, node=user.node, key=user.key)
         )
 
     def ask(
@@ -84,4 +103,5 @@ class Conversation:
                 found.payloads[place] = answer.payload
             else:
                 found.missing[place] = f"refused ({answer.code.name.lower()})"
+                found.codes[place] = answer.code
         return found

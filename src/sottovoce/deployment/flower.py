@@ -49,6 +49,7 @@ from sottovoce.deployment.gate import AT_ONCE, Gate, Receive, Scope, Send
 from sottovoce.deployment.listening import Listener
 from sottovoce.deployment.parcels import (
     CHUNK,
+    DEPARTURE_HEADER,
     HEARTBEAT_SECONDS,
     INLINE,
     most_objects,
@@ -68,12 +69,13 @@ _STRANGERS = 64  # connections that are left where every node has all of its own
 _ANNOUNCEMENTS = 1000  # of one answer: a node tries again when the network breaks
 
 _PULL = "/v1/fleet/pull-messages"
+_DEACTIVATE = "/v1/fleet/deactivate-node"
 _LOOK_AGAIN = 0.02  # seconds
 
 # What a node may ask for, and with how many bytes. Registering, and fetching code, are not among it.
 PATHS = {
     "/v1/fleet/activate-node": _FRAME,
-    "/v1/fleet/deactivate-node": _FRAME,
+    _DEACTIVATE: _FRAME,
     "/v1/fleet/send-node-heartbeat": _FRAME,
     _PULL: _FRAME,
     "/v1/fleet/pull-object": _FRAME,
@@ -118,6 +120,7 @@ class FlowerLink:
         self._waiting: set[str] = set()  # for whom there is an order that they have not fetched
         self._asked: dict[str, _Asked] = {}
         self._lives = Counter[str]()  # how often each of them was activated
+        self._departures: dict[str, bytes] = {}
         self._arrived = threading.Event()
         self._closing = False
         self._listener = Listener(
@@ -165,11 +168,22 @@ class FlowerLink:
             if scope["path"] == _PULL and not await self._hold(scope):
                 await Response(status_code=409)(scope, receive, send)
                 return
+            if scope["path"] == _DEACTIVATE:
+                self._note_departure(scope)
             await app(scope, receive, send)
             if scope["path"].startswith("/v1/fleet/push-"):
                 self._arrived.set()
 
         return Gate(noticed, paths=PATHS, knows=self._known)
+
+    def _note_departure(self, scope: Scope) -> None:
+        """Keep what a node says on going, where it says that it is for good; whether it is true is looked at later."""
+        try:
+            said = b64decode(_header(scope, DEPARTURE_HEADER), validate=True)
+        except ValueError:
+            return
+        if said:
+            self._departures[self._callers[_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER)]] = said
 
     async def _hold(self, scope: Scope) -> bool:
         """Let a node that asks for orders wait until there is one: it hears of it at once, and asks less often.
@@ -331,6 +345,10 @@ class FlowerLink:
             del self._asked[order_id]
             self._delete(order_id)
         self._state.delete_sessions_in_run(self._run)
+
+    def departures(self) -> Mapping[str, bytes]:
+        found, self._departures = self._departures, {}
+        return found
 
     def close(self) -> None:
         self._closing = True

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 import sottovoce
 from sottovoce.config import Recipe
 from sottovoce.config.sections import Section
+from sottovoce.deployment.accepted import Limits, limits_of
 from sottovoce.deployment.client_recipe import check_closed, check_suited, client_recipe, clients_part
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.signatures import PublicKey
@@ -33,7 +34,7 @@ from sottovoce.flat.layout import Layout
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.clipping import Normalise, Share
-from sottovoce.privacy.events import NoGuarantee, run_event
+from sottovoce.privacy.events import LARGEST_STEPS, Measured, NoGuarantee, run_event
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
@@ -57,7 +58,8 @@ class Invitation:
     `nodes` are the roster's public keys in its order, so that K is their number. `start` is the SHA-256 of the model
     that training starts from, as it travels; `length` is how many parameters are trained, `layout` a digest of their
     names, shapes and order. Without `secure` the server sees each update by itself. With `noise_shares` clients add
-    the noise before they mask.
+    the noise before they mask. `spare_attempts` is how many attempts more than its rounds (and than its measurements of
+    clients' word error rate) a release may make, where rounds are lost; ε includes them.
     """
 
     recipe: Recipe
@@ -68,6 +70,7 @@ class Invitation:
     sum_bits: Literal[32, 64] = 64
     secure: SecureSums | None = None
     noise_shares: NoiseShares | None = None
+    spare_attempts: int = 0
 
     def __post_init__(self) -> None:
         check_suited(self.recipe, population_size=len(self.nodes))
@@ -75,6 +78,10 @@ class Invitation:
             raise InputError("the invitation names a node twice: expected everybody once")
         if self.length < 1 or len(self.start) != 32 or len(self.layout) != 32:
             raise InputError("the invitation is of no model: expected a digest and a length")
+        if not 0 <= self.spare_attempts <= LARGEST_STEPS:
+            raise InputError(f"spare_attempts={self.spare_attempts}: expected a whole number, at least 0")
+        if self.spare_attempts and self.private.mode is Mode.SEEDED:
+            raise InputError(f"spare_attempts={self.spare_attempts}: a rehearsal counts no attempts; expected none")
         _ = self.outline, self.wer_plan
         if self.secure is not None:
             self._check_least(self.sum_terms.least)
@@ -101,6 +108,7 @@ class Invitation:
         sum_bits: Literal[32, 64] = 64,
         secure: SecureSums | None = None,
         noise_shares: NoiseShares | None = None,
+        spare_attempts: int = 0,
     ) -> "Invitation":
         """To train the parameters of `layout` by `recipe`, from the model that travels as `start`."""
         if recipe.federation is None:
@@ -115,6 +123,7 @@ class Invitation:
             sum_bits=sum_bits,
             secure=secure,
             noise_shares=noise_shares,
+            spare_attempts=spare_attempts,
         )
 
     # Bytes.
@@ -134,6 +143,7 @@ class Invitation:
                 "sum_bits": self.sum_bits,
                 "secure": None if self.secure is None else self.secure.model_dump(),
                 "noise_shares": None if self.noise_shares is None else asdict(self.noise_shares),
+                "spare_attempts": self.spare_attempts,
             }
         )
 
@@ -167,6 +177,7 @@ class Invitation:
             sum_bits=letter.sum_bits,
             secure=letter.secure,
             noise_shares=letter.noise_shares,
+            spare_attempts=letter.spare_attempts,
         )
         if found.content != content:
             raise InputError("the invitation is not in its one spelling: another release, or changed on its way")
@@ -220,13 +231,37 @@ class Invitation:
         return Plan(whole, Layout(("all",), ((1,),)), sum_bits=self.sum_bits, noise_shares=self.noise_shares)
 
     @cached_property
+    def limits(self) -> Limits | None:
+        """The most that is sent under one yes; None for a rehearsal, which makes lost rounds again as they were."""
+        if self.private.mode is Mode.SEEDED:
+            return None
+        settings = self.recipe.federated
+        return limits_of(
+            rounds=settings.steps,
+            measurements=0 if settings.measured is None else settings.measured.count,
+            spare_attempts=self.spare_attempts,
+            sampling_rate=self.outline.sampling_rate,
+        )
+
+    @cached_property
     def epsilon(self) -> Epsilon | None:
-        """ε of all rounds, and of what is measured between them; None where nothing is promised."""
+        """ε of all rounds, of what is measured between them, and of all spare attempts at both; None where nothing is
+        promised."""
+        return self._epsilon(self.spare_attempts)
+
+    @cached_property
+    def epsilon_without_spare(self) -> Epsilon | None:
+        """The same where no attempt has to be repeated."""
+        return self._epsilon(0)
+
+    def _epsilon(self, spare: int) -> Epsilon | None:
         event = self.outline.event
         if isinstance(event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
-        settings = self.recipe.federated
-        return epsilon(run_event(event, settings.steps, settings.measured), self.private.delta)
+        settings, measured = self.recipe.federated, self.recipe.federated.measured
+        if measured is not None:
+            measured = Measured(count=measured.count + spare, noise_multiplier=measured.noise_multiplier)
+        return epsilon(run_event(event, settings.steps + spare, measured), self.private.delta)
 
 
 # As it travels: with the certificate of whoever signs the orders that follow.
@@ -263,6 +298,7 @@ class _Letter(Section):
     sum_bits: Literal[32, 64]
     secure: SecureSums | None
     noise_shares: NoiseShares | None
+    spare_attempts: int
 
 
 def _spelt(content: Mapping[str, Any]) -> bytes:

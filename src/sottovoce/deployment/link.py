@@ -28,6 +28,10 @@ class Link(Protocol):
         """
         ...
 
+    def departures(self) -> Mapping[str, bytes]:
+        """What nodes have said, unasked, since this was last called: that they left for good. Nobody has checked it."""
+        ...
+
     def close(self) -> None:
         """Give back what it holds besides memory."""
         ...
@@ -46,6 +50,9 @@ class LocalLink:
     def ask(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> Mapping[str, bytes]:
         answers = ((name, self._answers[name](orders[name])) for name in sorted(orders) if name in self._answers)
         return {name: answer for name, answer in answers if answer is not None and len(answer) <= limit}
+
+    def departures(self) -> Mapping[str, bytes]:
+        return {}
 
     def close(self) -> None:
         pass

@@ -51,13 +51,14 @@ class Code(IntEnum):
     UNREADABLE = 1  # no order of this layout, or larger than allowed
     UNTRUSTED = 2  # not signed by whom it should be
     MISDIRECTED = 3  # for another node
-    NOT_ACCEPTED = 4  # the node's user has not accepted this recipe, or this is more than they accepted
+    NOT_ACCEPTED = 4  # the node's user has not accepted this recipe, or not for this run, or no such round
     REPEATED = 5  # this attempt was answered before
     UNEXPECTED = 6  # not in this phase, not before what should come first
     PAUSED = 7
     OVER_QUOTA = 8  # nothing more is sent today
     LEFT = 9  # for good
     UNABLE = 10  # the node cannot do this, whoever asks: another release of the code, a full disk
+    ABOVE_ACCEPTED = 11  # more updates, measurements or attempts than the node's user has accepted for this run
 
 
 class Refused(Exception):
@@ -123,6 +124,21 @@ _NOTHING = Order(kind=Kind.TERMS, run=bytes(16), step=0, attempt=0, nonce=bytes(
 def unreadable(node: bytes) -> Answer:
     """The answer of `node` to what is no order."""
     return replace(_NOTHING, node=node).refused(Code.UNREADABLE)
+
+
+def departure(node: bytes) -> Answer:
+    """What `node` says, unasked, when its user has left for good: it answers no order, and fits none."""
+    return replace(_NOTHING, node=node).refused(Code.LEFT)
+
+
+def is_departure(data: bytes, *, node: bytes, key: PublicKey) -> bool:
+    """Whether `data` is the `departure` of `node`, whose public `key` this is."""
+    try:
+        found, code = _parsed(data, tag=_ANSWER, limit=0)
+        check_signature(data, key)
+    except Refused:
+        return False
+    return code is Code.LEFT and found == replace(_NOTHING, node=node)
 
 
 def peek_order(data: bytes, *, limit: int) -> Order:

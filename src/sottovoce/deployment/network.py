@@ -21,9 +21,10 @@ from typing import final
 
 from torch import Tensor
 
-from sottovoce.deployment.accounts import Accounts
+from sottovoce.deployment.accounts import Accounts, may_be_kept
+from sottovoce.deployment.attendance import LEFT, SENT_ALL, Attendance
 from sottovoce.deployment.conversation import Answers, Conversation
-from sottovoce.deployment.messages import Kind, Refused
+from sottovoce.deployment.messages import Code, Kind, Refused
 from sottovoce.deployment.payloads import read_words, terms_of, total_of, update_bytes, write_model
 from sottovoce.deployment.secure_sum import Opened
 from sottovoce.deployment.secure_sum import Server as SecureSum
@@ -43,9 +44,11 @@ NOT_HERE = "not here when the round began"
 ANOTHER_LENGTH = "an update of another length"
 CLIPPED_AGAIN = "above its bound: clipped again here"
 NOT_OPENED = "their sum could not be opened"
+REFUSED = "refused"
 
 _ASK_AGAIN = 5.0  # seconds until somebody who has refused the terms is asked again
 _LOOK_AGAIN = 0.2  # seconds between two looks at who is here
+_TELL_AGAIN = 60.0  # seconds until whoever runs the server is told again who is missing, where that has changed
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,9 @@ class Patience:
 class ClientsOverNetwork:
     """Everybody in a roster. With `secure` terms the server gets their sum and nothing else.
 
-    `least` is how many must be here before a round begins. `attempts` is a file of this run's. `accounts`, of open
-    sums alone, are everybody's own. Models are sent with `model_bits` a number (None: 32), which is as many as they
-    have.
+    `attendance` knows how many must be here before a round begins. `attempts` is a file of this run's. `accounts`, of
+    open sums alone, are everybody's own. Models are sent with `model_bits` a number (None: 32), which is as many as
+    they have.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class ClientsOverNetwork:
         offer: Offer,
         *,
         attempts: "Attempts",
-        least: int,
+        attendance: Attendance,
         secure: Terms | None = None,
         accounts: Accounts | None = None,
         patience: Patience | None = None,
@@ -90,33 +93,45 @@ class ClientsOverNetwork:
     ) -> None:
         self._accounts = accounts
         self._conversation, self._offer, self._attempts = conversation, offer, attempts
-        self._least, self._secure, self._patience, self._say = least, secure, patience or Patience(), say
+        self._attendance, self._secure, self._patience, self._say = attendance, secure, patience or Patience(), say
         self._model_bits = model_bits
         self._prepared: set[int] = set()
         self._refused: dict[int, float] = {}
+        self._codes: dict[int, Code] = {}  # why those who refuse the terms do
+        self._told = Counter[str]()  # of the last round, to whoever runs the server
 
     # Before a round.
 
     def ready(self, interrupted: Callable[[], bool]) -> bool:
-        """Wait until enough people are here who know what it is about; False where we were told to stop meanwhile."""
-        waiting, told = threading.Event(), False
+        """Wait until enough people are here who know what it is about; False where we were told to stop meanwhile.
+
+        TooFewClients where so many are out for good that there never will be.
+        """
+        waiting, attendance = threading.Event(), self._attendance
+        told: tuple[frozenset[int], int] | None = None
+        told_at = time.monotonic()
         while True:
             self._prepare()
-            if len(self._prepared & self._conversation.present()) >= self._least:
+            here = frozenset(self._prepared & self._conversation.present())
+            attendance.saw(here)
+            attendance.check_enough()
+            if len(here) >= attendance.needed:
                 return True
             if interrupted():
                 return False
-            if not told:
-                self._say(
-                    f"waiting until at least {self._least:,} of {len(self._conversation.roster):,} nodes are here"
-                )
-                told = True
+            now, standing = time.monotonic(), (here, attendance.needed)
+            is_due = told is None or told[1] != attendance.needed or now - told_at >= _TELL_AGAIN
+            if is_due and standing != told:
+                self._say(attendance.waiting(here, self._codes))
+                told, told_at = standing, now
             waiting.wait(_LOOK_AGAIN)
 
     def _prepare(self) -> None:
         """Tell whoever is new the terms, and give them the start model unless they have it."""
-        present, now = self._conversation.present(), time.monotonic()
+        self._attendance.took_out(self._conversation.departed(), LEFT)
+        present, now = self._conversation.present() - self._attendance.out.keys(), time.monotonic()
         self._prepared &= present  # who went may come back as somebody who has forgotten everything
+        self._codes = {place: code for place, code in self._codes.items() if place in present}
         new = [p for p in present - self._prepared if now - self._refused.get(p, -_ASK_AGAIN) >= _ASK_AGAIN]
         if not new:
             return
@@ -125,6 +140,16 @@ class ClientsOverNetwork:
         given = self._talk(Kind.START, dict.fromkeys(lacking, self._offer.start), limit=0)
         self._prepared |= (invited.payloads.keys() - set(lacking)) | given.payloads.keys()
         self._refused |= dict.fromkeys([*invited.missing, *given.missing], now)
+        self._codes = {place: code for place, code in self._codes.items() if place not in self._prepared}
+        self._codes |= invited.codes | given.codes
+        self._attendance.took_out([p for p, code in invited.codes.items() if code is Code.ABOVE_ACCEPTED], SENT_ALL)
+        self._notice_departed(invited, given)
+
+    def _notice_departed(self, *answers: Answers) -> None:
+        """Those who say so when they are asked."""
+        left = [place for each in answers for place, code in each.codes.items() if code is Code.LEFT]
+        self._attendance.took_out(left, LEFT)
+        self._prepared -= self._attendance.out.keys()
 
     def _talk(self, kind: Kind, payloads: dict[int, bytes], *, limit: int) -> Answers:
         if not payloads:
@@ -161,6 +186,8 @@ class ClientsOverNetwork:
             limit=limit,
         )
         self._prepared -= answered.missing.keys()  # whatever it was, they are asked anew before the next round
+        self._notice_departed(answered)
+        self._attendance.saw(answered.payloads)
         reasons = answered.reasons
         reasons[NOT_HERE] += len(drawn) - len(asked)
         shares = 0
@@ -175,10 +202,23 @@ class ClientsOverNetwork:
             total = plan.new_total() if opened is None else total_of(opened.total, plan)
             if opened is not None and plan.noise_shares is not None:
                 shares = len(opened.survivors)
+        self._tell(reasons, plan, when=f"round {step + 1:,}" if kind is Kind.TRAIN else f"after round {step:,}")
         diagnostics = None
         if plan.settings.mode is not Mode.SECURE:
             diagnostics = Private(cohort=len(drawn), dropped=+reasons)
         return CohortSum(total, plan.denominator, noise_shares=shares, diagnostics=diagnostics)
+
+    def _tell(self, reasons: Counter[str], plan: Plan, *, when: str) -> None:
+        """Say what became of those who were drawn and are not in the sum, where that is not as it was the last time.
+
+        A release that hides people by drawing them says no more than how many have refused: that somebody must look at.
+        """
+        is_hidden = not may_be_kept(plan)
+        told = Counter({why: n for why, n in reasons.items() if n and (not is_hidden or why.startswith(REFUSED))})
+        if told != self._told:
+            counts = ", ".join(f"{count:,} {why}" for why, count in told.most_common())
+            self._say(f"{when}: {f'of those drawn, {counts}' if counts else 'nobody refused, or was missing'}")
+        self._told = told
 
     def _settle(self, accounts: Accounts, drawn: list[int], trained: Answers, odd: Mapping[int, str]) -> None:
         """What became of everybody who was drawn; `odd` are the updates that were not taken as they came."""
@@ -209,6 +249,7 @@ class ClientsOverNetwork:
                     limit=secure.largest_answer,
                 )
                 reasons.update(f"{reason}, in {phase.name.lower()}" for reason in answers.missing.values())
+                self._notice_departed(answers)
                 for place, payload in answers.payloads.items():
                     secure.take(place, payload)
                 orders = secure.advance()

@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from sottovoce.deployment.accepted import Limits
 from sottovoce.deployment.messages import Code, Kind, Order, Refused
 from sottovoce.errors import InputError
 from sottovoce.files import sync_folder
@@ -67,16 +68,19 @@ class _Acceptance:
     """A recipe that its user has said yes to: for one run, the first that asked."""
 
     run: str | None = None
-    updates: int = 0
-    wers: int = 0
 
 
 @dataclass
 class _Run:
-    """What was answered in a run: attempts only ever grow, and each asks for each kind once; and whether it is over."""
+    """What was answered in a run: attempts only ever grow, and each asks for each kind once; and whether it is over.
+
+    Updates and pairs are counted by run, so that a second yes to the same run does not begin to count anew.
+    """
 
     attempt: int = 0
     kinds: set[str] = field(default_factory=set)
+    updates: int = 0
+    wers: int = 0
     is_over: bool = False
 
 
@@ -148,25 +152,36 @@ class OwnLedger:
 
     # What it has answered.
 
-    def check_round(self, order: Order, *, rounds: int, most_updates: int | None) -> None:
-        """Refused unless `order` begins a new attempt at one of the `rounds` that its user has accepted."""
-        accepted = self._check_attempt(order, is_accepted=order.step < rounds)
-        if most_updates is not None and accepted.updates >= most_updates:
-            raise Refused(Code.NOT_ACCEPTED)
+    def check_round(self, order: Order, *, rounds: int, limits: Limits | None) -> None:
+        """Refused unless `order` begins a new attempt at one of the `rounds` that its user has accepted.
 
-    def check_wer(self, order: Order, *, is_due: bool, most_wers: int | None) -> None:
+        Nor may it be more than `limits`, where there are any.
+        """
+        run = self._check_attempt(order, is_accepted=order.step < rounds, limits=limits)
+        if limits is not None and run.updates >= limits.updates:
+            raise Refused(Code.ABOVE_ACCEPTED)
+
+    def check_wer(self, order: Order, *, is_due: bool, limits: Limits | None) -> None:
         """The same for measuring how well they are understood."""
-        accepted = self._check_attempt(order, is_accepted=is_due)
-        if most_wers is not None and accepted.wers >= most_wers:
-            raise Refused(Code.NOT_ACCEPTED)
+        run = self._check_attempt(order, is_accepted=is_due, limits=limits)
+        if limits is not None and run.wers >= limits.measurements:
+            raise Refused(Code.ABOVE_ACCEPTED)
 
-    def _check_attempt(self, order: Order, *, is_accepted: bool) -> _Acceptance:
+    def _check_attempt(self, order: Order, *, is_accepted: bool, limits: Limits | None) -> _Run:
         if not self.has_accepted_for(order.recipe, order.run) or not is_accepted:
             raise Refused(Code.NOT_ACCEPTED)
-        accepted = self._accepted[order.recipe.hex()]
-        if order.attempt <= self._runs[order.run.hex()].attempt:
+        run = self._runs[order.run.hex()]
+        if order.attempt <= run.attempt:
             raise Refused(Code.REPEATED)
-        return accepted
+        if limits is not None and order.attempt > limits.attempts:
+            raise Refused(Code.ABOVE_ACCEPTED)
+        return run
+
+    def has_sent_all(self, run: bytes, limits: Limits) -> bool:
+        """Whether nothing more may be asked in `run` of what its user has accepted."""
+        found = self._runs[run.hex()]
+        used_up = found.updates >= limits.updates and found.wers >= limits.measurements
+        return used_up or found.attempt >= limits.attempts
 
     def add(self, order: Order, *, size: int, seconds: float, now: datetime, idle: bool = False) -> None:
         """Write down that an answer of `size` bytes to `order` leaves; Refused where one has left before.
@@ -218,10 +233,10 @@ class OwnLedger:
             run.attempt, run.kinds = record["attempt"], set()
         run.kinds.add(kind)
         self._days[record["day"]].add(record)
+        run.updates += kind == _ROUND
+        run.wers += kind == _WER
         if kind in (_ROUND, _WER) and (accepted := self._accepted.get(record["recipe"])) is not None:
             accepted.run = record["run"]
-            accepted.updates += kind == _ROUND
-            accepted.wers += kind == _WER
 
 
 _ROUND, _WER = Kind.TRAIN.name.lower(), Kind.WER.name.lower()

@@ -19,6 +19,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 CHUNK = 1 << 22  # bytes of a message that travel together
 INLINE = 1 << 16  # bytes that travel with the message itself: a request instead of five
+DEPARTURE_HEADER = "sottovoce-departure"  # of a node's last request: that its user has left for good, signed
 HEARTBEAT_SECONDS = 10.0  # the least that Flower takes; who misses two is away
 
 _RECORD = "bytes"

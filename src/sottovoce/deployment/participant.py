@@ -29,7 +29,17 @@ from sottovoce.deployment.certificates import key_of_orders, parse_certificate
 from sottovoce.deployment.invitation import Invitation, opened_letter
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.masks import Words
-from sottovoce.deployment.messages import Answer, Code, Kind, Order, Refused, check_signature, peek_order, unreadable
+from sottovoce.deployment.messages import (
+    Answer,
+    Code,
+    Kind,
+    Order,
+    Refused,
+    check_signature,
+    departure,
+    peek_order,
+    unreadable,
+)
 from sottovoce.deployment.own_ledger import OwnLedger, Quota
 from sottovoce.deployment.own_sum import OwnSum
 from sottovoce.deployment.own_training import OwnTraining, nothing, prepare
@@ -38,7 +48,6 @@ from sottovoce.deployment.signatures import PrivateKey, PublicKey
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 
 START = "start"
@@ -91,6 +100,10 @@ class Participant:
     def has_left(self) -> bool:
         """Whether its user has left for good."""
         return self._ledger.has_left
+
+    def departure(self) -> bytes | None:
+        """What tells a server that its user has left for good; None where they have not."""
+        return departure(self._node).signed(self._key) if self._ledger.has_left else None
 
     def is_here(self) -> bool:
         """Whether its user lets it answer now. Who is not should not be connected: servers count on those who are.
@@ -169,6 +182,10 @@ class Participant:
             raise Refused(Code.NOT_ACCEPTED)
         if self._service is None or self._service.invitation.digest != invitation.digest:
             self._service = _Service(invitation, server, order.run)
+        limits = invitation.limits
+        if limits is not None and self._ledger.has_sent_all(order.run, limits):
+            self._say("all that was accepted for this run has been sent: nothing more is answered in it")
+            raise Refused(Code.ABOVE_ACCEPTED)
         service = self._service
         service.server, service.run = server, order.run  # its certificate may have been renewed
         if service.training is None and (kept := self._kept_start(invitation)) is not None:
@@ -207,7 +224,7 @@ class Participant:
         """The update, or nothing yet where it will be masked."""
         invitation = service.invitation
         rounds = invitation.recipe.federated.steps
-        self._ledger.check_round(order, rounds=rounds, most_updates=self._most(invitation, rounds))
+        self._ledger.check_round(order, rounds=rounds, limits=invitation.limits)
         return self._computed(order, service, training, plan=training.plan, compute=training.update)
 
     def _listen(self, order: Order, service: "_Service", training: OwnTraining) -> Answer:
@@ -219,13 +236,9 @@ class Participant:
         self._ledger.check_wer(
             order,
             is_due=settings.client_wer.is_due(order.step, steps=settings.steps),
-            most_wers=self._most(invitation, settings.client_wer.measured(settings.steps).count),
+            limits=invitation.limits,
         )
         return self._computed(order, service, training, plan=training.wer_plan, compute=training.wer)
-
-    def _most(self, invitation: Invitation, planned: int) -> int | None:
-        """A rehearsal that was killed makes lost rounds again; where something is promised, T of them are T."""
-        return planned if invitation.private.mode is Mode.SECURE else None
 
     def _computed(
         self,

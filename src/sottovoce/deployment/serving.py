@@ -2,10 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 from sottovoce.config import Recipe
 from sottovoce.deployment.accounts import ACCOUNTS, Accounts, may_be_kept
+from sottovoce.deployment.attendance import DEPARTURES, Attendance, Departures, Needed
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
 from sottovoce.deployment.keys import ORDERS, ORDERS_KEY, load_certificate, load_private_key
@@ -16,6 +18,7 @@ from sottovoce.deployment.roster import Roster
 from sottovoce.deployment.sum_terms import FEWEST
 from sottovoce.errors import InputError, promise
 from sottovoce.models.saved import Recogniser
+from sottovoce.privacy.correlated_noise import SECRETS
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.training.run_folder import RunFolder
@@ -37,11 +40,14 @@ def usual_least(plan: Plan) -> int:
     return max(FEWEST, bisect_right(range(half + 1), people * 3 // 4, lo=FEWEST, key=plan.fewest_here) - 1)
 
 
-def needed_here(plan: Plan, wanted: int, *, least_in_sum: int | None) -> int:
-    """How many nodes a round waits for: in a release with secure sums no fewer than its cohorts need to be opened."""
-    if least_in_sum is None or plan.settings.mode is Mode.SEEDED:
-        return wanted
-    return max(wanted, plan.fewest_here(least_in_sum))
+def needed_here(plan: Plan, wanted: int, *, least: int | None, is_secure: bool) -> Needed:
+    """How many nodes a round waits for: `wanted` of those who are still in, and no fewer than `least`.
+
+    In a release with secure sums no fewer than it takes for every cohort of them to be opened.
+    """
+    if is_secure and least is not None and plan.settings.mode is Mode.SECURE:
+        return Needed(wanted=wanted, fewest=plan.fewest_here(least))
+    return Needed(wanted=wanted, fewest=min(wanted, 1 if least is None else least))
 
 
 def reach(
@@ -55,13 +61,16 @@ def reach(
     listen: Listen,
     least_in_sum: int | None,
     wait_for: int,
+    least: int | None = None,
     patience: Patience,
+    spare_attempts: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> ClientsOverNetwork:
     """The people of `roster`, by the terms of `recipe` under `plan`. `keys` is the server's folder of them.
 
-    Sums are secure, of `least_in_sum` people or more, unless that is None. Rounds wait for `wait_for` nodes; those of a
-    release for as many as it takes for every cohort of them to be summed.
+    Sums are secure, of `least_in_sum` people or more, unless that is None. Rounds wait for `wait_for` nodes, or all
+    that are still in if they are fewer; those of a release for as many as it takes for every cohort of them to be
+    summed. A run ends where fewer than `least` (secure: `least_in_sum`) are still in.
     """
     promise(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
     travelling = write_start(start)
@@ -73,13 +82,14 @@ def reach(
         sum_bits=32 if plan.sum_bits == 32 else 64,
         secure=None if least_in_sum is None else SecureSums(least=least_in_sum),
         noise_shares=plan.noise_shares,
+        spare_attempts=spare_attempts,
     )
-    needed, able = (
-        needed_here(plan, wait_for, least_in_sum=least_in_sum),
-        sum(not user.revoked for user in roster.users),
-    )
-    if needed > able:
-        raise InputError(f"rounds would wait for {needed:,} nodes, and {able:,} of the roster's may take part")
+    is_secure, able = least_in_sum is not None, sum(not user.revoked for user in roster.users)
+    needed = needed_here(plan, wait_for, least=least_in_sum if is_secure else least, is_secure=is_secure)
+    if wait_for > len(roster):
+        raise InputError(f"rounds would wait for {wait_for:,} nodes, and the roster has {len(roster):,}")
+    if needed.fewest > able:
+        raise InputError(f"rounds would wait for {needed.fewest:,} nodes, and {able:,} of the roster's may take part")
     load_certificate(keys / ORDERS)
     letter = sealed_letter(invitation, (keys / ORDERS).read_bytes())
     signer = load_private_key(keys / ORDERS_KEY)
@@ -91,7 +101,13 @@ def reach(
         conversation,
         Offer(terms=letter, start_digest=invitation.start, start=travelling),
         attempts=attempts,
-        least=needed,
+        attendance=Attendance(
+            roster,
+            needed=needed,
+            departures=Departures(run.path / SECRETS / DEPARTURES),
+            now=datetime.now,
+            say=say,
+        ),
         secure=None if least_in_sum is None else invitation.sum_terms,
         accounts=_accounts(roster, run, plan) if least_in_sum is None else None,
         patience=patience,

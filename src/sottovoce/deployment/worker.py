@@ -10,6 +10,7 @@ import email.utils
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -33,6 +34,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from sottovoce.deployment.link import Answer
 from sottovoce.deployment.parcels import (
     CHUNK,
+    DEPARTURE_HEADER,
     HEARTBEAT_SECONDS,
     most_objects,
     packed,
@@ -74,11 +76,13 @@ def work(
     limit: int,
     stop: threading.Event,
     is_here: Callable[[], bool] = lambda: True,
+    departure: Callable[[], bytes | None] = lambda: None,
     say: Say = lambda _: None,
 ) -> None:
     """Answer orders of the server at `server` (host:port) until `stop` is set.
 
     Connected only while `is_here` says so, which is asked between orders: nobody counts on a node that is paused.
+    `departure` is what tells the server that this node has left for good, once it has.
     `authority` is the certificate (PEM) that the server's must be signed by, `limit` the most bytes of an order.
     Raises InputError where the server is not the one that it should be, or does not take us.
     """
@@ -93,19 +97,33 @@ def work(
         verify=context,
     )
     _trust_little(client)
+    is_told = False
+
+    def leave(node_id: int) -> None:
+        nonlocal is_told
+        words = departure()
+        is_told |= _leave(client, node_id, words) and words is not None
+
     with client:
         while not stop.is_set():
             if not is_here():
                 stop.wait(LATEST)
                 continue
             try:
-                with _activated(client, key, server=server, stop=stop, is_here=is_here, say=say) as node:
+                with _activated(client, key, server=server, stop=stop, is_here=is_here, leave=leave, say=say) as node:
                     if node is not None:
                         _answer_orders(client, node, answer=answer, limit=limit, stop=stop, is_here=is_here)
             except _Unknown:
                 continue  # once more from the start: whether it takes us is seen there
             except (httpx.TransportError, _Unwanted):
                 stop.wait(SOONEST)
+        if departure() is not None and not is_told:
+            _come_to_leave(client, key, leave)
+            say(
+                "the server was told"
+                if is_told
+                else f"{server} could not be told: the same command tries again, or tell whoever runs it"
+            )
 
 
 @contextmanager
@@ -116,12 +134,11 @@ def _activated(
     server: str,
     stop: threading.Event,
     is_here: Callable[[], bool],
+    leave: Callable[[int], None],
     say: Say,
 ) -> Iterator[Any | None]:
     """Within, the server counts on us. None where we were stopped, or went, before it could be reached."""
-    request = ActivateNodeRequest(
-        public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_SECONDS
-    )
+    request = _activation(key)
     node_id: int | None = None
     told = False
     while node_id is None and not stop.is_set() and is_here():
@@ -148,7 +165,7 @@ def _activated(
         gone.set()
         beating.join()
         if stop.is_set() or not is_here():
-            _leave(client, node_id)
+            leave(node_id)
         if not stop.is_set() and not is_here():
             say(f"not connected to {server} any more")
 
@@ -163,10 +180,25 @@ def _beat(client: Any, node_id: int, gone: threading.Event) -> None:
             continue
 
 
-def _leave(client: Any, node_id: int) -> None:
-    """Say goodbye, so that nobody waits for us."""
-    with suppress(httpx.HTTPError):
+def _activation(key: EllipticCurvePrivateKey) -> Any:
+    return ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_SECONDS)
+
+
+def _leave(client: Any, node_id: int, departure: bytes | None) -> bool:
+    """Say goodbye, so that nobody waits for us: for now, or with a `departure` for good. Whether it was heard."""
+    if departure is not None:
+        client._client.headers[DEPARTURE_HEADER] = b64encode(departure).decode("ascii")
+    try:
         client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+def _come_to_leave(client: Any, key: EllipticCurvePrivateKey, leave: Callable[[int], None]) -> None:
+    """Connect once more, to say that it is for good; what goes wrong is seen by whoever looks whether it was heard."""
+    with suppress(httpx.HTTPError, _Unknown, _Unwanted):
+        leave(_authentic(partial(client.ActivateNode, _activation(key))).node_id)
 
 
 def _answer_orders(

@@ -55,6 +55,13 @@ class BudgetSpent(Exception):
         self.step, self.epsilon, self.epsilon_next, self.epsilon_budget = step, epsilon, epsilon_next, epsilon_budget
 
 
+class AttemptsUsed(Exception):
+    """All attempts that people have accepted were charged: another one needs another yes. Nothing of it was charged."""
+
+    def __init__(self, what: str, *, accepted: int) -> None:
+        super().__init__(f"all {accepted:,} attempts at {what} that people accepted have been made")
+
+
 @final
 class Charge:
     """A step that is paid for: the right to release one noised sum and, in adaptive clipping, one noised count.
@@ -94,6 +101,9 @@ class Header:
     who could try guesses of the private data against a digest: there it has none.
 
     `client_wer` is what measuring clients' word error rate releases each time, and how often (`ClientWer.in_ledger`).
+
+    `accepted` is how many attempts at steps (`attempts`) and at such measurements (`client_wers`) the people of a
+    release over a network have accepted, repeated ones included: no more are charged.
     """
 
     run: str
@@ -105,12 +115,13 @@ class Header:
     inputs: str = ""
     central_steps: int | None = None
     client_wer: Mapping[str, Any] | None = None
+    accepted: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         promise(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
 
     def as_record(self) -> Record:
-        later = {"central_steps": self.central_steps, "client_wer": self.client_wer}
+        later = {"central_steps": self.central_steps, "client_wer": self.client_wer, "accepted": self.accepted}
         return {
             "kind": "header",
             "version": VERSION,
@@ -153,16 +164,34 @@ class _State:
     def seeded(self) -> bool:
         return bool(self.header["mode"] == "seeded")
 
+    def check_accepted(self, kind: str) -> None:
+        """AttemptsUsed where another record of this `kind` would be more than people have accepted."""
+        accepted = self.header.get("accepted")
+        if accepted is None:
+            return
+        made, name, what = (
+            (self.attempts, "attempts", "rounds")
+            if kind == "intent"
+            else (self.measured_attempts, "client_wers", "measuring clients' WER")
+        )
+        if made >= accepted[name]:
+            raise AttemptsUsed(what, accepted=accepted[name])
+
 
 def _start(header: Record) -> _State:
     _release(header)
     if "client_wer" in header:
         _release(header["client_wer"])
+    for name, count in header.get("accepted", {}).items():
+        if not isinstance(count, int) or count < 0:
+            raise InputError(f"accepted.{name}={count!r}: expected a whole number, at least 0")
     return _State(header, header["epsilon_budget"], RunningEpsilon(delta=header["delta"]))
 
 
 def _check(state: _State, record: Record) -> None:
     """Refuses a record that a run cannot have written here."""
+    if record.get("kind") in ("intent", "client_wer"):
+        _check_accepted(state, record["kind"])
     match record.get("kind"):
         case "intent":
             _check_intent(state, record)
@@ -175,6 +204,13 @@ def _check(state: _State, record: Record) -> None:
                 raise InputError(f"epsilon_budget={record['epsilon_budget']}: expected a positive number")
         case kind:
             raise InputError(f"kind={kind!r}: expected intent, commit or budget, or client_wer")
+
+
+def _check_accepted(state: _State, kind: str) -> None:
+    try:
+        state.check_accepted(kind)
+    except AttemptsUsed as used:
+        raise InputError(f"one more attempt, though {used}") from None
 
 
 def _check_intent(state: _State, record: Record) -> None:
@@ -355,6 +391,7 @@ class Ledger:
     ) -> Charge:
         """Charges `step` before anything of it is released; the plan calls it (`Plan.charge`).
 
+        Raises BudgetSpent, or AttemptsUsed, before anything is charged.
         `parameters` is a digest of the model before the step, `cohort` the commitment to who takes part. In a
         seeded run, a step that was charged before the run was interrupted is compared and not charged again.
         """
@@ -390,6 +427,7 @@ class Ledger:
             _check_same_inputs(before, inputs)
             charge.epsilon = before["epsilon"]
             return
+        state.check_accepted(kind)
         after = state.spent.peek(charge.event)
         if state.budget is not None and after > state.budget:
             raise BudgetSpent(step=step, epsilon=self.epsilon, epsilon_next=after, epsilon_budget=state.budget)

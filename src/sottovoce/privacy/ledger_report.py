@@ -62,6 +62,7 @@ class LedgerReport:
             "steps": self.steps,
             "attempts": self.attempts,
             "committed_step": self.committed_step,
+            **({} if "accepted" not in self.header else {"accepted": self.header["accepted"]}),
             **({} if "client_wer" not in self.header else self._measured_json()),
             **({} if self.outside is None else {"outside": self.outside}),
             "length": self.mark.length,
@@ -93,6 +94,8 @@ class LedgerReport:
             "last line": f"torn, {self.torn_bytes} bytes to be removed on resume" if self.torn_bytes else "whole",
             "chain": f"sound, {self.mark.length} lines, head {self.mark.head[:16]}…",
         }
+        if (accepted := self.header.get("accepted")) is not None:
+            rows["accepted"] = f"at most {accepted['attempts']:,} attempts at rounds, repeated ones included"
         if self.header["plan"].get("time_line") == "zero":
             rows["time lines"] = DRAWN_WHEN_DRY
         if (told := self.header.get("client_wer")) is not None:

@@ -79,10 +79,16 @@ def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Pro
         raise InputError(f"{ledger.path} line 1: central_steps={steps!r}: expected a whole number")
     if ledger.header.get("client_wer") is not None:
         return _with_client_wer(ledger, release, steps)
-    left = max(steps - ledger.steps, 0)
+    left = _still_accepted(ledger, "attempts", max(steps - ledger.steps, 0), made=attempts)
     if left and ledger.epsilon_budget is not None:
         left = min(left, max(_affordable(release, ledger.epsilon_budget, delta=delta) - attempts, 0))
     return _promise(ledger, repeated(release, attempts + left), steps=ledger.steps + left)
+
+
+def _still_accepted(ledger: LedgerReport, name: str, left: int, *, made: int) -> int:
+    """How many of `left` the people of a release over a network have accepted, with all attempts that were `made`."""
+    accepted = ledger.header.get("accepted")
+    return left if accepted is None else min(left, max(accepted[name] - made, 0))
 
 
 def _promise(ledger: LedgerReport, event: Event, *, steps: int, measured: int = 0) -> Promise:
@@ -104,8 +110,9 @@ def _with_client_wer(ledger: LedgerReport, release: Release | NoGuarantee, steps
     every, measure = told.get("every"), event_from_json(told["event"])
     if every is not None and not (isinstance(every, int) and every > 0):
         raise InputError(f"{ledger.path} line 1: client_wer.every={every!r}: expected a whole number, or none")
-    rounds = max(steps - ledger.steps, 0)
+    rounds = _still_accepted(ledger, "attempts", max(steps - ledger.steps, 0), made=ledger.attempts)
     measured = max(planned(max(steps, ledger.steps), every=every) - ledger.measured, 0)
+    measured = _still_accepted(ledger, "client_wers", measured, made=ledger.measured_attempts)
     if ledger.epsilon_budget is not None:
         rounds, measured = _paid_for(ledger, release, measure, rounds, measured, steps=steps, every=every)
     event = composed(ledger.spent, repeated(release, rounds), repeated(measure, measured))

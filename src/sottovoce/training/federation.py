@@ -34,11 +34,12 @@ from sottovoce.models.saved import Recogniser, TrainedPart, save_frozen
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.correlated_noise import SECRETS
 from sottovoce.privacy.fingerprint import fingerprint
-from sottovoce.privacy.ledger import BudgetSpent, Ledger
+from sottovoce.privacy.ledger import AttemptsUsed, BudgetSpent, Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint
+from sottovoce.training.elsewhere import TooFewClients
 from sottovoce.training.keeper import (
     INTERRUPTED,
     Due,
@@ -58,8 +59,12 @@ from sottovoce.training.step_log import by_kind
 from sottovoce.training.team import Team
 from sottovoce.training.trained_part import trained_part
 
-# Wait until clients can be asked, before a round is paid for; False where the function given says to stop meanwhile.
+# Wait until clients can be asked, before a round is paid for; False where the function given says to stop meanwhile,
+# TooFewClients where they never will be enough.
 Ready = Callable[[Callable[[], bool]], bool]
+
+# Why a run ended early: clients accepted no more attempts; too few clients are left.
+ATTEMPTS, TOO_FEW = "attempts", "too few clients"
 
 
 @final
@@ -84,6 +89,7 @@ class Federating(Loop):
         denoise: Denoise | None = None,
         turns: Turns | None = None,
         ready: Ready | None = None,
+        spare_attempts: int | None = None,
         end: Callable[[int], None] = lambda _: None,
         listeners: Listeners | None = None,
         on_report: Callable[[Report], None] = lambda _: None,
@@ -94,6 +100,7 @@ class Federating(Loop):
         self._plan, self._clients, self._team, self._inputs = plan, clients, team, inputs
         self._server_pass, self._turns, self._on_report, self._say = server_pass, turns, on_report, say
         self._ready, self._end, self._listeners, self._denoise = ready, end, listeners, denoise
+        self._spare_attempts = spare_attempts
         asked = recipe.federated.client_wer
         self._wer_plan = None if asked is None else asked.plan(plan)
         self._interrupted: Callable[[], bool] = lambda: False
@@ -161,6 +168,7 @@ class Federating(Loop):
                 repeatable=self._repeatable,
                 central_steps=self._settings.steps,
                 client_wer=self._told_client_wer,
+                accepted=self._accepted,
             )
             with closing(Ledger(self._folder.path / LEDGER, header=header, checkpoint=mark)) as self._ledger:
                 if self._ledger.repaired:
@@ -201,7 +209,13 @@ class Federating(Loop):
     def step(self, step: int) -> None:
         if self._turns is not None and self._turns.all_dry:
             raise Stop("dry", "every client's time line is used up: all of their speech was used, once")
-        if self._ready is not None and not self._ready(self._interrupted):
+        try:
+            is_ready = self._ready is None or self._ready(self._interrupted)
+        except TooFewClients as too_few:
+            if step == 0:
+                raise InputError(str(too_few)) from None
+            raise Stop(TOO_FEW, str(too_few)) from None
+        if not is_ready:
             raise Stop(INTERRUPTED, "")
         begun = time.perf_counter()
         try:
@@ -222,6 +236,11 @@ class Federating(Loop):
             if step == 0:
                 raise InputError(f"federation.privacy: not one round can be paid for: {spent}") from None
             raise Stop("budget", f"the privacy budget is spent: {spent}") from None
+        except AttemptsUsed as used:
+            if step == 0:
+                raise InputError(f"not one round was finished: {used}; a new run asks them again") from None
+            words = f"the run ends after {step:,} rounds: {used}; more rounds are a new run, with a new yes"
+            raise Stop(ATTEMPTS, words) from None
         self._digest = fingerprint(self._server.parameters_P)
         self._pending.add(self._metrics(done, step), self._diagnostics(done, step))
         self._check_clients(done, step)
@@ -229,6 +248,17 @@ class Federating(Loop):
             self._pending.time(time.perf_counter() - begun, done.private)
         self._plan, self._epsilon, self._stopped_elsewhere = done.plan, done.epsilon, done.interrupted
         self._measure_clients(step + 1)
+
+    @property
+    def _accepted(self) -> Mapping[str, int] | None:
+        """How many attempts the people of a release over a network have accepted."""
+        spare, measured = self._spare_attempts, self._settings.measured
+        if spare is None or not self._secure:
+            return None
+        return {
+            "attempts": self._settings.steps + spare,
+            "client_wers": 0 if measured is None else measured.count + spare,
+        }
 
     @property
     def _told_client_wer(self) -> Mapping[str, Any] | None:
@@ -242,7 +272,12 @@ class Federating(Loop):
         if asked is None or plan is None or not asked.is_due(rounds, steps=self._settings.steps):
             return
         assert self._listeners is not None
-        if self._ready is not None and not self._ready(self._interrupted):
+        try:
+            is_ready = self._ready is None or self._ready(self._interrupted)
+        except TooFewClients as too_few:
+            self._say(f"round {rounds}: clients' WER is not measured: {too_few}")
+            return
+        if not is_ready:
             self._say(f"round {rounds}: stopped before clients' WER was measured; it is left out")
             return
         model_P = as_sent(self._server.result_P, self._settings.model_bits)
@@ -258,6 +293,9 @@ class Federating(Loop):
             )
         except BudgetSpent as spent:
             self._say(f"round {rounds}: clients' WER is not measured, the privacy budget does not allow it: {spent}")
+            return
+        except AttemptsUsed as used:
+            self._say(f"round {rounds}: clients' WER is not measured: {used}")
             return
         self._epsilon = found.epsilon
         self._pending.add_to_last({"epsilon": found.epsilon, **found.estimate.as_record()})

@@ -382,6 +382,7 @@ def _run_federated(
                 plan=plan,
                 clients=clients(run) if distant is None else distant,
                 ready=None if distant is None else distant.ready,
+                spare_attempts=None if elsewhere is None else elsewhere.spare_attempts,
                 end=(lambda _: None) if distant is None else distant.end,
                 listeners=listeners_here(recipe, population, start, device=around.device)
                 if distant is None
