@@ -18,7 +18,8 @@ from tests.deployment.village import NAMES, NOW, RUN, Village, content, recipe_o
 from sottovoce.deployment import keys, own_ledger, own_training
 from sottovoce.deployment.invitation import SecureSums, sealed_letter
 from sottovoce.deployment.messages import OVERHEAD, Answer, Code, Kind, Order, open_answer
-from sottovoce.deployment.own_ledger import OwnLedger, Quota, account, leave, pause, resume
+from sottovoce.deployment.own_home import leave, pause, resume
+from sottovoce.deployment.own_ledger import OwnLedger, Quota, account
 from sottovoce.deployment.payloads import read_model, read_words
 from sottovoce.deployment.sum_terms import Phase
 from sottovoce.errors import InputError
@@ -298,7 +299,8 @@ def test_pausing_and_leaving(village: Village) -> None:
     assert code(village, village.train(ANNA)) is Code.DONE
     leave(home)
     assert code(village, village.train(ANNA)) is Code.LEFT
-    resume(home)
+    with pytest.raises(InputError, match="has left for good"):
+        resume(home)
     village.join(ANNA)
     assert code(village, village.terms(ANNA)) is Code.LEFT
 

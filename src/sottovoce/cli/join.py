@@ -63,6 +63,7 @@ def join(
     run is over, it ends by itself.
     """
     from sottovoce.deployment.keys import NODE_KEY, load_certificate, load_private_key
+    from sottovoce.deployment.own_home import claim
     from sottovoce.deployment.own_ledger import Quota
     from sottovoce.deployment.own_recordings import own_store
     from sottovoce.deployment.participant import Participant
@@ -81,6 +82,7 @@ def join(
         bytes=None if megabytes_a_day is None else int(megabytes_a_day * 1e6),
     )
     home = home or (key if key.is_dir() else key.parent) / "home"
+    claim(home)  # before recordings are prepared, which may take long: its owner can leave meanwhile
     participant = Participant(
         home,
         key=own,
@@ -245,9 +247,9 @@ def pause(home: Home) -> None:
 
     Example: sottovoce node pause keys/mine/home
     """
-    from sottovoce.deployment import own_ledger
+    from sottovoce.deployment import own_home
 
-    own_ledger.pause(home)
+    own_home.pause(home)
     stderr.print("paused: `sottovoce node resume` goes on", highlight=False)
 
 
@@ -257,9 +259,9 @@ def resume(home: Home) -> None:
 
     Example: sottovoce node resume keys/mine/home
     """
-    from sottovoce.deployment import own_ledger
+    from sottovoce.deployment import own_home
 
-    own_ledger.resume(home)
+    own_home.resume(home)
     stderr.print("taking part again", highlight=False)
 
 
@@ -269,7 +271,7 @@ def leave(home: Home) -> None:
 
     Example: sottovoce node leave keys/mine/home
     """
-    from sottovoce.deployment import own_ledger
+    from sottovoce.deployment import own_home
 
-    own_ledger.leave(home)
+    own_home.leave(home)
     stderr.print("left for good; what was sent before cannot be taken back", highlight=False)
