@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,30 @@ def test_who_is_not_meant_gets_one_clear_line(
     assert why in said
     assert refused.wait() == 2
     assert link.present() == frozenset()
+
+
+@pytest.mark.parametrize(("days_ago", "why"), [(10, "has expired"), (-10, "is not valid yet")])
+def test_a_certificate_that_is_not_valid_is_said_for_what_it_is(
+    keys: Path, tmp_path: Path, start: Start, days_ago: int, why: str
+) -> None:
+    """Not as another server's: whoever runs this one has to renew it, or a clock is wrong."""
+    made = datetime.now(UTC) - timedelta(days=days_ago)
+    make_server(tmp_path / "server", authority=keys / "authority", hosts=["127.0.0.1"], now=made, days=5)
+    link = flower.FlowerLink(
+        "127.0.0.1",
+        0,
+        certificate=str(tmp_path / "server/server.pem"),
+        key=str(tmp_path / "server/server.key"),
+        nodes={},
+    )
+    try:
+        refused = start("echo", link)
+        said = says(refused)
+        assert said.startswith(f"error: 127.0.0.1:{link.port}: its certificate {why}, by this machine's clock (")
+        assert said.endswith("ask whoever runs the server to renew it (`sottovoce keys renew`)")
+        assert refused.wait() == 2
+    finally:
+        link.close()
 
 
 def asked(keys: Path, link: Any, path: str, **request: Any) -> int:

@@ -129,6 +129,18 @@ def test_a_renewed_certificate_is_followed(village: Village) -> None:
     assert code(village, village.train(ANNA)) is Code.DONE
 
 
+def test_its_user_hears_once_that_the_servers_certificate_expires(village: Village) -> None:
+    days = [0]
+    village.join(ANNA, now=lambda: NOW + timedelta(days=days[0])).accept(village.invitation.digest)
+    for days[0], lines in ((0, 0), (334, 0), (336, 1), (364, 1)):
+        assert code(village, village.terms(ANNA)) is Code.DONE
+        assert len(village.said) == lines
+    assert village.said[0].startswith("the server's certificate expires on 2032-04-30, 29 days from now: ")
+    keys.renew(village.place / "server", authority=village.place / "authority", now=NOW + timedelta(days=364))
+    assert code(village, village.terms(ANNA)) is Code.DONE
+    assert len(village.said) == 1
+
+
 def test_an_order_for_somebody_else_is_answered_in_its_own_name(village: Village) -> None:
     participant = village.welcome(ANNA)
     order = village.train(BERT)

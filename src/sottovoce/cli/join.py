@@ -62,6 +62,7 @@ def join(
     before you say yes. Ctrl-C ends it after the present order; the same command goes on. When the server says that the
     run is over, it ends by itself.
     """
+    from sottovoce.deployment.certificates import check_valid
     from sottovoce.deployment.keys import NODE_KEY, load_certificate, load_private_key
     from sottovoce.deployment.own_home import claim
     from sottovoce.deployment.own_ledger import Quota
@@ -76,6 +77,9 @@ def join(
 
     own = load_private_key(key / NODE_KEY if key.is_dir() else key)
     authority = load_certificate(ca)
+    remedy = "ask whoever invited you for the new one"
+    if (soon := check_valid(authority, name=str(ca), now=datetime.now(UTC), remedy=remedy)) is not None:
+        say(soon)
     quota = Quota(
         rounds=rounds_a_day,
         seconds=seconds_a_day,
@@ -175,11 +179,14 @@ def _ask(participant: "Participant", invitation: "Invitation") -> None:
 
 
 def _told(participant: "Participant", *, stop: threading.Event | None) -> Callable[[bytes], bytes]:
-    """Its answers, with a line for the user after each round that they took part in, and when there are no more.
+    """Its answers, with lines for the user about each round that they take part in, and when there are no more.
 
     That sets `stop`, where it is given.
     """
-    from sottovoce.deployment.messages import Kind, Refused, peek_order
+    from sottovoce.deployment.messages import Refused, peek_order
+    from sottovoce.deployment.own_sent import SentInRounds
+
+    sent = SentInRounds()
 
     def told(data: bytes) -> bytes:
         answered = participant.answer(data)
@@ -187,10 +194,8 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
             order = peek_order(data, limit=LARGEST_ORDER)
         except Refused:
             return answered
-        if order.kind is Kind.TRAIN:
-            say(f"round {order.step + 1:,}: asked to train, {_what(answered)}")
-        if order.kind is Kind.WER:
-            say(f"after round {order.step:,}: asked how well you are understood, {_what(answered)}")
+        for line in sent.lines(order, answered):
+            say(line)
         if (rounds := participant.ended) is not None:
             participant.ended = None
             say(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
@@ -199,13 +204,6 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
         return answered
 
     return told
-
-
-def _what(answered: bytes) -> str:
-    from sottovoce.deployment.messages import Code, code_of
-
-    code = code_of(answered)
-    return f"answered with {len(answered):,} bytes" if code is Code.DONE else f"refused ({code.name.lower()})"
 
 
 def _digest(text: str) -> bytes:

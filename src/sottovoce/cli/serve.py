@@ -1,11 +1,12 @@
 """`sottovoce serve`."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, end_interrupted, print_json
+from sottovoce.cli.console import Json, end_interrupted, print_json, say
 from sottovoce.cli.run import label_of, show_finished, surroundings
 from sottovoce.errors import InputError
 
@@ -68,7 +69,8 @@ def serve(
     Plan, ledger and promise are those of `sottovoce run`; the clients are those of the roster, and K is their number.
     """
     from sottovoce.config import Suite, load_experiment
-    from sottovoce.deployment.keys import REVOKED, SERVER, SERVER_KEY, revoked_in
+    from sottovoce.deployment.keys import REVOKED, SERVER, SERVER_KEY, check_server, revoked_in
+    from sottovoce.deployment.link import RemindingLink
     from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
     from sottovoce.deployment.people import roster_population
     from sottovoce.deployment.roster import load_roster
@@ -93,6 +95,9 @@ def serve(
     if noise not in ("server", "clients") or (noise == "clients" and sums == "open"):
         raise InputError(f"--noise {noise} with --sums {sums}: expected server, or clients with secure sums")
     host, port = _address(listen)
+    certificates = check_server(keys)
+    for line in certificates.check_valid(_now()):
+        say(line)
     people = load_roster(roster, revoked=revoked_in(keys / REVOKED))
     able = {user.node.hex(): user.key for user in people.users if not user.revoked}
     waited_for = wait_for if wait_for is not None else min(experiment.federation.cohort_size, len(able))
@@ -117,7 +122,7 @@ def serve(
                 nodes=able,
             )
             around.say(f"listening at {host}:{link.port} for {len(people):,} people; they are asked {digest.hex()}")
-            return link
+            return RemindingLink(link, reminders=certificates.reminders, now=_now, say=around.say)
 
         def clients(run: "RunFolder", plan: "Plan", start: "Recogniser") -> "ClientsOverNetwork":
             return reach(
@@ -142,6 +147,10 @@ def serve(
         print_json(outcome.as_json())
     if outcome.stopped_at is not None:
         end_interrupted(f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -43,7 +43,7 @@ def words(invitation: Invitation) -> list[str]:
 
 def _at_most(invitation: Invitation) -> str:
     if invitation.private.mode is Mode.SEEDED:
-        return "and again for every round that was lost, however many the server says these are"
+        return "and once more for each round that the server says it has lost; nothing limits how many it says"
     settings = invitation.recipe.federated
     besides = "" if settings.measured is None else f", and {settings.measured.count:,} times for those numbers"
     return f"never more than {settings.steps:,}{besides}"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar, final
 
@@ -52,6 +53,7 @@ SOONEST, LATEST = 0.02, 1.0  # seconds between two attempts: longer from one to 
 PATIENCE = 5.0  # seconds between two attempts to reach a server that is gone
 LONGEST = 86_400.0  # seconds that an order may take
 CLOCKS = 4.0  # seconds that clocks may differ: Flower refuses a node that is 5 ahead
+_OUT_OF_DATE = {9: "is not valid yet", 10: "has expired"}  # OpenSSL's codes
 _MOST_BYTES = CHUNK + (1 << 20)  # of one reply of the server
 
 
@@ -329,6 +331,12 @@ def _check_certificate(error: Exception, server: str) -> None:
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError):
+            if seen.verify_code in _OUT_OF_DATE:
+                raise InputError(
+                    f"{server}: its certificate {_OUT_OF_DATE[seen.verify_code]}, by this machine's clock "
+                    f"({datetime.now(UTC):%Y-%m-%d %H:%M} UTC). Where the clock is right, ask whoever runs the server "
+                    "to renew it (`sottovoce keys renew`)"
+                ) from None
             raise InputError(
                 f"{server} is not the server that it should be: {seen.verify_message}; expected a certificate of the "
                 "authority given by --ca"
