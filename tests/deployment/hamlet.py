@@ -28,7 +28,8 @@ from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_lette
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Kind
 from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, Patience
-from sottovoce.deployment.own_ledger import LEDGER, OwnLedger
+from sottovoce.deployment.own_home import LEDGER
+from sottovoce.deployment.own_ledger import OwnLedger
 from sottovoce.deployment.own_training import OwnTraining, prepare
 from sottovoce.deployment.payloads import total_of, update_bytes, write_model, write_start
 from sottovoce.deployment.roster import load_roster

@@ -40,9 +40,8 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.date import now  # noqa: E402
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message  # noqa: E402
 from flwr.supernode.fleet_http_client import FleetHttpClient  # noqa: E402
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
-from sottovoce.deployment import listening, parcels  # noqa: E402
+from sottovoce.deployment import listening, parcels, worker  # noqa: E402
 from sottovoce.deployment.keys import (  # noqa: E402
     fingerprint,
     load_private_key,
@@ -51,6 +50,7 @@ from sottovoce.deployment.keys import (  # noqa: E402
     make_node,
     make_server,
 )
+from sottovoce.deployment.signed_requests import PROOF_HEADER, prove  # noqa: E402
 
 LONG = 600.0  # seconds that nothing here ever needs
 HEAD = b"POST /v1/fleet/%s HTTP/1.1\r\nhost: x\r\n"
@@ -89,7 +89,7 @@ class Door:
         key = load_private_key(self._folder / name / "node.key")
         with FleetHttpClient(
             f"https://127.0.0.1:{self.link.port}",
-            interceptors=[NodeAuthHttpInterceptor(key, key.public_key())],
+            interceptors=worker.signing(key),
             verify=self._context,
         ) as client:
             yield client
@@ -106,16 +106,23 @@ class Door:
 
     def status(self, path: str, content: Any, *, signed: bool = False) -> int:
         """What a stranger is answered who trusts the authority, or Anna."""
-        headers = {"content-type": "application/protobuf"} | (self.signed() if signed else {})
+        headers = {"content-type": "application/protobuf"} | (self.signed(path, content) if signed else {})
         with httpx.Client(verify=self._context) as client:
             where = f"https://127.0.0.1:{self.link.port}/v1/fleet/{path}"
             return client.post(where, content=content, headers=headers).status_code
 
-    def signed(self) -> dict[str, str]:
-        """Anna's proof in the head of a request."""
+    def signed(self, path: str, content: bytes) -> dict[str, str]:
+        """Anna's proofs in the head of a request: Flower's, and ours."""
         key, when = load_private_key(self._folder / "anna/node.key"), now().isoformat()
         given = {FLEET_HTTP_PUBLIC_KEY_HEADER: flower._caller(key.public_key())}
         given[FLEET_HTTP_SIGNATURE_HEADER] = b64encode(sign_message(key, when.encode()))
+        given[PROOF_HEADER] = prove(
+            key,
+            session=self.link._requests.session,
+            path=f"/v1/fleet/{path}",
+            timestamp=when,
+            body=content,
+        ).encode()
         return {name: value.decode() for name, value in given.items()} | {TIMESTAMP_HEADER: when}
 
 
@@ -236,7 +243,7 @@ def test_closing_waits_for_no_stranger(door: Door) -> None:
 def test_closing_waits_for_no_node_that_stops_in_the_middle(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door.link._listener._server.config, "timeout_graceful_shutdown", 0)
     connection = door.connected()
-    signed = "".join(f"{name}: {value}\r\n" for name, value in door.signed().items()).encode()
+    signed = "".join(f"{name}: {value}\r\n" for name, value in door.signed("push-object", b"").items()).encode()
     connection.sendall(HEAD % b"push-object" + signed + b"content-length: 1000\r\n\r\nabc")
     door.check_open()  # by now it is being read
     door.link.close()

@@ -1,12 +1,13 @@
 """The gate: only listed paths, and no more than their bounds is read."""
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from sottovoce.deployment.gate import AT_ONCE, Event, Gate, Receive, Scope, Send
+from sottovoce.deployment.gate import AT_ONCE, REPLAYED, UNKNOWN, Caller, Event, Gate, Receive, Scope, Send
 
 PATHS = {"/v1/fleet/pull-messages": 10}
 
@@ -31,8 +32,14 @@ class _Inside:
         await send({"type": "http.response.body", "body": b""})
 
 
-def somebody(scope: Scope) -> str | None:
-    return None if (b"a", b"stranger") in scope["headers"] else "anna"
+NOTHING = hashlib.sha256().digest()
+
+
+def somebody(scope: Scope) -> Caller | int:
+    """Anna, who has signed what `signed` says, or a stranger."""
+    if (b"a", b"stranger") in scope["headers"]:
+        return UNKNOWN
+    return Caller("anna", hashlib.sha256(scope.get("signed", b"")).digest())
 
 
 def asked(
@@ -49,7 +56,7 @@ def asked(
     async def send(event: Event) -> None:
         sent.append(event)
 
-    request = {"type": "http", "method": "POST", "path": path, "headers": [], **scope}
+    request = {"type": "http", "method": "POST", "path": path, "headers": [], "signed": b"".join(bodies), **scope}
     asyncio.run(Gate(inside, paths=PATHS, knows=somebody)(request, receive, send))
     assert [event["type"] for event in sent] == ["http.response.start", "http.response.body"]
     return sent[0]["status"], inside.reached, read
@@ -96,6 +103,36 @@ def test_of_a_stranger_nothing_is_read() -> None:
     assert asked("/v1/fleet/pull-messages", headers=[(b"a", b"stranger")]) == (401, 0, 0)
 
 
+@pytest.mark.parametrize("forgiving", [False, True])
+def test_another_body_than_was_signed_is_not_handed_on(forgiving: bool) -> None:
+    """The inside never gets to the end of it."""
+    for signed in (b"", b"12345", b"1234567891"):
+        found = asked("/v1/fleet/pull-messages", [b"12345", b"67890"], forgiving=forgiving, signed=signed)
+        assert found == (401, 1, 2)
+
+
+def test_who_is_refused_hears_what_to_sign_and_a_replay_does_not() -> None:
+    """The challenge goes with 401 alone."""
+
+    async def refused(status: int) -> list[tuple[bytes, bytes]]:
+        sent: list[Event] = []
+
+        async def send(event: Event) -> None:
+            sent.append(event)
+
+        async def receive() -> Event:
+            raise AssertionError("nothing is read of it")
+
+        gate = Gate(_Inside(), paths=PATHS, knows=lambda _: status, challenge=(b"session", b"abc"))
+        await gate({"type": "http", "method": "POST", "path": "/v1/fleet/pull-messages", "headers": []}, receive, send)
+        assert sent[0]["status"] == status
+        headers: list[tuple[bytes, bytes]] = sent[0]["headers"]
+        return headers
+
+    assert (b"session", b"abc") in asyncio.run(refused(UNKNOWN))
+    assert (b"session", b"abc") not in asyncio.run(refused(REPLAYED))
+
+
 def test_one_node_has_so_many_requests_at_a_time_and_others_as_many() -> None:
     """All but the last wait inside; somebody else is let in all the same, and so is the node when they are done."""
 
@@ -113,7 +150,7 @@ def test_one_node_has_so_many_requests_at_a_time_and_others_as_many() -> None:
         async def receive() -> Event:
             return {"type": "http.request", "body": b""}
 
-        gate = Gate(inside, paths=PATHS, knows=lambda scope: "anna" if scope["user"] == "anna" else "bert")
+        gate = Gate(inside, paths=PATHS, knows=lambda scope: Caller(scope["user"], NOTHING))
         request: Scope = {"type": "http", "method": "POST", "path": "/v1/fleet/pull-messages", "headers": []}
         waiting = [asyncio.ensure_future(gate(request | {"user": "anna"}, receive, send)) for _ in range(AT_ONCE)]
         await asyncio.sleep(0)

@@ -159,6 +159,55 @@ def test_renewing_a_server_keeps_its_keys_and_names(made: Path) -> None:
     assert keys.describe(made / "server")["host names"] == "localhost, 127.0.0.1"
 
 
+MADE = datetime(2031, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [
+        (0, []),
+        (334, []),
+        (336, ["server.pem expires on 2032-04-30, 29 days from now", "orders.pem expires on 2032-04-30"]),
+        (364, ["server.pem expires on 2032-04-30, 1 days from now", "orders.pem"]),
+        (366, "server.pem has expired on 2032-04-30, and this machine's clock says 2032-05-01"),
+        (-1, "ca.pem is not valid before 2031-05-01 11:00 UTC, and this machine's clock says 2031-04-30"),
+        (3649, "server.pem has expired"),
+    ],
+)
+def test_a_server_says_what_expires_within_thirty_days_and_refuses_what_has(
+    tmp_path: Path, days: int, said: list[str] | str
+) -> None:
+    keys.make_authority(tmp_path / "authority", now=MADE)
+    keys.make_server(tmp_path / "server", authority=tmp_path / "authority", hosts=["localhost"], now=MADE)
+    found, now = keys.check_server(tmp_path / "server"), MADE + timedelta(days=days)
+    if isinstance(said, str):
+        with pytest.raises(InputError, match=re.escape(said)):
+            found.check_valid(now)
+        (line,) = found.reminders(now)  # one that is running is not stopped
+        assert said in line
+        assert line.endswith("; until then no node can connect anew")
+    else:
+        lines = found.check_valid(now)
+        assert len(lines) == len(said)
+        assert all(start in line for start, line in zip(said, lines, strict=True))
+        assert all(f"`sottovoce keys renew {tmp_path / 'server'} --authority AUTHORITY`" in line for line in lines)
+        assert found.reminders(now) == lines
+
+
+def test_what_renew_makes_is_valid_again(tmp_path: Path) -> None:
+    """Of a server whose certificates have expired, and of an authority that is about to."""
+    keys.make_authority(tmp_path / "authority", now=MADE, days=380)
+    keys.make_server(tmp_path / "server", authority=tmp_path / "authority", hosts=["localhost"], now=MADE, days=300)
+    late = MADE + timedelta(days=360)
+    with pytest.raises(InputError, match=r"server\.pem has expired"):
+        keys.check_server(tmp_path / "server").check_valid(late)
+    with pytest.raises(InputError, match="renew it first"):
+        keys.renew(tmp_path / "server", authority=tmp_path / "authority", now=late)
+    keys.renew(tmp_path / "authority", now=late)
+    keys.renew(tmp_path / "server", authority=tmp_path / "authority", now=late)
+    assert keys.check_server(tmp_path / "server").check_valid(late) == []
+
+
 def test_renewing_an_authority_keeps_what_it_signed(made: Path) -> None:
     later = datetime.now(UTC) + timedelta(days=10)
     keys.renew(made / "authority", now=later)

@@ -18,7 +18,8 @@ from tests.deployment.village import NAMES, NOW, RUN, Village, content, recipe_o
 from sottovoce.deployment import keys, own_ledger, own_training
 from sottovoce.deployment.invitation import SecureSums, sealed_letter
 from sottovoce.deployment.messages import OVERHEAD, Answer, Code, Kind, Order, open_answer
-from sottovoce.deployment.own_ledger import OwnLedger, Quota, account, leave, pause, resume
+from sottovoce.deployment.own_home import leave, pause, resume
+from sottovoce.deployment.own_ledger import OwnLedger, Quota, account
 from sottovoce.deployment.payloads import read_model, read_words
 from sottovoce.deployment.sum_terms import Phase
 from sottovoce.errors import InputError
@@ -126,6 +127,18 @@ def test_a_renewed_certificate_is_followed(village: Village) -> None:
     keys.renew(village.place / "server", authority=village.place / "authority", now=NOW)
     assert code(village, village.terms(ANNA)) is Code.DONE
     assert code(village, village.train(ANNA)) is Code.DONE
+
+
+def test_its_user_hears_once_that_the_servers_certificate_expires(village: Village) -> None:
+    days = [0]
+    village.join(ANNA, now=lambda: NOW + timedelta(days=days[0])).accept(village.invitation.digest)
+    for days[0], lines in ((0, 0), (334, 0), (336, 1), (364, 1)):
+        assert code(village, village.terms(ANNA)) is Code.DONE
+        assert len(village.said) == lines
+    assert village.said[0].startswith("the server's certificate expires on 2032-04-30, 29 days from now: ")
+    keys.renew(village.place / "server", authority=village.place / "authority", now=NOW + timedelta(days=364))
+    assert code(village, village.terms(ANNA)) is Code.DONE
+    assert len(village.said) == 1
 
 
 def test_an_order_for_somebody_else_is_answered_in_its_own_name(village: Village) -> None:
@@ -301,7 +314,8 @@ def test_pausing_and_leaving(village: Village) -> None:
     assert code(village, village.train(ANNA)) is Code.DONE
     leave(home)
     assert code(village, village.train(ANNA)) is Code.LEFT
-    resume(home)
+    with pytest.raises(InputError, match="has left for good"):
+        resume(home)
     village.join(ANNA)
     assert code(village, village.terms(ANNA)) is Code.LEFT
 

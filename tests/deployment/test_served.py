@@ -19,7 +19,7 @@ from tests.deployment.places import ROUNDS, Place, check_same
 from tests.deployment.village import NAMES, NUMBERS
 from tests.tones import speaker, write_recordings
 
-from sottovoce.deployment import keys, own_ledger
+from sottovoce.deployment import keys, own_home
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.run_folder import LEDGER, RESULTS
@@ -161,7 +161,7 @@ def test_nine_processes_with_secure_sums_make_the_model_of_a_simulation(settled:
     check_same(nine.place.folder / "served", nine.place.simulate("simulated"))
     for node in nodes:
         assert OVER in finished(node).splitlines()
-    assert read_chain(nine.home(NAMES[0]) / own_ledger.LEDGER).records[-1]["rounds"] == ROUNDS
+    assert read_chain(nine.home(NAMES[0]) / own_home.LEDGER).records[-1]["rounds"] == ROUNDS
 
 
 @pytest.mark.long_network
@@ -231,15 +231,16 @@ def test_a_node_that_is_killed_comes_back_and_a_server_stops_and_goes_on_when_to
 def test_who_is_paused_is_not_connected_and_who_stays_needs_another_yes_for_another_run(settled: Settled) -> None:
     three = settled(THREE, cohort_size=3)
     server = three.serve("--sums", "open", "--wait-for", "2")
-    own_ledger.pause(three.home(THREE[0]))
+    own_home.claim(three.home(THREE[0]))
+    own_home.pause(three.home(THREE[0]))
     paused = three.join(THREE[0], server)
     staying, going = three.join(THREE[1], server, "--stay"), three.join(THREE[2], server)
     assert OVER in finished(going).splitlines()
     until(staying, OVER)
     finished(server.process)
-    own_ledger.resume(three.home(THREE[0]))
+    own_home.resume(three.home(THREE[0]))
     assert next(lines_of(paused)).endswith("cannot be reached: trying again until it can")  # its first word
-    own_ledger.leave(three.home(THREE[0]))
+    own_home.leave(three.home(THREE[0]))
     assert finished(paused) == "left for good: nothing is answered any more"
     three.serve("--sums", "open", "--out", "served again", port=server.port)
     assert refused(staying) == (

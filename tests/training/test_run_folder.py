@@ -24,6 +24,33 @@ def test_a_store_made_anew_is_noticed(tmp_path: Path) -> None:
         pass
 
 
+def test_a_run_that_failed_before_it_began_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Neither of the same command nor of another; one that has begun is."""
+    for number in (1, 1, 2):
+        with open_run(tmp_path / "run", config=f"a: {number}\n", inputs=INPUTS | {"b": number}, resume=False) as run:
+            (run.path / "population.json").touch()
+    assert (tmp_path / "run/config.yaml").read_text() == "a: 2\n"
+    with open_run(tmp_path / "run", config="a: 2\n", inputs=INPUTS | {"b": 2}, resume=True) as run:
+        run.metrics.add({"step": 0})
+    for number, problem in ((2, "holds this run already: --resume goes on"), (1, "belongs to another recipe")):
+        with (
+            pytest.raises(InputError, match=problem),
+            open_run(tmp_path / "run", config=f"a: {number}\n", inputs=INPUTS | {"b": number}, resume=False),
+        ):
+            pass
+    assert (tmp_path / "run/config.yaml").read_text() == "a: 2\n"
+
+
+def test_a_folder_in_use_is_not_taken_as_new(tmp_path: Path) -> None:
+    with (
+        open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False) as run,
+        pytest.raises(InputError, match="in use by another process"),
+        open_run(tmp_path / "run", config="a: 2\n", inputs=INPUTS, resume=False),
+    ):
+        pass
+    assert (run.path / "config.yaml").read_text() == "a: 1\n"
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     with (
         open_run(tmp_path / "run", config="a: 1\n", inputs=INPUTS, resume=False),

@@ -157,3 +157,55 @@ def test_people_whom_a_seed_was_chosen_on_count_as_heard(tmp_path: Path) -> None
     run_recipe(found.recipe, out=found.folder, resume=False, around=where)
     clients = population_of(found.recipe, Store(stores / "crowd"), PopulationSettings(split="train"))
     assert heard_by(found, clients, runs=where.runs, stores=stores).clients == len(clients)
+
+
+@pytest.fixture
+def trained_elsewhere(stores: Path, tmp_path: Path) -> Path:
+    """A finished run whose store is not on this machine."""
+    own = tmp_path / "own stores"
+    own.mkdir()
+    shutil.copytree(stores / "strangers", own / "strangers")
+    seed = load_recipe(central(tmp_path, "seed", store="strangers"))
+    run_recipe(seed, out=tmp_path / "seed run", resume=False, around=around(tmp_path, own))
+    shutil.rmtree(own)
+    return tmp_path / "seed run"
+
+
+def start_from(seed: Path, stores: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"  # has the clients' store and no other
+    if not here.exists():
+        here.mkdir()
+        (here / "tones").symlink_to(stores / "tones")
+    recipe = load_recipe(federated(tmp_path, f"'{seed}'"))
+    run_recipe(recipe, out=tmp_path / "out", resume=False, around=around(tmp_path, here))
+
+
+def test_a_run_as_seed_says_why_its_store_is_needed_and_what_to_give_instead(
+    stores: Path, tmp_path: Path, trained_elsewhere: Path
+) -> None:
+    for seed in (trained_elsewhere, trained_elsewhere / "model"):
+        with pytest.raises(InputError) as refused:
+            start_from(seed, stores, tmp_path)
+        said = str(refused.value)
+        assert said.startswith(f"seed model {seed}: the stores that it was trained and chosen on are needed, to find ")
+        assert f"(no store at {tmp_path / 'here' / 'strangers'}: nothing is there" in said
+        assert said.endswith("or for a simulation the model without its run: a copy of the run's folder `model`")
+    shutil.copytree(trained_elsewhere / "model", tmp_path / "copy")
+    start_from(tmp_path / "copy", stores, tmp_path)
+
+
+def test_an_unfinished_run_as_seed_says_that_it_would_be_trained(
+    stores: Path, tmp_path: Path, trained_elsewhere: Path
+) -> None:
+    (trained_elsewhere / "results.json").unlink()
+    with pytest.raises(InputError, match=r"seed model .*seed run: it is not there, or not finished, and is trained fi"):
+        start_from(trained_elsewhere, stores, tmp_path)
+
+
+def test_the_model_in_a_run_is_a_seed_like_the_run(stores: Path, tmp_path: Path) -> None:
+    seed = load_recipe(central(tmp_path, "seed", store="strangers"))
+    run_recipe(seed, out=tmp_path / "seed run", resume=False, around=around(tmp_path, stores))
+    for place in ("seed run", "seed run/model"):
+        found = find_seed(str(tmp_path / place), runs=tmp_path, root_seed=1)
+        assert (found.is_there, found.recipe) == (True, seed)
+        found.load()

@@ -62,7 +62,9 @@ def join(
     before you say yes. Ctrl-C ends it after the present order; the same command goes on. When the server says that the
     run is over, it ends by itself.
     """
+    from sottovoce.deployment.certificates import check_valid
     from sottovoce.deployment.keys import NODE_KEY, load_certificate, load_private_key
+    from sottovoce.deployment.own_home import claim
     from sottovoce.deployment.own_ledger import Quota
     from sottovoce.deployment.own_recordings import own_store
     from sottovoce.deployment.participant import Participant
@@ -75,12 +77,16 @@ def join(
 
     own = load_private_key(key / NODE_KEY if key.is_dir() else key)
     authority = load_certificate(ca)
+    remedy = "ask whoever invited you for the new one"
+    if (soon := check_valid(authority, name=str(ca), now=datetime.now(UTC), remedy=remedy)) is not None:
+        say(soon)
     quota = Quota(
         rounds=rounds_a_day,
         seconds=seconds_a_day,
         bytes=None if megabytes_a_day is None else int(megabytes_a_day * 1e6),
     )
     home = home or (key if key.is_dir() else key.parent) / "home"
+    claim(home)  # before recordings are prepared, which may take long: its owner can leave meanwhile
     participant = Participant(
         home,
         key=own,
@@ -174,11 +180,14 @@ def _ask(participant: "Participant", invitation: "Invitation") -> None:
 
 
 def _told(participant: "Participant", *, stop: threading.Event | None) -> Callable[[bytes], bytes]:
-    """Its answers, with a line for the user after each round that they took part in, and when there are no more.
+    """Its answers, with lines for the user about each round that they take part in, and when there are no more.
 
     That sets `stop`, where it is given.
     """
-    from sottovoce.deployment.messages import Kind, Refused, peek_order
+    from sottovoce.deployment.messages import Refused, peek_order
+    from sottovoce.deployment.own_sent import SentInRounds
+
+    sent = SentInRounds()
 
     def told(data: bytes) -> bytes:
         answered = participant.answer(data)
@@ -186,10 +195,8 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
             order = peek_order(data, limit=LARGEST_ORDER)
         except Refused:
             return answered
-        if order.kind is Kind.TRAIN:
-            say(f"round {order.step + 1:,}: asked to train, {_what(answered)}")
-        if order.kind is Kind.WER:
-            say(f"after round {order.step:,}: asked how well you are understood, {_what(answered)}")
+        for line in sent.lines(order, answered):
+            say(line)
         if (rounds := participant.ended) is not None:
             participant.ended = None
             say(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
@@ -198,13 +205,6 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
         return answered
 
     return told
-
-
-def _what(answered: bytes) -> str:
-    from sottovoce.deployment.messages import Code, code_of
-
-    code = code_of(answered)
-    return f"answered with {len(answered):,} bytes" if code is Code.DONE else f"refused ({code.name.lower()})"
 
 
 def _digest(text: str) -> bytes:
@@ -246,9 +246,9 @@ def pause(home: Home) -> None:
 
     Example: sottovoce node pause keys/mine/home
     """
-    from sottovoce.deployment import own_ledger
+    from sottovoce.deployment import own_home
 
-    own_ledger.pause(home)
+    own_home.pause(home)
     stderr.print("paused: `sottovoce node resume` goes on", highlight=False)
 
 
@@ -258,9 +258,9 @@ def resume(home: Home) -> None:
 
     Example: sottovoce node resume keys/mine/home
     """
-    from sottovoce.deployment import own_ledger
+    from sottovoce.deployment import own_home
 
-    own_ledger.resume(home)
+    own_home.resume(home)
     stderr.print("taking part again", highlight=False)
 
 
@@ -270,7 +270,7 @@ def leave(home: Home) -> None:
 
     Example: sottovoce node leave keys/mine/home
     """
-    from sottovoce.deployment import own_ledger
+    from sottovoce.deployment import own_home
 
-    own_ledger.leave(home)
+    own_home.leave(home)
     stderr.print("left for good; what was sent before cannot be taken back", highlight=False)

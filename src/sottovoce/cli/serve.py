@@ -1,11 +1,12 @@
 """`sottovoce serve`."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, end_interrupted, print_json
+from sottovoce.cli.console import Json, end_interrupted, print_json, say
 from sottovoce.cli.run import label_of, show_finished, surroundings
 from sottovoce.errors import InputError
 
@@ -85,7 +86,8 @@ def serve(
     """
     from sottovoce.config import Suite, load_experiment
     from sottovoce.deployment.accepted import usual_spare_attempts
-    from sottovoce.deployment.keys import REVOKED, SERVER, SERVER_KEY, revoked_in
+    from sottovoce.deployment.keys import REVOKED, SERVER, SERVER_KEY, check_server, revoked_in
+    from sottovoce.deployment.link import RemindingLink
     from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
     from sottovoce.deployment.people import roster_population
     from sottovoce.deployment.roster import load_roster
@@ -120,6 +122,9 @@ def serve(
         spare_attempts = usual_spare_attempts(experiment.federation.steps)
     spare = spare_attempts if is_release else None
     host, port = _address(listen)
+    certificates = check_server(keys)
+    for line in certificates.check_valid(_now()):
+        say(line)
     people = load_roster(roster, revoked=revoked_in(keys / REVOKED))
     able = {user.node.hex(): user.key for user in people.users if not user.revoked}
     usual = least or min(experiment.federation.cohort_size, len(able))
@@ -145,7 +150,7 @@ def serve(
                 nodes=able,
             )
             around.say(f"listening at {host}:{link.port} for {len(people):,} people; they are asked {digest.hex()}")
-            return link
+            return RemindingLink(link, reminders=certificates.reminders, now=_now, say=around.say)
 
         def clients(run: "RunFolder", plan: "Plan", start: "Recogniser") -> "ClientsOverNetwork":
             return reach(
@@ -174,6 +179,10 @@ def serve(
         raise typer.Exit(2)  # the run has ended in order, and has said why; somebody should look at it
     if outcome.stopped_at is not None:
         end_interrupted(f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -17,6 +17,8 @@ from sottovoce.errors import InputError
 
 SIGNS_ORDERS = x509.ObjectIdentifier("2.25.281913087194356122098765409115022731001")  # made of a random UUID
 
+WARN_BEFORE = timedelta(days=30)  # that a certificate expires
+
 _CLOCKS_DIFFER = timedelta(hours=1)  # a certificate holds from so long before it was made
 _HOST = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.IGNORECASE)
 _LONGEST_HOST = 253
@@ -146,6 +148,23 @@ def parse_certificate(content: bytes, *, where: str) -> x509.Certificate:
         return x509.load_pem_x509_certificate(content)
     except (ValueError, UnsupportedAlgorithm):
         raise InputError(f"{where} holds no certificate that can be read: expected PEM") from None
+
+
+def check_valid(certificate: x509.Certificate, *, name: str, now: datetime, remedy: str) -> str | None:
+    """InputError unless `certificate` is valid; within thirty days of its end, a line that says when and what to do."""
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < begin:
+        raise InputError(
+            f"{name} is not valid before {begin:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
+            f"{now:%Y-%m-%d %H:%M}: set the clock"
+        )
+    if now > end:
+        raise InputError(
+            f"{name} has expired on {end:%Y-%m-%d}, and this machine's clock says {now:%Y-%m-%d}: {remedy}"
+        )
+    if end - now > WARN_BEFORE:
+        return None
+    return f"{name} expires on {end:%Y-%m-%d}, {(end - now).days} days from now: {remedy}"
 
 
 def key_of_orders(certificate: x509.Certificate, *, authority: x509.Certificate, now: datetime) -> PublicKey:

@@ -44,7 +44,7 @@ def words(invitation: Invitation) -> list[str]:
 
 def _at_most(invitation: Invitation) -> str:
     if invitation.private.mode is Mode.SEEDED:
-        return "and again for every round that was lost, however many the server says these are"
+        return "and once more for each round that the server says it has lost; nothing limits how many it says"
     limits = invitation.limits
     assert limits is not None
     besides = f", and {limits.measurements:,} times for those numbers" if limits.measurements else ""

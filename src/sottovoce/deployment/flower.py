@@ -10,10 +10,11 @@ registered here, by the public keys of a roster, and cannot register themselves.
 import asyncio
 import threading
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, final
 
@@ -26,7 +27,6 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
     NOOP_FEDERATION_ID,
     NodeStatus,
     TaskType,
@@ -36,7 +36,7 @@ from flwr.supercore.error import http_error_translator
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.object_store import NoObjectInStoreError
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_signature
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
@@ -45,7 +45,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import Response
 
-from sottovoce.deployment.gate import AT_ONCE, Gate, Receive, Scope, Send
+from sottovoce.deployment.gate import AT_ONCE, UNKNOWN, Caller, Gate, Receive, Scope, Send
 from sottovoce.deployment.listening import Listener
 from sottovoce.deployment.parcels import (
     CHUNK,
@@ -59,6 +59,7 @@ from sottovoce.deployment.parcels import (
     take_apart,
     unpacked,
 )
+from sottovoce.deployment.signed_requests import PROOF_HEADER, SESSION_HEADER, SignedRequests
 
 HELD_SECONDS = 3.0  # a node's question whether there is an order is answered when there is one, or after so long
 
@@ -116,7 +117,8 @@ class FlowerLink:
         self._ids = {name: self._register(public_key) for name, public_key in nodes.items()}
         self._names = {node_id: name for name, node_id in self._ids.items()}
         self._run = self._start_run()
-        self._keys, self._callers = dict(nodes), {_caller(public_key): name for name, public_key in nodes.items()}
+        self._callers = {_caller(public_key): name for name, public_key in nodes.items()}
+        self._requests = SignedRequests(nodes, now=lambda: datetime.now(UTC))
         self._waiting: set[str] = set()  # for whom there is an order that they have not fetched
         self._asked: dict[str, _Asked] = {}
         self._lives = Counter[str]()  # how often each of them was activated
@@ -174,7 +176,8 @@ class FlowerLink:
             if scope["path"].startswith("/v1/fleet/push-"):
                 self._arrived.set()
 
-        return Gate(noticed, paths=PATHS, knows=self._known)
+        challenge = (SESSION_HEADER.encode(), self._requests.session.hex().encode())
+        return Gate(noticed, paths=PATHS, knows=self._known, challenge=challenge)
 
     def _note_departure(self, scope: Scope) -> None:
         """Keep what a node says on going, where it says that it is for good; whether it is true is looked at later."""
@@ -199,19 +202,20 @@ class FlowerLink:
         self._waiting.discard(name)
         return True
 
-    def _known(self, scope: Scope) -> str | None:
-        """Who asks, if it is somebody of the roster who has signed the head of this request.
+    def _known(self, scope: Scope) -> Caller | int:
+        """Who asks, if it is somebody of the roster who has signed this request, and it is here for the first time.
 
-        How old that is, and whether they ask in their own name, Flower looks at when it has read the rest.
+        Whether they ask in their own name, Flower looks at when it has read the rest.
         """
         name = self._callers.get(_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER))
         if name is None:
-            return None
-        try:
-            signature = b64decode(_header(scope, FLEET_HTTP_SIGNATURE_HEADER), validate=True)
-        except ValueError:
-            return None
-        return name if verify_signature(self._keys[name], _header(scope, TIMESTAMP_HEADER), signature) else None
+            return UNKNOWN
+        return self._requests.caller(
+            name,
+            path=scope["path"],
+            timestamp=_header(scope, TIMESTAMP_HEADER),
+            proof=_header(scope, PROOF_HEADER),
+        )
 
     def _admit(self, request: Request) -> None:
         """What Flower itself lets a node do that has proved who it is, and should not."""
@@ -356,8 +360,9 @@ class FlowerLink:
 
 
 def _header(scope: Scope, name: str) -> bytes:
-    value: bytes = dict(scope["headers"]).get(name.encode(), b"")
-    return value
+    """Empty where it is not there once: of two, Flower might read the other."""
+    found: list[bytes] = [value for each, value in scope["headers"] if each == name.encode()]
+    return found[0] if len(found) == 1 else b""
 
 
 def _caller(public_key: EllipticCurvePublicKey) -> bytes:

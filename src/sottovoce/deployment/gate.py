@@ -2,13 +2,16 @@
 
 An ASGI application around another one. Who asks for a path that is not listed, or has not proved in the head of the
 request who they are, is refused before a byte of what they send is read. On a listed path no more than its bound is,
-whatever the request says of its own length; and so many requests of one node at a time.
+whatever the request says of its own length, and what was read must be what they have signed; so many requests of one
+node at a time.
 """
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, final
 
 Scope = MutableMapping[str, Any]
@@ -16,11 +19,23 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-Knows = Callable[[Scope], str | None]
+Header = tuple[bytes, bytes]
 
-UNKNOWN, CLOSED, TOO_SLOW, TOO_LARGE, TOO_MANY = 401, 403, 408, 413, 503  # nodes try again after the last
+UNKNOWN, CLOSED, TOO_SLOW, TOO_LARGE = 401, 403, 408, 413
+REPLAYED, TOO_MANY = 425, 503  # a node that was meant tries again, with a new signature
 AT_ONCE = 8  # requests of one node: it asks for orders, is heard of, and brings an answer; twice that where it is back
 SILENT_SECONDS = 120.0  # that the next part of a request, or of taking its answer, may take: a chunk at 0.3 Mbit/s
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who has signed a request, and the SHA-256 of the body that they have signed with it."""
+
+    name: str
+    body_digest: bytes
+
+
+Knows = Callable[[Scope], Caller | int]  # or the status of a refusal
 
 
 class _Refused(Exception):
@@ -35,13 +50,20 @@ class _Refused(Exception):
 class Gate:
     """Lets POST requests of those whom `knows` names through to `inside`: to `paths`, each with at most so many bytes.
 
-    Everything else is refused.
+    Everything else is refused. `challenge` goes with the refusal of those who are not known: what to sign.
     """
 
     def __init__(
-        self, inside: Application, *, paths: Mapping[str, int], knows: Knows, silent_seconds: float = SILENT_SECONDS
+        self,
+        inside: Application,
+        *,
+        paths: Mapping[str, int],
+        knows: Knows,
+        challenge: Header | None = None,
+        silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         self._inside, self._paths, self._knows, self._silent = inside, dict(paths), knows, silent_seconds
+        self._challenge = [] if challenge is None else [challenge]
         self._busy = Counter[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,19 +72,20 @@ class Gate:
             await _refuse(CLOSED, scope, send)
         elif not _says_at_most(scope, most):
             await _refuse(TOO_LARGE, scope, send)
-        elif (name := self._knows(scope)) is None:
-            await _refuse(UNKNOWN, scope, send)
-        elif self._busy[name] >= AT_ONCE:
+        elif isinstance(caller := self._knows(scope), int):
+            await _refuse(caller, scope, send, *(self._challenge if caller == UNKNOWN else ()))
+        elif self._busy[caller.name] >= AT_ONCE:
             await _refuse(TOO_MANY, scope, send)
         else:
-            self._busy[name] += 1
+            self._busy[caller.name] += 1
             try:
-                await self._let_through(scope, receive, send, most=most)
+                await self._let_through(scope, receive, send, most=most, body_digest=caller.body_digest)
             finally:
-                self._busy[name] -= 1
+                self._busy[caller.name] -= 1
 
-    async def _let_through(self, scope: Scope, receive: Receive, send: Send, *, most: int) -> None:
+    async def _let_through(self, scope: Scope, receive: Receive, send: Send, *, most: int, body_digest: bytes) -> None:
         read, whole, answered = 0, False, False
+        digest = hashlib.sha256()
         refused: _Refused | None = None
 
         async def counted() -> Event:
@@ -76,6 +99,10 @@ class Gate:
             whole = not event.get("more_body", False)
             if read > most:
                 refused = _Refused(TOO_LARGE)
+                raise refused
+            digest.update(event.get("body", b""))
+            if whole and event["type"] == "http.request" and digest.digest() != body_digest:
+                refused = _Refused(UNKNOWN)
                 raise refused
             return event
 
@@ -97,11 +124,11 @@ def _says_at_most(scope: Scope, most: int) -> bool:
     return all(value.isdigit() and int(value) <= most for value in lengths)
 
 
-async def _refuse(status: int, scope: Scope, send: Send) -> None:
+async def _refuse(status: int, scope: Scope, send: Send, *more: Header) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
     # What was not read is not waited for either.
-    headers = [(b"content-length", b"0"), (b"connection", b"close")]
+    headers = [(b"content-length", b"0"), (b"connection", b"close"), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

@@ -16,18 +16,27 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from sottovoce.deployment.certificates import as_pem, host_names, hosts_of, issued, parse_certificate, self_signed
+from sottovoce.deployment.certificates import (
+    as_pem,
+    check_valid,
+    host_names,
+    hosts_of,
+    issued,
+    parse_certificate,
+    self_signed,
+)
 from sottovoce.deployment.signatures import PrivateKey, PublicKey
 from sottovoce.errors import InputError
 from sottovoce.files import read_bounded, read_json, sealed, sync_folder, unsealed, write_json, written_atomically
@@ -212,6 +221,52 @@ def describe(folder: Path) -> dict[str, str]:
     if not found:
         raise InputError(f"{folder}: no keys there: expected a folder that `sottovoce keys` has made")
     return found
+
+
+def check_server(folder: Path) -> "ServerCertificates":
+    """A server's certificates; InputError where a file is missing, or a key, a certificate and ca.pem do not fit."""
+    if not folder.is_dir() or not any((folder / name).exists() for name in (SERVER, SERVER_KEY, ORDERS, ORDERS_KEY)):
+        raise InputError(f"{folder}: no keys there: expected a server's, as `sottovoce keys server` makes them")
+    authority = load_certificate(folder / AUTHORITY)
+    found = {folder / AUTHORITY: authority}
+    for name, key_name in ((SERVER, SERVER_KEY), (ORDERS, ORDERS_KEY)):
+        certificate, key = load_certificate(folder / name), load_private_key(folder / key_name)
+        if certificate.public_key() != key.public_key():
+            raise InputError(f"{folder}: {key_name} is not the key of {name}: expected both as they were made")
+        try:
+            certificate.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            raise InputError(f"{folder}: {name} is not signed by the authority of {AUTHORITY}: renew it") from None
+        found[folder / name] = certificate
+    return ServerCertificates(found)
+
+
+@dataclass(frozen=True, eq=False)
+class ServerCertificates:
+    """Those that a server was started with, by their files."""
+
+    by_file: Mapping[Path, x509.Certificate]
+
+    def check_valid(self, now: datetime) -> list[str]:
+        """InputError where one is not valid now; lines about those that expire within thirty days."""
+        lines = (
+            check_valid(certificate, name=str(path), now=now, remedy=_remedy(path))
+            for path, certificate in self.by_file.items()
+        )
+        return [line for line in lines if line is not None]
+
+    def reminders(self, now: datetime) -> list[str]:
+        """The same for one that is running: what has expired is a line too."""
+        try:
+            return self.check_valid(now)
+        except InputError as error:
+            return [f"{error}; until then no node can connect anew"]
+
+
+def _remedy(path: Path) -> str:
+    if path.name == AUTHORITY:
+        return f"`sottovoce keys renew AUTHORITY`, renew the server's, and give the new {AUTHORITY} to everybody"
+    return f"`sottovoce keys renew {path.parent} --authority AUTHORITY`, and start the server again"
 
 
 def _load_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:

@@ -1,13 +1,15 @@
 """The seam between what is said and what carries it: bytes out to nodes by name, bytes back.
 
-    LocalLink      in this process: tests, and fleets that are simulated
-    FlowerLink     over TLS, to nodes with keys (`deployment.flower`)
+    LocalLink       in this process: tests, and fleets that are simulated
+    FlowerLink      over TLS, to nodes with keys (`deployment.flower`)
+    RemindingLink   another one, whose operator is reminded of what expires
 
 A link is trusted with nothing but its effort. Whoever runs it may lose, repeat, delay, swap and invent messages: orders
 and answers are signed, and say what they belong to (`deployment.messages`).
 """
 
 from collections.abc import Callable, Mapping
+from datetime import date, datetime
 from typing import Protocol, final
 
 # A client's end: an order's bytes in, its answer's bytes out. It never raises; None is to stay silent.
@@ -56,3 +58,33 @@ class LocalLink:
 
     def close(self) -> None:
         pass
+
+
+@final
+class RemindingLink:
+    """`link`; before orders, once a day, its operator hears what `reminders` has to say at the time `now` gives."""
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        reminders: Callable[[datetime], list[str]],
+        now: Callable[[], datetime],
+        say: Callable[[str], None],
+    ) -> None:
+        self._link, self._reminders, self._now, self._say = link, reminders, now, say
+        self._reminded: date = now().date()  # what there was to say today is said at the start
+
+    def present(self) -> frozenset[str]:
+        return self._link.present()
+
+    def ask(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> Mapping[str, bytes]:
+        now = self._now()
+        if now.date() != self._reminded:
+            self._reminded = now.date()
+            for line in self._reminders(now):
+                self._say(line)
+        return self._link.ask(orders, seconds=seconds, limit=limit)
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,7 +1,6 @@
 """What a node remembers of itself: what its user has accepted, and every answer that has left it.
 
 HOME/ledger.jsonl    append-only lines, each sealed by a hash of all before it (`privacy.chain`)
-HOME/paused          while it is there, nothing is answered; `left`: nor ever again
 HOME/start/DIGEST    models that training started from, as they came
 
 A line is on the disk before the answer that it tells of may leave: a node that was killed and comes back knows what it
@@ -20,11 +19,9 @@ from typing import Any
 
 from sottovoce.deployment.accepted import Limits
 from sottovoce.deployment.messages import Code, Kind, Order, Refused
+from sottovoce.deployment.own_home import LEDGER, LEFT, PAUSED, check_home, claim, standing
 from sottovoce.errors import InputError
-from sottovoce.files import sync_folder
 from sottovoce.privacy.chain import ChainWriter, read_chain
-
-LEDGER, PAUSED, LEFT = "ledger.jsonl", "paused", "left"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +86,7 @@ class OwnLedger:
 
     def __init__(self, home: Path) -> None:
         self._home, self._writing = home, threading.Lock()
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        claim(home)
         self._file = ChainWriter(home / LEDGER)
         os.chmod(home / LEDGER, 0o600)
         self._accepted: dict[str, _Acceptance] = {}
@@ -246,16 +243,15 @@ def _day(now: datetime) -> str:
     return now.date().isoformat()
 
 
-# For the user, also while a node is running.
+# For its owner, also while a node is running.
 
 
 def account(home: Path) -> list[str]:
     """What a node has accepted and sent, a line each; InputError where there is none."""
-    if not (home / LEDGER).exists():
-        raise InputError(
-            f"{home}: no node has joined from here; expected the home of one, KEY/home unless it was moved"
-        )
-    lines = [f"{home}: {_standing(home)}"]
+    check_home(home)
+    lines = [f"{home}: {standing(home)}"]
+    if not (home / LEDGER).exists():  # it is just being joined from
+        return lines
     days: defaultdict[str, _Spent] = defaultdict(_Spent)
     for record in read_chain(home / LEDGER).records:
         if "accepted" in record:
@@ -271,30 +267,3 @@ def account(home: Path) -> list[str]:
             f"sent {spent.bytes / 1e6:,.2f} MB"
         )
     return lines
-
-
-def _standing(home: Path) -> str:
-    if (home / LEFT).exists():
-        return "left for good"
-    return "paused" if (home / PAUSED).exists() else "taking part"
-
-
-def pause(home: Path) -> None:
-    """Answer nothing until `resume`."""
-    _mark(home, PAUSED)
-
-
-def resume(home: Path) -> None:
-    (home / PAUSED).unlink(missing_ok=True)
-    sync_folder(home)
-
-
-def leave(home: Path) -> None:
-    """Answer nothing any more, for good: there is no way back but a new key in a new run."""
-    _mark(home, LEFT)
-
-
-def _mark(home: Path, name: str) -> None:
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (home / name).touch()
-    sync_folder(home)

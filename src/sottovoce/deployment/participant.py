@@ -25,7 +25,7 @@ from typing import final
 import torch
 from cryptography import x509
 
-from sottovoce.deployment.certificates import key_of_orders, parse_certificate
+from sottovoce.deployment.certificates import check_valid, key_of_orders, parse_certificate
 from sottovoce.deployment.invitation import Invitation, opened_letter
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.masks import Words
@@ -81,6 +81,7 @@ class Participant:
         self._node, self._largest = fingerprint(key.public_key()), largest_order
         self._ledger = OwnLedger(home)
         self._service: _Service | None = None
+        self._warned_of: x509.Certificate | None = None
         self._answering = threading.Lock()
         self.invited: Invitation | None = None
         self.ended: int | None = None
@@ -170,6 +171,7 @@ class Participant:
             signer = parse_certificate(certificate, where="the invitation")
             server = key_of_orders(signer, authority=self._authority, now=self._now())
         check_signature(data, server)
+        self._warn_of_expiry(signer)
         with self._refusing(Code.UNABLE):
             invitation = Invitation.read(content)
         if invitation.digest != order.recipe:
@@ -192,6 +194,14 @@ class Participant:
             service.training = self._prepared(invitation, kept)
         self._check_bytes(service)
         return order.answered(b"" if service.training is None else invitation.start)
+
+    def _warn_of_expiry(self, signer: x509.Certificate) -> None:
+        """Tell its user, once for each certificate; that it is valid was seen before."""
+        remedy = "after that nothing is answered; whoever runs the server can renew it"
+        soon = check_valid(signer, name="the server's certificate", now=self._now(), remedy=remedy)
+        if soon is not None and signer != self._warned_of:
+            self._warned_of = signer
+            self._say(soon)
 
     def _start(self, order: Order, invitation: Invitation) -> OwnTraining:
         """Take the start model, and keep it for the next time."""

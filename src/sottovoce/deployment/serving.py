@@ -93,10 +93,9 @@ def reach(
     load_certificate(keys / ORDERS)
     letter = sealed_letter(invitation, (keys / ORDERS).read_bytes())
     signer = load_private_key(keys / ORDERS_KEY)
-    attempts = Attempts(run.path / ATTEMPTS)
-    conversation = Conversation(
-        link=listen(invitation.digest), roster=roster, key=signer, run=attempts.run, recipe=invitation.digest
-    )
+    link = listen(invitation.digest)
+    attempts = Attempts(run.path / ATTEMPTS)  # the first that is written down: from here on the run has begun
+    conversation = Conversation(link=link, roster=roster, key=signer, run=attempts.run, recipe=invitation.digest)
     return ClientsOverNetwork(
         conversation,
         Offer(terms=letter, start_digest=invitation.start, start=travelling),

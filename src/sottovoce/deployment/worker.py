@@ -13,12 +13,14 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app.message import Message
+from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -27,7 +29,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.protobuf.client import ProtobufClient
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClient, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -43,6 +45,7 @@ from sottovoce.deployment.parcels import (
     take_apart,
     unpacked,
 )
+from sottovoce.deployment.signed_requests import PROOF_HEADER, SESSION_BYTES, SESSION_HEADER, prove
 from sottovoce.errors import InputError
 
 T = TypeVar("T")
@@ -52,6 +55,7 @@ SOONEST, LATEST = 0.02, 1.0  # seconds between two attempts: longer from one to 
 PATIENCE = 5.0  # seconds between two attempts to reach a server that is gone
 LONGEST = 86_400.0  # seconds that an order may take
 CLOCKS = 4.0  # seconds that clocks may differ: Flower refuses a node that is 5 ahead
+_OUT_OF_DATE = {9: "is not valid yet", 10: "has expired"}  # OpenSSL's codes
 _MOST_BYTES = CHUNK + (1 << 20)  # of one reply of the server
 
 
@@ -88,14 +92,7 @@ def work(
     """
     quieten()
     context = ssl.create_default_context(cadata=authority.decode("ascii"))
-    client = FleetHttpClient(
-        f"https://{server}",
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(key, key.public_key()),
-        ],
-        verify=context,
-    )
+    client = FleetHttpClient(f"https://{server}", interceptors=signing(key), verify=context)
     _trust_little(client)
     is_told = False
 
@@ -124,6 +121,51 @@ def work(
                 if is_told
                 else f"{server} could not be told: the same command tries again, or tell whoever runs it"
             )
+
+
+def signing(key: EllipticCurvePrivateKey) -> list[Any]:
+    """What adds a node's signatures to the requests of Flower's client: Flower's own, and then ours."""
+    version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+    return [version, NodeAuthHttpInterceptor(key, key.public_key()), _Proving(key)]
+
+
+@final
+class _Proving:
+    """Proves each request (`signed_requests`); once more where the server names another session than ours."""
+
+    def __init__(self, key: EllipticCurvePrivateKey) -> None:
+        self._key, self._session = key, bytes(SESSION_BYTES)
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        session = self._session
+        response = self._sent(context, call_next, session)
+        named = _session_in(response)
+        if named is None or named == session:
+            return response
+        self._session = named
+        return self._sent(context, call_next, named)
+
+    def _sent(self, context: ProtobufRequestContext, call_next: ProtobufCall, session: bytes) -> httpx.Response:
+        request = context.request
+        request.headers[PROOF_HEADER] = prove(
+            self._key,
+            session=session,
+            path=request.url.path,
+            timestamp=request.headers[TIMESTAMP_HEADER],
+            body=request.content,
+        )
+        return call_next(context)
+
+
+def _session_in(response: httpx.Response) -> bytes | None:
+    """The session that a server names as it refuses us."""
+    if response.status_code != httpx.codes.UNAUTHORIZED:
+        return None
+    try:
+        named = bytes.fromhex(response.headers.get(SESSION_HEADER, ""))
+    except ValueError:
+        return None
+    return named if len(named) == SESSION_BYTES else None
 
 
 @contextmanager
@@ -292,7 +334,9 @@ def _authentic(call: Callable[[], T]) -> T:
     except httpx.HTTPStatusError as error:
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
             raise _Unknown(error.response) from None
-        if error.response.is_client_error:
+        # Somebody else has sent it before us, or our clock was set back: it is signed anew.
+        is_replayed = error.response.status_code == httpx.codes.TOO_EARLY
+        if error.response.is_client_error and not is_replayed:
             raise _Unwanted from None
         raise httpx.RemoteProtocolError(f"status {error.response.status_code}") from None
     except ValueError:  # Flower's word for what is no protobuf
@@ -319,6 +363,12 @@ def _check_certificate(error: Exception, server: str) -> None:
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError):
+            if seen.verify_code in _OUT_OF_DATE:
+                raise InputError(
+                    f"{server}: its certificate {_OUT_OF_DATE[seen.verify_code]}, by this machine's clock "
+                    f"({datetime.now(UTC):%Y-%m-%d %H:%M} UTC). Where the clock is right, ask whoever runs the server "
+                    "to renew it (`sottovoce keys renew`)"
+                ) from None
             raise InputError(
                 f"{server} is not the server that it should be: {seen.verify_message}; expected a certificate of the "
                 "authority given by --ca"

@@ -36,6 +36,8 @@ METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
 )
 ENGINE, POPULATION = "engine.json", "population.json"
 
+BEFORE_IT_BEGINS = {CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION}  # written before anything is trained or charged
+
 ONE_TIME = 315_532_800  # 1980 begins: the first moment that a zip file can hold
 
 STAND_IN = "stand_in"
@@ -119,17 +121,19 @@ def open_run(
     """Open `path` for a run with `config` (YAML): a new folder, or with `resume` the folder of the same run.
 
     `inputs` is what the run depends on besides: a store may have been made anew since. A folder that holds another
-    run, or is in use, is refused. Unless it `keeps_times`, all files have one when it is closed (`hide_times`).
+    run, or is in use, is refused. One whose run has failed before it began is taken as new. Unless it `keeps_times`,
+    all files have one when it is closed (`hide_times`).
     A `stand_in` says so in its environment: people and noise are not the recipe's.
     """
     known = path / CONFIG
     if path.exists() and not path.is_dir():
         raise InputError(f"run folder {path} is a file")
-    if known.exists():
+    begun = path.exists() and _has_begun(path)
+    if known.exists() and (resume or begun):
         _check_same(known, config)
         if not resume:
             raise InputError(f"run folder {path} holds this run already: --resume goes on with it, --out names another")
-    elif path.exists() and any(not inside.name.startswith(".") for inside in path.iterdir()):  # a lock, a torn config
+    elif begun:
         raise InputError(f"run folder {path} holds other things: --out names another")
     path.mkdir(parents=True, exist_ok=True)
     with (path / LOCK).open("w") as lock:
@@ -138,6 +142,8 @@ def open_run(
         except BlockingIOError:
             raise InputError(f"run folder {path} is in use by another process") from None
         sweep(path, CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, ENGINE, POPULATION, RESULTS)
+        if not resume:
+            _forget_beginning(path)
         if not known.exists():
             with written_atomically(known) as file:
                 file.write(config.encode())
@@ -151,6 +157,19 @@ def open_run(
         finally:
             if not keeps_times:
                 hide_times(path)
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether there is anything in `path` besides what a run is to be; a lock and a torn config are nothing."""
+    return any(inside.name not in BEFORE_IT_BEGINS and not inside.name.startswith(".") for inside in path.iterdir())
+
+
+def _forget_beginning(path: Path) -> None:
+    """Remove what a run has left that failed before it began; its folder is held."""
+    if _has_begun(path):  # it was begun while we waited for the lock
+        raise InputError(f"run folder {path} holds this run already: --resume goes on with it, --out names another")
+    for name in BEFORE_IT_BEGINS:
+        (path / name).unlink(missing_ok=True)
 
 
 def hide_times(path: Path) -> None:

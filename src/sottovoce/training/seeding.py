@@ -5,6 +5,7 @@ refuses clients whom its seed has heard; this file finds out, through the seed's
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from sottovoce.config import Recipe, as_yaml, is_recipe, load_recipe, plain_name
 from sottovoce.errors import InputError
 from sottovoce.files import read_json
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.store import Store
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
@@ -37,7 +38,7 @@ class Seed:
     @property
     def is_there(self) -> bool:
         """Whether it is trained, by this very recipe."""
-        if self.recipe is None:
+        if self.recipe is None or (self.folder / PARAMETERS).exists():  # a model itself, alone or of some run
             return True
         done, known = self.folder / RESULTS, self.folder / CONFIG
         return done.exists() and known.exists() and known.read_text(encoding="utf-8") == as_yaml(self.recipe)
@@ -96,15 +97,31 @@ def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path
     shared: set[int] = set()
     unknown = []
     for folder, recipe in ancestors(seed, runs=runs):
-        to_be_made = beforehand and recipe is not None and not Seed(folder, recipe).is_there
-        if recipe is None or not (to_be_made or _still_there(folder, recipe, stores)):
-            unknown.append(folder)
         if recipe is None:
+            unknown.append(folder)
             continue
-        shared |= set(shared_speakers(speakers_of(recipe, open_place(recipe.data.store, stores)), clients).tolist())
-        for _, keys in _beside_training(recipe, stores).values():
-            shared |= set(np.intersect1d(keys, keys_of(clients)).tolist())
+        with _saying_why(folder):
+            to_be_made = beforehand and not Seed(folder, recipe).is_there
+            if not (to_be_made or _still_there(folder, recipe, stores)):
+                unknown.append(folder)
+            heard = shared_speakers(speakers_of(recipe, open_place(recipe.data.store, stores)), clients)
+            shared |= set(heard.tolist())
+            for _, keys in _beside_training(recipe, stores).values():
+                shared |= set(np.intersect1d(keys, keys_of(clients)).tolist())
     return Heard(len(shared), tuple(unknown))
+
+
+@contextmanager
+def _saying_why(folder: Path) -> Iterator[None]:
+    """Within, a store that cannot be read is asked for with the reason: a user may know only the model's folder."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            f"seed model {folder}: the stores that it was trained and chosen on are needed, to find out whether some "
+            f"of the clients are in them ({error}); give those stores, or for a simulation the model without its run: "
+            "a copy of the run's folder `model`"
+        ) from None
 
 
 def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:

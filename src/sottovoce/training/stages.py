@@ -170,7 +170,12 @@ def _seed_model(
         return seed, None
     assert seed.recipe is not None
     around.on_stage(f"seed model {name}")
-    outcome = run_recipe(seed.recipe, out=seed.folder, resume=True, around=around)
+    try:
+        outcome = run_recipe(seed.recipe, out=seed.folder, resume=True, around=around)
+    except InputError as error:
+        raise InputError(
+            f"seed model {name}: it is not there, or not finished, and is trained first: {error}"
+        ) from None
     return seed, outcome if processes.any(outcome.stopped_at is not None) else None
 
 
