@@ -12,7 +12,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from sottovoce.deployment.accounts import ACCOUNTS, Accounts
+from sottovoce.deployment.accounts import Accounts
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.link import Answer, LocalLink
@@ -176,6 +176,6 @@ def fleet(
         attempts=Attempts(folder / "attempts.json"),
         least=least,
         secure=terms,
-        accounts=Accounts(folder / ACCOUNTS, names) if accounts else None,
+        accounts=Accounts(folder, names) if accounts else None,
     )
     return Fleet(nodes, clients, plan)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sottovoce.config import Recipe
-from sottovoce.deployment.accounts import ACCOUNTS, Accounts, may_be_kept
+from sottovoce.deployment.accounts import Accounts, may_be_kept
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
 from sottovoce.deployment.keys import ORDERS, ORDERS_KEY, load_certificate, load_private_key
@@ -103,4 +103,4 @@ def reach(
 def _accounts(roster: Roster, run: RunFolder, plan: Plan) -> Accounts | None:
     """Everybody's own, of open sums whose cohorts are no secret."""
     names = [user.name for user in roster.users]
-    return Accounts(run.path / ACCOUNTS, names) if may_be_kept(plan) else None
+    return Accounts(run.path, names) if may_be_kept(plan) else None

@@ -24,8 +24,9 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, describe_inherited
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
-from sottovoce.privacy.correlated_noise import SECRETS, forget
+from sottovoce.privacy.correlated_noise import MEMORY
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.secret_files import SECRETS, forget
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes, own_device, process_group, restarted
 from sottovoce.seeds import derive
@@ -69,6 +70,8 @@ from sottovoce.training.team import Team
 from sottovoce.training.testing import score_models
 from sottovoce.training.trained_part import communication, describe_part, trained_part
 from sottovoce.users.population import Population
+
+OF_ROUNDS = (MEMORY,)  # secrets that nobody needs after the last round
 
 
 @dataclass(frozen=True)
@@ -353,7 +356,7 @@ def _run_federated(
     with opening as run:
         if (known := _known(run, processes)) is not None:
             if processes.first:  # it may have been killed before it came to that
-                forget(run.path / SECRETS)
+                forget(run.path / SECRETS, *OF_ROUNDS)
             return known
         if not processes.first:
             followers = clients(run)
@@ -407,7 +410,7 @@ def _run_federated(
                 return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
             finished = _finish(run, _results(recipe, run, start, plan, ended, places, population, team))
-            forget(run.path / SECRETS)
+            forget(run.path / SECRETS, *OF_ROUNDS)
             return finished
 
 
