@@ -26,6 +26,7 @@ from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
 from sottovoce.privacy.correlated_noise import MEMORY
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import SECRETS, forget
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes, own_device, process_group, restarted
@@ -40,11 +41,12 @@ from sottovoce.training.denoise import check_denoise, learn_denoise
 from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
+from sottovoce.training.group_members import GROUPS, keep_groups
 from sottovoce.training.keeper import INTERRUPTED, Ended, Report, Say
 from sottovoce.training.marks import check_resumable
 from sottovoce.training.places import Places
 from sottovoce.training.privacy_report import privacy_report, promise_in
-from sottovoce.training.run_folder import NO_EPSILON, POPULATION, RESULTS, RunFolder, open_run
+from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.seeding import (
     Seed,
     check_evaluated,
@@ -71,7 +73,7 @@ from sottovoce.training.testing import score_models
 from sottovoce.training.trained_part import communication, describe_part, trained_part
 from sottovoce.users.population import Population
 
-OF_ROUNDS = (MEMORY,)  # secrets that nobody needs after the last round
+OF_ROUNDS = (MEMORY, GROUPS)  # secrets that nobody needs after the last round
 
 
 @dataclass(frozen=True)
@@ -371,6 +373,8 @@ def _run_federated(
             promised = (NO_EPSILON,) if is_others else (*plan.warnings, plan.guarantee)
             for line in filter(None, (beside, *promised, NO_EVENTS if is_release else None)):
                 around.say(line)
+            if is_release and isinstance(plan.sampler, CyclicSampler):
+                keep_groups(run.path / SECRETS, population, plan.sampler, begun=(run.path / LEDGER).exists())
             write_json(run.path / POPULATION, _public(population, plan))
             denoise = None
             if places.public is not None:
