@@ -49,11 +49,9 @@ from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.seeding import (
     Seed,
-    check_evaluated,
     find_seed,
     folder_of,
     heard_by,
-    split_keys,
 )
 from sottovoce.training.server_pass import build_server_pass
 from sottovoce.training.shared_dev import check_understood, choose_shared_dev
@@ -67,6 +65,7 @@ from sottovoce.training.speakers import (
 )
 from sottovoce.training.step_log import NO_EVENTS
 from sottovoce.training.stores import check_scored, ensure_store
+from sottovoce.training.strangers import check_unheard
 from sottovoce.training.target import met_target
 from sottovoce.training.team import Team
 from sottovoce.training.testing import score_models
@@ -302,7 +301,8 @@ def _run_federated(
             around.say(unknown)
         # Users are dealt out by their seconds: where those differed, one would be trained twice and another not at all.
         facts["population"] = sealed(population.digest, population.seconds.tobytes())
-        check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
+        if processes.first:  # who is refused here is refused for all
+            check_unheard(recipe, population, places.evaluated, seed=seed, runs=around.runs, stores=around.stores)
         start = starting_model(recipe, seed, places.store, say=around.say)
         check_language(start, places.store)
         check_understood(recipe, start)
@@ -315,7 +315,7 @@ def _run_federated(
         if elsewhere is not None:
             plan = elsewhere.planned(plan)
         facts["plan"] = plan.describe()
-        if processes.first:  # who is refused here is refused for all
+        if processes.first:
             check_denoise(recipe, start, population, places)
         server_pass = None
         if places.of_server is not None:
