@@ -27,6 +27,7 @@ from sottovoce.training.speakers import check_silos, choose_tokens, has_pieces_o
 from sottovoce.training.stages import Surroundings, choose_measure, private_plan
 from sottovoce.training.stores import ensure_store, manifests
 from sottovoce.training.strangers import check_unheard
+from sottovoce.training.token_makers import check_tokens
 
 # How the corpora of the papers become the stores that their recipes name; folders are called as they are published.
 CORPORA = {
@@ -179,6 +180,7 @@ def _check_federation(
     population = population_of(recipe, places.store, settings.clients.population(recipe.data))
     check_silos(recipe, population)
     check_unheard(recipe, population, places.evaluated, seed=seed, runs=around.runs, stores=around.stores)
+    check_tokens(recipe, population, runs=around.runs, stores=around.stores, say=around.say)
     check_language(start, places.store)
     check_understood(recipe, start)
     choose_measure(recipe, start, places, around)

@@ -61,7 +61,7 @@ def find_seed(name: str, *, runs: Path, root_seed: int) -> Seed:
         return Seed(folder_of(name, runs, recipe=recipe), recipe)
     if not Path(name).exists():
         load_recipe(name)  # says what is wrong, and the nearest name
-    run = _run_of(Path(name))
+    run = run_of(Path(name))
     return Seed(Path(name), None if run is None else load_recipe(str(run / CONFIG)))
 
 
@@ -71,7 +71,7 @@ def seed_of(recipe: Recipe, *, runs: Path) -> Seed | None:
     return None if name is None else find_seed(name, runs=runs, root_seed=recipe.people_seed)
 
 
-def _run_of(folder: Path) -> Path | None:
+def run_of(folder: Path) -> Path | None:
     """The run that a folder is, or that a model or checkpoint in it belongs to; None where there is only a model."""
     resolved = folder.resolve()
     places = (folder, resolved, *resolved.parents[:2])
@@ -109,7 +109,7 @@ def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path
 
 def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
     """Whether the stores are those that the run in `folder` has read."""
-    run = _run_of(folder)
+    run = run_of(folder)
     if run is None or not (run / INPUTS).exists():
         return False
     recorded = read_json(run / INPUTS)

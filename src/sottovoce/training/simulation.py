@@ -43,6 +43,7 @@ from sottovoce.training.speakers import check_silos, population_of
 from sottovoce.training.stages import Surroundings, private_plan, run_recipe, starting_model
 from sottovoce.training.stores import ensure_store
 from sottovoce.training.strangers import check_unheard
+from sottovoce.training.token_makers import check_tokens
 from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population
 
@@ -75,6 +76,7 @@ def gather(recipe: Recipe, *, around: Surroundings, fast: bool = False) -> Gathe
     population = population_of(recipe, places.store, settings.clients.population(recipe.data))
     check_silos(recipe, population)
     check_unheard(recipe, population, places.evaluated, seed=seed, runs=around.runs, stores=around.stores)
+    check_tokens(recipe, population, runs=around.runs, stores=around.stores, say=around.say)
     start = starting_model(recipe, seed, places.store)
     check_language(start, places.store)
     check_understood(recipe, start)

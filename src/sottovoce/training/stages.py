@@ -69,6 +69,7 @@ from sottovoce.training.strangers import check_unheard
 from sottovoce.training.target import met_target
 from sottovoce.training.team import Team
 from sottovoce.training.testing import score_models
+from sottovoce.training.token_makers import check_tokens, describe_tokens
 from sottovoce.training.trained_part import communication, describe_part, trained_part
 from sottovoce.users.population import Population
 
@@ -303,6 +304,7 @@ def _run_federated(
         facts["population"] = sealed(population.digest, population.seconds.tobytes())
         if processes.first:  # who is refused here is refused for all
             check_unheard(recipe, population, places.evaluated, seed=seed, runs=around.runs, stores=around.stores)
+            check_tokens(recipe, population, runs=around.runs, stores=around.stores, say=around.say)
         start = starting_model(recipe, seed, places.store, say=around.say)
         check_language(start, places.store)
         check_understood(recipe, start)
@@ -322,6 +324,7 @@ def _run_federated(
             check_language(start, places.of_server[0])
             if processes.first:
                 server_pass = build_server_pass(recipe, start, population, places.of_server, device=around.device)
+    tokens = describe_tokens(recipe, start.tokens, runs=around.runs, stores=around.stores)
     inputs = {"tokens digest": start.tokens.digest, "start model digest": model}
     if plan.settings.root_seed is not None:
         # A release replays nothing, and whoever sees its folder could try guesses of the data against digests of it.
@@ -413,7 +416,10 @@ def _run_federated(
             if ended.reason == INTERRUPTED:
                 return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
-            finished = _finish(run, _results(recipe, run, start, plan, ended, places, population, team))
+            finished = _finish(
+                run,
+                _results(recipe, run, start, plan, ended, places, population, team) | {"tokens": tokens},
+            )
             forget(run.path / SECRETS, *OF_ROUNDS)
             return finished
 
