@@ -13,7 +13,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from sottovoce.deployment.accounts import ACCOUNTS, Accounts
+from sottovoce.deployment.accounts import Accounts
 from sottovoce.deployment.attendance import DEPARTURES, Attendance, Departures, Needed
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.keys import fingerprint
@@ -193,6 +193,6 @@ def fleet(
         attendance=attendance_of(roster, folder, wanted=wanted, fewest=fewest, say=say),
         secure=terms,
         say=say,
-        accounts=Accounts(folder / ACCOUNTS, names) if accounts else None,
+        accounts=Accounts(folder, names) if accounts else None,
     )
     return Fleet(nodes, clients, plan)

@@ -1,6 +1,7 @@
 """Accounts of single clients: kept of open sums where that hides nobody, and shown with what each has spent."""
 
 import json
+import stat
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,13 @@ from tests.deployment.test_network import TOO_SHORT, says, silent_in, summed
 from typer.testing import CliRunner
 
 from sottovoce.cli import app
-from sottovoce.deployment.accounts import ACCOUNTS, Account, Accounts, may_be_kept, read_accounts
+from sottovoce.deployment.accounts import ACCOUNTS, Account, Accounts, find_accounts, may_be_kept, read_accounts
 from sottovoce.deployment.messages import Kind
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
 from sottovoce.training.run_folder import LEDGER
 
@@ -31,7 +33,7 @@ def test_everybody_s_account_says_what_became_of_them(tmp_path: Path) -> None:
     found = fleet(tmp_path, EVERYBODY, meddle=odd, accounts=True, revoked=frozenset({3}))
     summed(found, step=0)
     summed(found, step=1, cohort=[1, 4])
-    assert read_accounts(tmp_path / ACCOUNTS) == {
+    assert read_accounts(tmp_path / SECRETS / ACCOUNTS) == {
         "p0": Account(missing=Counter({"away, or too late, or with too much to say": 1})),
         "p1": Account(summed=2, clipped_again=2),
         "p2": Account(missing=Counter({"an update of another length": 1})),
@@ -42,10 +44,34 @@ def test_everybody_s_account_says_what_became_of_them(tmp_path: Path) -> None:
 
 def test_accounts_go_on_and_are_of_one_roster(tmp_path: Path) -> None:
     for _ in range(2):
-        Accounts(tmp_path / ACCOUNTS, ["a", "b"]).add(summed=[1], clipped_again=[], missing={0: "away"})
-    assert read_accounts(tmp_path / ACCOUNTS)["b"] == Account(summed=2)
+        Accounts(tmp_path, ["a", "b"]).add(summed=[1], clipped_again=[], missing={0: "away"})
+    assert read_accounts(tmp_path / SECRETS / ACCOUNTS)["b"] == Account(summed=2)
     with pytest.raises(InputError, match="is of other people than the roster's"):
-        Accounts(tmp_path / ACCOUNTS, ["a", "c"])
+        Accounts(tmp_path, ["a", "c"])
+
+
+def test_only_the_owner_of_a_run_can_read_who_was_in_it(tmp_path: Path) -> None:
+    Accounts(tmp_path, ["a", "b"]).add(summed=[1], clipped_again=[], missing={})
+    assert [path.name for path in tmp_path.iterdir()] == [SECRETS]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / SECRETS, tmp_path / SECRETS / ACCOUNTS)]
+    assert modes == [0o700, 0o600]
+
+
+def test_accounts_that_an_earlier_release_left_open_are_put_away_and_go_on(tmp_path: Path) -> None:
+    Accounts(tmp_path, ["a", "b"]).add(summed=[1], clipped_again=[], missing={0: "away"})
+    (tmp_path / SECRETS / ACCOUNTS).rename(tmp_path / ACCOUNTS)
+    (tmp_path / SECRETS).rmdir()
+    (tmp_path / ACCOUNTS).chmod(0o644)
+    assert find_accounts(tmp_path) == tmp_path / ACCOUNTS
+    Accounts(tmp_path, ["a", "b"]).add(summed=[0], clipped_again=[], missing={})
+    assert not (tmp_path / ACCOUNTS).exists()
+    kept = find_accounts(tmp_path)
+    assert kept == tmp_path / SECRETS / ACCOUNTS
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert {name: one.summed for name, one in read_accounts(kept).items()} == {"a": 1, "b": 1}
+    (tmp_path / ACCOUNTS).write_text("{}")
+    with pytest.raises(InputError, match="expected one of them"):
+        Accounts(tmp_path, ["a", "b"])
 
 
 def test_a_release_writes_down_nobody_whom_it_hides_by_drawing() -> None:
@@ -81,9 +107,10 @@ def test_the_ledger_shows_accounts_of_open_sums_alone(tmp_path: Path, village_st
             "epsilon_pld": everybody.pld,
             "epsilon_rdp": everybody.rdp,
         }
-    (served / ACCOUNTS).write_text((served / ACCOUNTS).read_text().replace(": 3", ": 2"))
+    kept = served / SECRETS / ACCOUNTS
+    kept.write_text(kept.read_text().replace(": 3", ": 2"))
     assert isinstance(CliRunner().invoke(app, ["ledger", str(served)]).exception, InputError)
     masked = replace(place, folder=tmp_path / "masked")
     masked.folder.mkdir()
     masked.settle(cohort_size=9)
-    assert not (masked.run_here("served", secure=True).folder / ACCOUNTS).exists()
+    assert not (masked.run_here("served", secure=True).folder / SECRETS).exists()

@@ -16,12 +16,13 @@ from tests.privacy.test_plan import LAYOUT, large_update, plan_of, secure_plan, 
 from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.correlated import Correlated, Mechanism
-from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, forget, memory_rows, widening
+from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, memory_rows, widening
 from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.ledger import Charge, Ledger, verify
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.secret_files import forget
 from sottovoce.privacy.settings import Sampling
 from sottovoce.privacy.strategies import Banded, Blt, Strategy, column_of
 
@@ -375,9 +376,13 @@ def test_memory_of_a_release_is_its_owners_alone_and_goes(tmp_path: Path) -> Non
     assert [path.name for path in vault.iterdir()] == [MEMORY]
     assert stat.S_IMODE((vault / MEMORY).stat().st_mode) == 0o600
     assert stat.S_IMODE(vault.stat().st_mode) == 0o700
-    forget(vault)
+    (vault / "kept").touch()
+    forget(vault, MEMORY)
+    assert [path.name for path in vault.iterdir()] == ["kept"]  # another secret, which stays
+    (vault / "kept").unlink()
+    forget(vault, MEMORY)
     assert not vault.exists()
-    forget(vault)  # which may have happened before
+    forget(vault, MEMORY)  # which may have happened before
 
 
 def test_memory_that_does_not_belong_to_the_ledger_is_refused(tmp_path: Path) -> None:

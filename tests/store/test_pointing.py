@@ -52,6 +52,11 @@ def test_the_same_as_a_copy_without_one(corpus: Path, store: Store, tmp_path: Pa
     size = sum(path.stat().st_size for path in (tmp_path / "store").rglob("*.*") if path.is_file())
     assert size < os.path.getsize(next((tmp_path / "copy").rglob("audio.i16"))) / 20
     store.check(audio=True)
+    for one in (store, copy):
+        whole = one.samples(3)
+        assert one.samples(3, start=50, count=20).tolist() == whole[50:70].tolist()
+        assert one.samples(3, start=50).tolist() == whole[50:].tolist()
+        assert one.samples(3, start=len(whole) - 5, count=20).tolist() == whole[-5:].tolist()  # not of the next one
     assert pickle.loads(pickle.dumps(store)).samples(3).tolist() == store.samples(3).tolist()
     with pytest.raises(ValueError, match="read-only"):
         store.samples(0)[0] = 7

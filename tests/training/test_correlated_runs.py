@@ -20,9 +20,10 @@ from tests.training.test_distributed_runs import run_here
 from sottovoce import InputError, Simulation, load_recipe
 from sottovoce.models.saved import load
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.correlated_noise import MEMORY, SECRETS, CorrelatedNoise, memory_rows
+from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, memory_rows
 from sottovoce.privacy.events import CorrelatedRelease, event_from_json, repeated
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.training import checkpoint, federation
 from sottovoce.training.stages import Outcome
 

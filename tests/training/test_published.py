@@ -1,27 +1,38 @@
 """What a release leaves in its folder: no clock that tells how many took part, and nobody who could be looked up."""
 
+import base64
 import dataclasses
+import hashlib
 import json
-import socket
-import struct
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tones import identity, speaker
+from tests.published import (
+    CLOCK,
+    RARE,
+    clocks,
+    differences,
+    machine,
+    named,
+    packed,
+    people_of,
+    person,
+    same_sums,
+    search,
+    still_clock,
+)
 
 from sottovoce.cli import main
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
-from sottovoce.corpora.problems import ProblemLog
 from sottovoce.seeds import name_key
-from sottovoce.store import Store, pack
+from sottovoce.store import Store
 
 RECIPE = """
 about: tones, federated
 data: {store: tones}
-model: {size: tiny}
+model: {size: tiny, layers: 2, width: 32}
 federation:
   steps: 2
   cohort_size: 2
@@ -31,36 +42,19 @@ federation:
   engine: sequential
   evaluate_every: 1
 """
-CLOCK = 4_102_444_800.125  # stands still in 2100
-HOST = "a-host-with-a-name"
-RARE = "an accent of one"
-
-
-def named(number: int) -> RenderedSpeaker:
-    """One of 45 people, nine of whom are tested on; their names and utterances occur nowhere by chance."""
-    found = speaker(number, letters=(12, 14), utterances=2)
-    spoken = [dataclasses.replace(one, id=f"utterance-{one.id}-of-them") for one in found.utterances]
-    facts = {"gender": ("female", "male")[number % 2], "accent": RARE if number == 4 else "a common accent"}
-    return dataclasses.replace(found, name=f"corpus-voice-{number:04}", utterances=spoken, metadata=facts)
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("stores")
-    people = sorted((named(number) for number in range(45)), key=lambda one: (one.split, one.name))
-    pack(Corpus("tones", "en", people, identity, ProblemLog()), place / "tones", workers=1)
-    return place
+    return packed(tmp_path_factory.mktemp("stores"), map(person, range(45)))
 
 
-def made(mode: str, place: Path, stores: Path) -> Path:
+def made(mode: str, place: Path, stores: Path, *changes: str) -> Path:
     """The folder of a run as the command line leaves it, its report in it, made while the clock stands still."""
     (place / "tones.yaml").write_text(RECIPE % mode)
     out = place / mode
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", lambda: CLOCK)
-        patch.setattr(time, "time_ns", lambda: int(CLOCK * 1e9))
-        patch.setattr(socket, "gethostname", lambda: HOST)
-        arguments = ["run", place / "tones.yaml", "--stores", stores, "--runs", place, "--out", out]
+    arguments = ["run", place / "tones.yaml", *changes, "--stores", stores, "--runs", place, "--out", out]
+    with still_clock(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["sottovoce", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -78,37 +72,22 @@ def simulation(stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made("seeded", tmp_path_factory.mktemp("simulation"), stores)
 
 
-def files_of(folder: Path) -> list[Path]:
-    found = [path for path in folder.rglob("*") if path.is_file()]
-    assert {"results.json", "report.html", "report.txt", "metrics.jsonl", "ledger.jsonl"} <= {p.name for p in found}
-    return found
-
-
-def mentions(folder: Path, words: list[bytes]) -> list[tuple[str, bytes]]:
-    """Where any of `words` stands in a file's name or content."""
-    found = []
-    for path in files_of(folder):
-        content = str(path.relative_to(folder)).encode() + b"\n" + path.read_bytes()
-        found += [(path.name, word) for word in words if word in content]
-    return found
-
-
 # Clocks.
 
 
 def test_no_clock_is_in_anything_that_a_release_writes(release: Path) -> None:
-    whole = int(CLOCK)
-    seconds = [str(whole).encode(), struct.pack("<d", CLOCK), struct.pack("<d", float(whole))]
-    parts = [*seconds, struct.pack("<q", whole), b"2100-01-0", HOST.encode()]
-    assert mentions(release, parts) == []
+    assert clocks(release, begun=CLOCK, ended=CLOCK) == []
+    assert search(release, machine(release.parent)) == []
     assert not (release / "tensorboard").exists()
 
 
 def test_a_simulation_keeps_its_tensorboard(simulation: Path) -> None:
     """And the search finds a clock where there is one."""
-    found = mentions(simulation, [struct.pack("<d", CLOCK)])
-    assert found
-    assert all("tfevents" in name for name, _ in found)
+    found = clocks(simulation, begun=CLOCK, ended=CLOCK)
+    in_content = [one for one in found if "modification" not in one.what]
+    assert {one.what for one in in_content} == {"a time in binary (<f8)", f"the time {int(CLOCK)}"}
+    assert all("tfevents" in one.file for one in in_content)
+    assert len(found) > len(in_content)
 
 
 def test_all_files_of_a_release_have_one_time(release: Path) -> None:
@@ -126,31 +105,34 @@ def test_showing_a_finished_release_again_leaves_no_time_either(release: Path, s
 # People.
 
 
-def people_of(stores: Path) -> list[bytes]:
-    """All by which a person can be looked up: names, utterances, texts, accents of one, and keys made from names."""
-    store = Store(stores / "tones")
-    users = [store.user(row) for row in range(store.user_count)]
-    keys = [name_key(user.name) for user in users] + [int(key) for key in store.user_keys]
-    utterances = [store.utterance(row) for row in range(int(store.user_utterances[-1]))]
-    spelt = [spell for key in keys for spell in (str(key), f"{key:016x}"[:10])]
-    told = [user.name for user in users] + [one.id for one in utterances] + [one.text or "" for one in utterances]
-    return [word.encode() for word in (*told, *spelt, RARE)] + [key.to_bytes(8, "little") for key in keys]
-
-
 def test_nobody_can_be_looked_up_in_the_folder_of_a_release(release: Path, stores: Path) -> None:
-    assert mentions(release, people_of(stores)) == []
+    assert search(release, people_of(Store(stores / "tones"), more=[RARE])) == []
 
 
 def test_no_path_of_the_machine_is_in_the_folder_of_a_release(release: Path, stores: Path) -> None:
     """A home folder has somebody's name. What a recipe itself names is in its config.yaml; this one names no path."""
-    assert mentions(release, [str(release.parent).encode(), str(stores).encode()]) == []
+    assert search(release, machine(release.parent, stores)) == []
 
 
 def test_a_simulation_names_its_test_speakers(simulation: Path, stores: Path) -> None:
     """And the search finds people where they are named."""
-    names = {word for file, word in mentions(simulation, people_of(stores)) if file == "results.json"}
-    tested = {f"corpus-voice-{number:04}".encode() for number in range(4, 45, 5)}
-    assert names == {*tested, RARE.encode()}
+    people = people_of(Store(stores / "tones"), more=[RARE])
+    names = {one.what for one in search(simulation, people) if one.file == "results.json"}
+    tested = {f"corpus-voice-{number:04}" for number in range(4, 45, 5)}
+    assert names == {*tested, RARE}
+
+
+def test_the_search_finds_what_is_spelt_otherwise(simulation: Path) -> None:
+    """A name in hex, in base64 wherever it begins, escaped, hashed with no key; each of them put there by hand."""
+    name = "corpus-voïce-0001"
+    plain = name.encode()
+    spelt = [plain.hex().encode(), json.dumps(name).encode(), name.encode("utf-16-le"), str(name_key(name)).encode()]
+    spelt += [base64.b64encode(begun + plain + b" and more") for begun in (b"", b"a", b"ab")]
+    spelt += [hashlib.sha256(plain).digest(), base64.b64encode(hashlib.blake2b(plain, digest_size=16).digest())]
+    for written in spelt:
+        (simulation / "left.bin").write_bytes(b"something " + written + b" something")
+        assert {one.file for one in search(simulation, named([name]))} == {"left.bin"}, written
+    (simulation / "left.bin").unlink()
 
 
 def results_of(folder: Path) -> dict[str, Any]:
@@ -175,3 +157,48 @@ def test_one_persons_numbers_tell_no_count_of_words(release: Path) -> None:
     assert all(rate == round(rate, 2) for rate in rates)
     # Two groups of five and four people would give the four away: all nine are one group, which says nothing.
     assert test["groups"] == {}
+
+
+# Every kind of release. A new one is a line here: what a recipe changes for it.
+
+KINDS = {
+    "independent": [],
+    "adaptive": ["federation.privacy.adaptive={target_quantile: 0.5, count_noise_std: 10.0}"],
+    "banded": ["federation.privacy.mechanism={kind: banded, bands: 3, cycle: 4}", "federation.steps=5"],
+    "blt": ["federation.privacy.mechanism={kind: blt, buffers: 2, cycle: 4}", "federation.steps=5"],
+    "silos": ["federation.clients={rule: silo, silos: 4}", "federation.cohort_size=4"],
+    "low rank": ["federation.trainable=lora(r=2, alpha=4)"],
+    "a part": ["federation.trainable=blocks.1, output"],
+    "client_wer": ["federation.client_wer={words: 10, noise_multiplier: 20}", "federation.clients.holdout=0.5"],
+    "denoise": ["federation.denoise={data: public}"],
+    "server pass": ["federation.server_pass={data: public, steps: 1, batch_seconds: 4, lr: 0.01}"],
+    "16 bits": ["federation.model_bits=16"],
+}
+IN_CI = {"banded", "silos"}  # of these kinds; the others are like them, and long
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Stores with the same dev, test and public people, and other clients: as many, other names, texts and lengths."""
+    judged = [person(number) for number in (*range(3, 10, 5), *range(4, 10, 5))]
+    public = [dataclasses.replace(person(number), split="public") for number in (30, 31)]
+    first = [person(number, utterances=4) for number in (0, 1, 2, 5, 6, 7, 10, 11)]
+    others = [person(number, utterances=2 + number % 3, of=0) for number in range(1000, 1008)]
+    first_at, other_at = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("other")
+    return packed(first_at, [*judged, *public, *first]), packed(other_at, [*judged, *public, *others])
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in IN_CI else pytest.mark.long) for k in KINDS])
+def test_no_kind_of_release_tells_anything_but_its_noised_sums(
+    kind: str, both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folders = []
+    for stores in both:
+        place = tmp_path / stores.name
+        place.mkdir()
+        with same_sums():
+            folders.append(made("secure", place, stores, *KINDS[kind]))
+        assert search(folders[-1], people_of(Store(stores / "tones"), more=[RARE]) | machine(place, stores)) == []
+        assert clocks(folders[-1], begun=CLOCK, ended=CLOCK) == []
+    assert differences(*folders) == []

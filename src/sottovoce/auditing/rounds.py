@@ -17,11 +17,11 @@ from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import Denoise, ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.federated.turns import Turns
-from sottovoce.privacy.correlated_noise import SECRETS
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
 
 # Sees the noised mean [P] of a round, its step, and the plan it was made with (adaptive clipping moves the bound).

@@ -70,18 +70,22 @@ def ledger(
 
 def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
     """Of those whose updates the server has seen one by one, where they were written down: with ε of each as a unit."""
-    from sottovoce.deployment.accounts import ACCOUNTS, read_accounts
+    from sottovoce.deployment.accounts import find_accounts, read_accounts
     from sottovoce.privacy.events import GaussianRelease, Measured, event_from_json
+    from sottovoce.privacy.secret_files import SECRETS
 
-    if not place.is_dir() or not (place / ACCOUNTS).is_file():
+    path = find_accounts(place) if place.is_dir() else None
+    if path is None:
         return {}
+    if path.parent == place and report.header["mode"] == "secure":
+        say(f"warning: {path} names people, and lies in a folder that may be published: move it into {place / SECRETS}")
     release, found = event_from_json(report.header["event"]), {}
     measured = None
     if report.measured_attempts:
         asked = event_from_json(report.header["client_wer"]["event"])
         assert isinstance(asked, GaussianRelease)
         measured = Measured(count=report.measured_attempts, noise_multiplier=asked.noise_multiplier)
-    for name, account in read_accounts(place / ACCOUNTS).items():
+    for name, account in read_accounts(path).items():
         spent = None
         if isinstance(release, GaussianRelease):
             spent = account.spent(release, delta=report.header["delta"], measured=measured)

@@ -17,6 +17,8 @@ def tokens(
 ) -> None:
     """Train sentence pieces on the texts of a store.
 
+    The file says whose texts they are. A release takes it only if none of its clients are among them.
+
     Example: sottovoce tokens stores/cv-en:train --out stores/cv-en-2500.json
     """
     from sottovoce.store import Store
@@ -32,12 +34,13 @@ def tokens(
         raise InputError(f"no split={split!r} in store {path}, expected one of {', '.join(opened.splits)}")
     users = opened.splits[split] if split else range(opened.user_count)
     rows = range(int(opened.user_utterances[users.start]), int(opened.user_utterances[users.stop]))
+    source = {"store": opened.path.resolve().name, "digest": opened.digest, "split": split or None}
     pieces = train_sentence_pieces((text for row in rows if (text := opened.utterance(row).text)), size=size)
     try:
-        save_tokens(pieces, out)
+        save_tokens(pieces, out, made_from=[source])
     except OSError as error:
         raise InputError(f"out={out}: cannot be written ({error.strerror})") from None
     if json:
-        print_json({"size": pieces.size, "digest": pieces.digest, "file": str(out)})
+        print_json({"size": pieces.size, "digest": pieces.digest, "file": str(out), "made_from": [source]})
     else:
         say(f"wrote {out}: {pieces.size:,} sentence pieces", to=stdout)

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from sottovoce.config import Recipe
-from sottovoce.deployment.accounts import ACCOUNTS, Accounts, may_be_kept
+from sottovoce.deployment.accounts import Accounts, may_be_kept
 from sottovoce.deployment.attendance import DEPARTURES, Attendance, Departures, Needed
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
@@ -118,4 +118,4 @@ def reach(
 def _accounts(roster: Roster, run: RunFolder, plan: Plan) -> Accounts | None:
     """Everybody's own, of open sums whose cohorts are no secret."""
     names = [user.name for user in roster.users]
-    return Accounts(run.path / ACCOUNTS, names) if may_be_kept(plan) else None
+    return Accounts(run.path, names) if may_be_kept(plan) else None

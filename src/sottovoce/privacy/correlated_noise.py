@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import InputError, promise
-from sottovoce.files import sync_folder, written_atomically
 from sottovoce.flat.layout import Layout
+from sottovoce.privacy.secret_files import written_secretly
 from sottovoce.privacy.strategies import Banded, Blt, Strategy, column_of
 
-SECRETS, MEMORY = "secrets", "noise-memory.npy"
+MEMORY = "noise-memory.npy"
 _CHUNK = {"cpu": 1 << 15, "cuda": 1 << 22}  # elements at once: few enough to stay in the cache
 _ROWS_OF_INVERSE = 4096  # behind which nothing of it is left
 
@@ -150,16 +150,6 @@ class CorrelatedNoise:
         self.rows = rows
 
     def _write(self, vault: Path) -> None:
-        vault.mkdir(mode=0o700, exist_ok=True)
-        with written_atomically(vault / MEMORY, private=True) as file:
+        with written_secretly(vault / MEMORY) as file:
             np.save(file, np.int64(self.rows), allow_pickle=False)
             np.save(file, self._memory_MP.cpu().numpy(), allow_pickle=False)
-
-
-def forget(vault: Path) -> None:
-    """Remove the memory of a run that has ended: nobody needs it any more, and it is nobody's to see."""
-    if vault.is_dir():
-        for inside in vault.iterdir():
-            inside.unlink()
-        vault.rmdir()
-        sync_folder(vault.parent)

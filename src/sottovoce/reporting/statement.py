@@ -109,6 +109,7 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
         f"Sottovoce {run.environment.get('sottovoce', 'of an unknown release')}"
         + (f", commit {commit}" if (commit := short_commit(run)) else ""),
     )
+    yield "tokens", _tokens(run)
     promise = run.promise
     if promise is None:
         yield "mechanism", "none: training without differential privacy"
@@ -138,6 +139,15 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
     mark = ledger.report.mark
     yield "ledger", f"{mark.length:,} lines, sound; its head is `{mark.head}`"
     yield "to verify", f"`sottovoce ledger {run.label}`, with the run's folder"
+
+
+def _tokens(run: RunRecord) -> str:
+    """What the model writes with, and whose texts made that."""
+    told = run.results.get("tokens")
+    if not isinstance(told, dict):
+        return "not recorded: whose texts made them? [name]"
+    size = f"{integer(told['size'])} " if isinstance(told.get("size"), int) and told["size"] else ""
+    return f"{size}{told.get('kind')}, made from {told.get('made_from')}"
 
 
 def _mechanism(promise: Promise, plan: Record) -> Iterator[tuple[str, str]]:

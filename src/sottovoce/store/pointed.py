@@ -25,7 +25,7 @@ class PointedAudio:
         self._offsets: NDArray[np.int64] = load_column(folder / on_disk.FILE_OFFSETS, np.int64, files + 1)
         self._unchanged: dict[int, tuple[int, int]] = {}  # what the system said of a file when we found it unchanged
 
-    def samples(self, row: int, length: int) -> NDArray[np.int16]:
+    def samples(self, row: int, length: int, *, start: int = 0) -> NDArray[np.int16]:
         number = int(self._files_of[row])
         file = self._file(number)
         path = str(self._root / file.path)
@@ -35,7 +35,7 @@ class PointedAudio:
             if self._unchanged.get(number) != seen:
                 check_unchanged(path, file)
                 self._unchanged[number] = seen
-            return read_span(path, int(self._starts[row]), length)
+            return read_span(path, int(self._starts[row]) + start, length)
         except (Changed, OSError) as reason:
             self._refuse(path, reason)
 

@@ -166,11 +166,17 @@ class Store:
             in_time=bool(self.users_in_time[row]),
         )
 
-    def samples(self, row: int) -> NDArray[np.int16]:
-        """The samples of the utterance in `row`: a view, nothing is copied; or decoded, if the store points."""
+    def samples(self, row: int, *, start: int = 0, count: int | None = None) -> NDArray[np.int16]:
+        """The samples of the utterance in `row`: a view, nothing is copied; or decoded, if the store points.
+
+        With `start` and `count` so many of them, from there on; they must be there.
+        """
+        first, end = int(self.audio_offsets[row]) + start, int(self.audio_offsets[row + 1])
+        if count is not None:
+            end = min(end, first + count)
         if self.points:
-            return self._pointed.samples(row, int(self.audio_offsets[row + 1] - self.audio_offsets[row]))
-        return self._samples[self.audio_offsets[row] : self.audio_offsets[row + 1]]
+            return self._pointed.samples(row, end - first, start=start)
+        return self._samples[first:end]
 
     def utterance(self, row: int) -> Utterance:
         """The utterance in `row`, with its text."""

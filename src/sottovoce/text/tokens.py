@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from sottovoce.files import write_json
 from sottovoce.parsing import Unreadable, parse_json
 
 DEFAULT_PIECES = 2_500
+MADE_FROM = "made_from"
 # Sentence pieces write the space that begins a word as this character.
 WORD_START = "\u2581"
 # A text longer than this many bytes would be left out of the training by the library, without an error.
@@ -208,9 +209,15 @@ def train_sentence_pieces(texts: Iterable[str], *, size: int = DEFAULT_PIECES) -
     return SentencePieceTokens(writer.getvalue())
 
 
-def save_tokens(tokens: Tokens, path: Path) -> None:
-    """Writes `tokens.json`: whole, or not at all."""
-    write_json(path, written_tokens(tokens))
+def save_tokens(tokens: Tokens, path: Path, *, made_from: Sequence[Mapping[str, str | None]] | None = None) -> None:
+    """Writes `tokens.json`: whole, or not at all.
+
+    `made_from` says which stores' texts the set was made from (`store`, its `digest` and the `split`, or None for all
+    of it); a release takes a file only if it says that, and none of its clients are in there. A model's own tokens do
+    not say it: its run does, and a release keeps no digests of data.
+    """
+    written = written_tokens(tokens)
+    write_json(path, written if made_from is None else written | {MADE_FROM: [dict(one) for one in made_from]})
 
 
 def written_tokens(tokens: Tokens) -> dict[str, object]:

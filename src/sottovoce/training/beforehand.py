@@ -20,12 +20,14 @@ from sottovoce.training.denoise import check_denoise
 from sottovoce.training.engines import check_engine
 from sottovoce.training.places import Places
 from sottovoce.training.run_folder import RESULTS
-from sottovoce.training.seeding import Seed, ancestors, check_evaluated, seed_of, split_keys
+from sottovoce.training.seeding import Seed, ancestors, seed_of
 from sottovoce.training.server_pass import public_speech
 from sottovoce.training.shared_dev import check_understood
 from sottovoce.training.speakers import check_silos, choose_tokens, has_pieces_of, population_of, training_rows
 from sottovoce.training.stages import Surroundings, choose_measure, private_plan
 from sottovoce.training.stores import ensure_store, manifests
+from sottovoce.training.strangers import check_unheard
+from sottovoce.training.token_makers import check_tokens
 
 # How the corpora of the papers become the stores that their recipes name; folders are called as they are published.
 CORPORA = {
@@ -177,7 +179,8 @@ def _check_federation(
     settings = recipe.federated
     population = population_of(recipe, places.store, settings.clients.population(recipe.data))
     check_silos(recipe, population)
-    check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
+    check_unheard(recipe, population, places.evaluated, seed=seed, runs=around.runs, stores=around.stores)
+    check_tokens(recipe, population, runs=around.runs, stores=around.stores, say=around.say)
     check_language(start, places.store)
     check_understood(recipe, start)
     choose_measure(recipe, start, places, around)

@@ -32,10 +32,10 @@ from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, TrainedPart, save_frozen
 from sottovoce.privacy.chain import Mark
-from sottovoce.privacy.correlated_noise import SECRETS
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import AttemptsUsed, BudgetSpent, Ledger
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint

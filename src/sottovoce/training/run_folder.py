@@ -4,7 +4,7 @@ runs/<name>/config.yaml  inputs.json  environment.json  metrics.jsonl  results.j
             ledger.jsonl  diagnostics.jsonl      (federated runs; the second in simulations only)
             tensorboard/ (not of a release)  checkpoints/  model -> best
             frozen.safetensors                   (what is not trained, where that is not all)
-            secrets/                             (a release's, until it ends: what no one else may see)
+            secrets/                             (what no one but its owner may see, and nobody publishes)
 """
 
 import difflib

@@ -62,7 +62,7 @@ def find_seed(name: str, *, runs: Path, root_seed: int) -> Seed:
         return Seed(folder_of(name, runs, recipe=recipe), recipe)
     if not Path(name).exists():
         load_recipe(name)  # says what is wrong, and the nearest name
-    run = _run_of(Path(name))
+    run = run_of(Path(name))
     return Seed(Path(name), None if run is None else load_recipe(str(run / CONFIG)))
 
 
@@ -72,7 +72,7 @@ def seed_of(recipe: Recipe, *, runs: Path) -> Seed | None:
     return None if name is None else find_seed(name, runs=runs, root_seed=recipe.people_seed)
 
 
-def _run_of(folder: Path) -> Path | None:
+def run_of(folder: Path) -> Path | None:
     """The run that a folder is, or that a model or checkpoint in it belongs to; None where there is only a model."""
     resolved = folder.resolve()
     places = (folder, resolved, *resolved.parents[:2])
@@ -126,7 +126,7 @@ def _saying_why(folder: Path) -> Iterator[None]:
 
 def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
     """Whether the stores are those that the run in `folder` has read."""
-    run = _run_of(folder)
+    run = run_of(folder)
     if run is None or not (run / INPUTS).exists():
         return False
     recorded = read_json(run / INPUTS)
@@ -140,14 +140,19 @@ def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
 def _beside_training(recipe: Recipe, stores: Path) -> dict[str, tuple[str, "Keys"]]:
     """Whom a run has looked at besides those it trains on: where its model was chosen, its server's own, what its
     clients were weighted by, and whose updates it was denoised by. Each with the digest of their store."""
+    places = places_beside(recipe, stores)
+    found = {what: (store.digest, split_keys(store, split)) for what, (store, split) in places.items()}
+    public = public_people(recipe, stores)
+    return found if public is None else found | {DENOISE: (public.store.digest, keys_of(public))}
+
+
+def places_beside(recipe: Recipe, stores: Path) -> dict[str, tuple[Store, str]]:
+    """The splits that a run has looked at besides those it trains on."""
     settings = recipe.federation
     own = None if settings is None or settings.server_pass is None else settings.server_pass.data
     shared = None if settings is None or settings.weighed_on is None else settings.weighed_on.data
     named = {"data.dev": recipe.data.dev, SERVER_PASS: own, SHARED_DEV: shared}
-    places = {what: find_place(place, recipe, stores) for what, place in named.items() if place is not None}
-    found = {what: (store.digest, split_keys(store, split)) for what, (store, split) in places.items()}
-    public = public_people(recipe, stores)
-    return found if public is None else found | {DENOISE: (public.store.digest, keys_of(public))}
+    return {what: find_place(place, recipe, stores) for what, place in named.items() if place is not None}
 
 
 def ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe | None]]:
@@ -173,11 +178,6 @@ def split_keys(store: Store, split: str) -> Keys:
 def keys_of(people: Population) -> Keys:
     """The keys of all people in a population."""
     return np.asarray(people.store.user_keys[people.user_rows()])
-
-
-def check_evaluated(clients: Population, places: Mapping[str, Keys]) -> None:
-    """Refuse to evaluate on clients: a model chosen by how well it does on them has looked at them once more."""
-    check_strangers(clients, places, instead="evaluate on people who are not")
 
 
 def check_strangers(clients: Population, places: Mapping[str, Keys], *, instead: str) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from sottovoce.store import Store
 from sottovoce.training.central import train_step
 from sottovoce.training.precision import precision
 from sottovoce.training.seeding import split_keys
-from sottovoce.training.strangers import check_public
+from sottovoce.training.strangers import check_public, split_rows
 from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population
 
@@ -112,8 +111,7 @@ def public_speech(
 ) -> Speech:
     """What the pass trains on; InputError where it is none of the server's business, or there is nothing."""
     where, (store, split) = f"federation.server_pass.data={settings.data}", place
-    users, keys = store.splits[split], split_keys(store, split)
-    rows = np.arange(store.user_utterances[users.start], store.user_utterances[users.stop])
+    keys, rows = split_keys(store, split), split_rows(store, split)
     instead = "the server trains on people who are not"
     check_public(where, store, keys=keys, rows=rows, clients=population, instead=instead)
     longest = min(recipe.data.longest_seconds, settings.batch_seconds)

@@ -36,12 +36,14 @@ from sottovoce.training.denoise import check_denoise, learn_denoise
 from sottovoce.training.engines import build_engine, clients_turns, likely_fastest
 from sottovoce.training.places import Places
 from sottovoce.training.run_folder import LEDGER
-from sottovoce.training.seeding import Seed, check_evaluated, seed_of, split_keys
+from sottovoce.training.seeding import Seed, seed_of
 from sottovoce.training.server_pass import build_server_pass
 from sottovoce.training.shared_dev import check_understood, choose_shared_dev
 from sottovoce.training.speakers import check_silos, population_of
 from sottovoce.training.stages import Surroundings, private_plan, run_recipe, starting_model
 from sottovoce.training.stores import ensure_store
+from sottovoce.training.strangers import check_unheard
+from sottovoce.training.token_makers import check_tokens
 from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population
 
@@ -73,7 +75,8 @@ def gather(recipe: Recipe, *, around: Surroundings, fast: bool = False) -> Gathe
     places = Places.of(recipe, around.stores)
     population = population_of(recipe, places.store, settings.clients.population(recipe.data))
     check_silos(recipe, population)
-    check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
+    check_unheard(recipe, population, places.evaluated, seed=seed, runs=around.runs, stores=around.stores)
+    check_tokens(recipe, population, runs=around.runs, stores=around.stores, say=around.say)
     start = starting_model(recipe, seed, places.store)
     check_language(start, places.store)
     check_understood(recipe, start)

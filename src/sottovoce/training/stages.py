@@ -24,8 +24,10 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, describe_inherited
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
-from sottovoce.privacy.correlated_noise import SECRETS, forget
+from sottovoce.privacy.correlated_noise import MEMORY
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.sampling import CyclicSampler
+from sottovoce.privacy.secret_files import SECRETS, forget
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes, own_device, process_group, restarted
 from sottovoce.seeds import derive
@@ -39,18 +41,17 @@ from sottovoce.training.denoise import check_denoise, learn_denoise
 from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
+from sottovoce.training.group_members import GROUPS, keep_groups
 from sottovoce.training.keeper import INTERRUPTED, Ended, Report, Say
 from sottovoce.training.marks import check_resumable
 from sottovoce.training.places import Places
 from sottovoce.training.privacy_report import privacy_report, promise_in
-from sottovoce.training.run_folder import NO_EPSILON, POPULATION, RESULTS, RunFolder, open_run
+from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.seeding import (
     Seed,
-    check_evaluated,
     find_seed,
     folder_of,
     heard_by,
-    split_keys,
 )
 from sottovoce.training.server_pass import build_server_pass
 from sottovoce.training.shared_dev import check_understood, choose_shared_dev
@@ -64,11 +65,15 @@ from sottovoce.training.speakers import (
 )
 from sottovoce.training.step_log import NO_EVENTS
 from sottovoce.training.stores import check_scored, ensure_store
+from sottovoce.training.strangers import check_unheard
 from sottovoce.training.target import met_target
 from sottovoce.training.team import Team
 from sottovoce.training.testing import score_models
+from sottovoce.training.token_makers import check_tokens, describe_tokens
 from sottovoce.training.trained_part import communication, describe_part, trained_part
 from sottovoce.users.population import Population
+
+OF_ROUNDS = (MEMORY, GROUPS)  # secrets that nobody needs after the last round
 
 
 @dataclass(frozen=True)
@@ -302,7 +307,9 @@ def _run_federated(
             around.say(unknown)
         # Users are dealt out by their seconds: where those differed, one would be trained twice and another not at all.
         facts["population"] = sealed(population.digest, population.seconds.tobytes())
-        check_evaluated(population, {what: split_keys(*place) for what, place in places.evaluated.items()})
+        if processes.first:  # who is refused here is refused for all
+            check_unheard(recipe, population, places.evaluated, seed=seed, runs=around.runs, stores=around.stores)
+            check_tokens(recipe, population, runs=around.runs, stores=around.stores, say=around.say)
         start = starting_model(recipe, seed, places.store, say=around.say)
         check_language(start, places.store)
         check_understood(recipe, start)
@@ -315,13 +322,14 @@ def _run_federated(
         if elsewhere is not None:
             plan = elsewhere.planned(plan)
         facts["plan"] = plan.describe()
-        if processes.first:  # who is refused here is refused for all
+        if processes.first:
             check_denoise(recipe, start, population, places)
         server_pass = None
         if places.of_server is not None:
             check_language(start, places.of_server[0])
             if processes.first:
                 server_pass = build_server_pass(recipe, start, population, places.of_server, device=around.device)
+    tokens = describe_tokens(recipe, start.tokens, runs=around.runs, stores=around.stores)
     inputs = {"tokens digest": start.tokens.digest, "start model digest": model}
     if plan.settings.root_seed is not None:
         # A release replays nothing, and whoever sees its folder could try guesses of the data against digests of it.
@@ -358,7 +366,7 @@ def _run_federated(
     with opening as run:
         if (known := _known(run, processes)) is not None:
             if processes.first:  # it may have been killed before it came to that
-                forget(run.path / SECRETS)
+                forget(run.path / SECRETS, *OF_ROUNDS)
             return known
         if not processes.first:
             followers = clients(run)
@@ -373,6 +381,8 @@ def _run_federated(
             promised = (NO_EPSILON,) if is_others else (*plan.warnings, plan.guarantee)
             for line in filter(None, (beside, *promised, NO_EVENTS if is_release else None)):
                 around.say(line)
+            if is_release and isinstance(plan.sampler, CyclicSampler):
+                keep_groups(run.path / SECRETS, population, plan.sampler, begun=(run.path / LEDGER).exists())
             write_json(run.path / POPULATION, _public(population, plan))
             denoise = None
             if places.public is not None:
@@ -412,8 +422,11 @@ def _run_federated(
             if ended.reason == INTERRUPTED:
                 return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
-            finished = _finish(run, _results(recipe, run, start, plan, ended, places, population, team))
-            forget(run.path / SECRETS)
+            finished = _finish(
+                run,
+                _results(recipe, run, start, plan, ended, places, population, team) | {"tokens": tokens},
+            )
+            forget(run.path / SECRETS, *OF_ROUNDS)
             return finished
 
 
