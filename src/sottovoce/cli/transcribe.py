@@ -21,6 +21,7 @@ from sottovoce.cli.recognition import (
     LmWeight,
     LongestShift,
     Model,
+    OutsideFamily,
     Temperature,
     Words,
     WordScore,
@@ -52,6 +53,7 @@ def transcribe(
     ],
     format: Annotated[Format, typer.Option(help="Plain text, words with their times, or subtitles.")] = Format.text,
     out: Annotated[Path | None, typer.Option(help="Write one file for each recording into this folder.")] = None,
+    family: OutsideFamily = None,
     device: Device = None,
     beam_width: BeamWidth = None,
     lm: LanguageModel = None,
@@ -92,15 +94,17 @@ def transcribe(
     if stream:
         decoding = (beam_width, lm, lm_weight, words, word_score, ctc_weight, temperature, end_threshold, longest_shift)
         if ctc or json or out is not None or format is not Format.text or any(given is not None for given in decoding):
-            raise InputError("--stream writes text, decoded greedily: expected no other option than --device")
-        _write_live(model, places, device)
+            raise InputError(
+                "--stream writes text, decoded greedily: expected no other option than --device and --family"
+            )
+        _write_live(model, places, device, family=family)
         return
     files = find_files(places)
     if format is Format.srt and out is None and len(files) > 1 and not json:
         raise InputError(f"{len(files)} files do not make one .srt: name a folder with --out")
     one_document = json or (format is Format.json and out is None)
     targets = {} if out is None else _targets(files, out, places=places, ending=ENDINGS[format])
-    recogniser = load(model)
+    recogniser = load(model, family=family)
     recognition_of(recogniser)  # refuses who writes nothing down, before any file is read
     decode = choose_decoder(
         recogniser.family,
@@ -148,7 +152,7 @@ def transcribe(
         raise typer.Exit(1 if found else 2)
 
 
-def _write_live(model: Path, places: Sequence[Path], device: str | None) -> None:
+def _write_live(model: Path, places: Sequence[Path], device: str | None, *, family: str | None) -> None:
     """Text on standard output as it is heard, until the pipe ends or somebody stops it."""
     from sottovoce.evaluation.live import CHUNK_SECONDS, chunks, transcribe_live
     from sottovoce.evaluation.recognise import choose_device
@@ -159,7 +163,7 @@ def _write_live(model: Path, places: Sequence[Path], device: str | None) -> None
     seconds, computing = 0.0, [0.0]
     try:
         with sys.stdin.buffer if str(places[0]) == "-" else places[0].open("rb") as pipe:
-            for increment in transcribe_live(load(model), chunks(pipe), device=choose_device(device)):
+            for increment in transcribe_live(load(model, family=family), chunks(pipe), device=choose_device(device)):
                 print(increment.text, end="", flush=True)
                 seconds = increment.audio_seconds
                 computing.append(increment.compute_seconds)

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
-from sottovoce.errors import InputError, told_import
+from sottovoce.errors import InputError
 from sottovoce.models import log_mel
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.log_mel import Narrow
 from sottovoce.models.utterances import Features, Recordings
+from sottovoce.naming import imported
 
 Parameters = Mapping[str, Tensor]
 S = TypeVar("S")  # a family's settings: its architecture
@@ -190,15 +191,15 @@ def find_family(name: str) -> Family[Any, Any]:
     >>> find_family("ctc_transformer").name
     'ctc_transformer'
     """
-    module, colon, attribute = REGISTERED.get(name, name).partition(":")
-    if not colon:
+    if name in REGISTERED:
+        module, _, attribute = REGISTERED[name].partition(":")
+        ours: Family[Any, Any] = getattr(importlib.import_module(module), attribute)
+        return ours
+    if ":" not in name:
         near = difflib.get_close_matches(name, REGISTERED, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(REGISTERED)}"
         raise InputError(f"model: family={name!r}, {hint} (or module:FAMILY for one of your own)")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"model: family={name!r} cannot be imported ({told_import(error, module)})") from None
+    found = imported(name, called=f"model: family={name!r}")
     if not isinstance(found, Family):
         raise InputError(f"model: family={name!r} is {type(found).__name__}, expected a sottovoce.models.family.Family")
     if found.name != name:  # it is written into saved models, and found again by it

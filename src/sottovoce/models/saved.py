@@ -27,11 +27,13 @@ from sottovoce.errors import InputError
 from sottovoce.files import named_inside, sealed, unsealed, write_json, written_atomically
 from sottovoce.models.family import Family, Parameters, find_family
 from sottovoce.models.trainable import Frozen
-from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.naming import importing_nothing
+from sottovoce.parsing import Unreadable, parse_json, shown
 from sottovoce.text.tokens import Tokens, load_tokens, save_tokens
 
 PARAMETERS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokens.json"
 PART, FROZEN = "part.safetensors", "frozen.safetensors"
+NAME_FAMILY = "--family {name}, if you trust it"
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,21 +134,30 @@ def _for_disk(parameters: Parameters) -> dict[str, Tensor]:
     return {name: p.detach().to("cpu", torch.float32, copy=True).contiguous() for name, p in parameters.items()}
 
 
-def load(folder: Path | str) -> Recogniser:
-    """The recogniser in `folder`: a model folder, or a run folder that holds one as `model`."""
+def load(folder: Path | str, *, family: str | None = None) -> Recogniser:
+    """The recogniser in `folder`: a model folder, or a run folder that holds one as `model`.
+
+    A `family` is what its models are expected to be of. One from outside this package (`module:FAMILY`) has to be
+    named, here or in a recipe that was loaded before: to import a module is to run it, and a folder may be anybody's.
+    """
     folder = Path(folder)
+    if family is not None:
+        find_family(family)
     if not (folder / CONFIG).exists() and (folder / "model" / CONFIG).exists():
         folder = folder / "model"
     config = _read_config(folder)
+    if family is not None and config["architecture"] != family:
+        raise InputError(f"{folder}: a model of family={shown(config['architecture'])}, expected {family}")
     try:
-        family = find_family(config["architecture"])
+        with importing_nothing(NAME_FAMILY):
+            found = find_family(config["architecture"])
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     tokens = load_tokens(folder / TOKENS)
     if tokens.digest != config["tokens"]:
         raise InputError(f"{folder}: {TOKENS} is not the token set this model was trained with")
     try:
-        settings = TypeAdapter(family.Settings).validate_python(config["settings"])
+        settings = TypeAdapter(found.Settings).validate_python(config["settings"])
         part = _read_part(folder, config)
         parameters = load_file(folder / PARAMETERS) if part is None else _put_together(folder, part)
     except ValidationError as error:
@@ -155,12 +166,12 @@ def load(folder: Path | str) -> Recogniser:
         raise InputError(f"{folder}: the model cannot be read ({at}: {first['msg']}); it may be cut short") from None
     except (OSError, SafetensorError, TypeError, ValueError, KeyError, RuntimeError) as error:
         raise InputError(f"{folder}: the model cannot be read ({error}); it may be cut short") from None
-    check_parameters(parameters, family.shapes(settings), where=str(folder))
+    check_parameters(parameters, found.shapes(settings), where=str(folder))
     unsealed(config, where=folder / CONFIG)  # last: what is wrong above says more than that something is
     file = PARAMETERS if part is None else PART
     if "parameters" in config and _digest(folder / file) != config["parameters"]:  # older models have none
         raise InputError(f"{folder}: {file} is damaged: it was changed after it was written")
-    return Recogniser(family, settings, tokens, parameters, config["language"], config["about"], part)
+    return Recogniser(found, settings, tokens, parameters, config["language"], config["about"], part)
 
 
 def _read_part(folder: Path, config: Mapping[str, Any]) -> TrainedPart | None:

@@ -46,6 +46,7 @@ from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import NO_EPSILON, POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.seeding import (
     Seed,
+    as_trusted,
     check_evaluated,
     find_seed,
     folder_of,
@@ -170,7 +171,8 @@ def _seed_model(
         return seed, None
     assert seed.recipe is not None
     around.on_stage(f"seed model {name}")
-    outcome = run_recipe(seed.recipe, out=seed.folder, resume=True, around=around)
+    with as_trusted(seed):
+        outcome = run_recipe(seed.recipe, out=seed.folder, resume=True, around=around)
     return seed, outcome if processes.any(outcome.stopped_at is not None) else None
 
 
