@@ -82,6 +82,10 @@ def unknown(_settings: Any) -> Narrow | None:
     return None
 
 
+def uncounted(_settings: Any) -> int:
+    return 0
+
+
 def no_reason(_settings: Any) -> str | None:
     return None
 
@@ -151,6 +155,8 @@ class Family(Generic[S, D]):
     SpecAugment, None where features are not time by frequency. `narrow(settings)` is a function that hears speech of a
     narrower band in features (`log_mel.Narrow`), None where nobody has said how. `faster(family, working, …)` is the
     family again with compiled or recorded functions for training `working`, or a part of a model where that is None.
+    `layers(settings)` is how many layers there are with tensors of their own: a saved model that says more than its
+    file has tensors is refused before any of them is named.
     """
 
     name: str
@@ -174,6 +180,7 @@ class Family(Generic[S, D]):
     hear: Callable[..., Features] = log_mel.hear
     mask: Callable[..., Tensor] | None = apply_masks
     narrow: Callable[[S], Narrow | None] = unknown
+    layers: Callable[[S], int] = uncounted
     shared_chance: Callable[[S], bool] = never
     at: Callable[[S, D, Progress], D] | None = None
     statistics: Callable[[S], frozenset[str]] = none
