@@ -1,5 +1,6 @@
 """`sottovoce join`, and `sottovoce node` for whoever has joined."""
 
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 node = typer.Typer(no_args_is_help=True, help="See, pause, resume or end what a node that has joined does.")
 
 LARGEST_ORDER = 1 << 32  # bytes: the largest model
+LARGEST_PORT = 65_535
 LOOK_AGAIN = 0.2  # seconds between two looks at whether somebody has to be asked something
 
 
@@ -68,6 +70,12 @@ def join(
     from sottovoce.deployment.participant import Participant
     from sottovoce.evaluation.recognise import choose_device
 
+    address = _address(server)
+    quota = Quota(
+        rounds=rounds_a_day,
+        seconds=seconds_a_day,
+        bytes=None if megabytes_a_day is None else _bytes(megabytes_a_day),
+    )
     try:
         from sottovoce.deployment.worker import work
     except ModuleNotFoundError:
@@ -75,11 +83,6 @@ def join(
 
     own = load_private_key(key / NODE_KEY if key.is_dir() else key)
     authority = load_certificate(ca)
-    quota = Quota(
-        rounds=rounds_a_day,
-        seconds=seconds_a_day,
-        bytes=None if megabytes_a_day is None else int(megabytes_a_day * 1e6),
-    )
     home = home or (key if key.is_dir() else key.parent) / "home"
     participant = Participant(
         home,
@@ -99,7 +102,7 @@ def join(
 
     def answer_orders() -> None:
         work(
-            _address(server),
+            address,
             key=own,
             authority=ca.read_bytes(),
             answer=_told(participant, stop=None if stay else stop),
@@ -113,6 +116,12 @@ def join(
         _attend(participant, answer_orders, stop)
     finally:
         participant.close()
+
+
+def _bytes(megabytes: float) -> int:
+    if not (megabytes > 0 and math.isfinite(megabytes)):
+        raise InputError(f"--megabytes-a-day {megabytes:g}: expected a positive number; pausing is for zero")
+    return math.ceil(megabytes * 1e6)
 
 
 def _packed(corpus: "Corpus[Speaker]", place: Path) -> None:
@@ -219,8 +228,11 @@ def _digest(text: str) -> bytes:
 def _address(url: str) -> str:
     address = url.removeprefix("https://").rstrip("/")
     host, _, port = address.rpartition(":")
-    if url.startswith("http://") or not host or not port.isdigit() or "/" in address:
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= LARGEST_PORT
+    if url.startswith("http://") or not host or "/" in address or any(map(str.isspace, host)):
         raise InputError(f"{url}: expected https://HOST:PORT")
+    if not is_port:
+        raise InputError(f"{url}: port {port or 'is missing'}, expected a number from 1 to {LARGEST_PORT:,}")
     return address
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -162,7 +162,7 @@ def _write_live(model: Path, places: Sequence[Path], device: str | None, *, fami
         raise InputError(f"--stream hears one pipe, expected - or one file, not {len(places)}")
     seconds, computing = 0.0, [0.0]
     try:
-        with sys.stdin.buffer if str(places[0]) == "-" else places[0].open("rb") as pipe:
+        with sys.stdin.buffer if str(places[0]) == "-" else _opened(places[0]) as pipe:
             for increment in transcribe_live(load(model, family=family), chunks(pipe), device=choose_device(device)):
                 print(increment.text, end="", flush=True)
                 seconds = increment.audio_seconds
@@ -176,6 +176,13 @@ def _write_live(model: Path, places: Sequence[Path], device: str | None, *, fami
         f"heard {seconds:.1f} s, computed in {sum(computing):.1f} s; a chunk of {1000 * CHUNK_SECONDS:.0f} ms took at "
         f"most {1000 * max(computing):.0f} ms"
     )
+
+
+def _opened(place: Path) -> BinaryIO:
+    """A file, or a named pipe: to wait for who writes to it is what was asked for. Devices give samples without end."""
+    if place.is_char_device() or place.is_block_device() or place.is_socket():
+        raise InputError(f"{place} is a device or a socket, expected a file or a pipe; `cat {place} |` and - hear one")
+    return place.open("rb")
 
 
 def _targets(files: Sequence[Path], out: Path, *, places: Sequence[Path], ending: str) -> dict[Path, Path]:

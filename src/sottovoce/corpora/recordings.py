@@ -41,6 +41,7 @@ _BLOCK_SAMPLES = 1 << 22  # of all channels together; more than four minutes of 
 _UNKNOWN_FRAMES = 1 << 62
 _LOW_RESOLUTION = {"PCM_S8", "PCM_U8", "ULAW", "ALAW", "DPCM_8"}
 _ENTRIES_SHOWN = 6
+LONGEST_SECONDS = 1e9  # of any recording: thirty years
 _OVERSHOOT = 0.1  # seconds by which a segment may end behind its file: times are rounded
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import InputError
+from sottovoce.files import read_file
 from sottovoce.models.family import DEFAULT, REGISTERED, Family, Place, find_family
 from sottovoce.models.module import place as place_by_name
 from sottovoce.parsing import Unreadable, parse_json, parse_yaml
@@ -240,7 +241,7 @@ def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> Any:
     if not path.is_file():
         return None
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        content = parse(read_file(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         problems.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
         return None
@@ -254,7 +255,7 @@ def _read_lines(path: Path, problems: list[str]) -> list[Record]:
     if not path.is_file():
         return []
     found: list[Record] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(read_file(path).decode("utf-8", errors="replace").splitlines(), start=1):
         try:
             record = parse_json(line)
         except Unreadable:
