@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from faulty.children import Case
 from sottovoce.cli import main
@@ -18,12 +17,15 @@ REFUSED = (1, 2)  # 1 where some of what was asked for could be done
 
 @dataclass(frozen=True)
 class Asked:
-    """A command, what it reads from a pipe, and the folder that it is run in; `prepare` is done first, in the child."""
+    """A command, the folder that it is run in, and what it reads from a pipe.
+
+    `is_counted` says of what it printed whether what is wrong was counted there.
+    """
 
     words: tuple[object, ...]
     folder: Path
     piped: bytes = b""
-    prepare: Callable[[], Any] | None = None
+    is_counted: Callable[[str], bool] = lambda _: False
 
 
 def command_case(what: str, told: str, asked: Asked, *, due: bool) -> Case:
@@ -36,9 +38,9 @@ def command_case(what: str, told: str, asked: Asked, *, due: bool) -> Case:
 def _tried(asked: Asked) -> object:
     """What a command printed that did something; None where it said in a few lines why not."""
     os.chdir(asked.folder)
-    if asked.prepare is not None:
-        asked.prepare()
     code, printed, said = run(asked.words, asked.piped)
+    if code == 0 and asked.is_counted(printed):
+        return None
     if code == 0 or NEEDS in said:  # what is said of the extra is said when all else has been looked at
         return printed or "nothing"
     lines = [line for line in said.splitlines() if line.startswith("error:")]

@@ -1,5 +1,6 @@
 """Files that are something else: pipes, devices and sockets in a file's place, archives, streams and whole corpora."""
 
+import json
 import os
 import shutil
 import socket
@@ -290,8 +291,12 @@ def corpora(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         place.mkdir()
         make = makers[number % len(makers)]
         words = make(place, rng)
-        more = ("--out", place / "store", "--workers", "1")
-        yield command_case(CORPORA, f"case {number}, {make.__name__}", Asked((*words, *more), folder), due=False)
+        asked = Asked(
+            (*words, "--out", place / "store", "--workers", "1", "--json"),
+            folder,
+            is_counted=lambda printed: bool(json.loads(printed)["problems"]),
+        )
+        yield command_case(CORPORA, f"case {number}, {make.__name__}", asked, due=False)
 
 
 def _sound(path: Path | bytes, seconds: float = 0.5) -> None:
@@ -347,8 +352,9 @@ def _named(place: Path, rng: np.random.Generator, ending: bytes) -> bytes:
 def _folder(place: Path, rng: np.random.Generator) -> tuple[object, ...]:
     _sound(place / "good.wav")
     (place / "good.txt").write_text("Good day")
-    _sound(_named(place, rng, b".wav"))
-    with open(_named(place, rng, b".txt"), "wb") as file:
+    name = _named(place, rng, b"")
+    _sound(name + b".wav")
+    with open(name + b".txt" if rng.integers(2) else _named(place, rng, b".txt"), "wb") as file:
         file.write(b"Hello" if rng.integers(2) else rng.bytes(20))
     return ("prepare", "folder", place, "--user", "ann")
 
@@ -368,5 +374,10 @@ def _librispeech(place: Path, rng: np.random.Generator) -> tuple[object, ...]:
     _sound(chapter / "19-198-0000.flac")
     (chapter / "19-198.trans.txt").write_text("19-198-0000 GOOD DAY\n")
     _sound(_named(chapter, rng, b".flac"))
-    os.mkdir(_named(place / "train-clean", rng, b""))
+    odd = _named(place / "train-clean", rng, b"")
+    os.makedirs(os.path.join(odd, b"1"))
+    name = os.path.basename(odd)
+    _sound(os.path.join(odd, b"1", name + b"-1-0000.flac"))
+    with open(os.path.join(odd, b"1", name + b"-1.trans.txt"), "wb") as file:
+        file.write(name + b"-1-0000 HELLO\n")
     return ("prepare", "librispeech", place)

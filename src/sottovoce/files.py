@@ -97,7 +97,16 @@ def naming(path: Path) -> Iterator[None]:
 def write_json(path: Path, content: Any) -> None:
     """`content` as readable JSON, atomically."""
     with written_atomically(path) as file:
-        file.write((json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        file.write(as_utf8(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
+
+
+def as_utf8(text: str) -> bytes:
+    """`text` to be written. The name of a file need not be UTF-8: what it has instead becomes an escape of JSON's.
+
+    >>> as_utf8(json.dumps("caf\\udce9", ensure_ascii=False))
+    b'"caf\\\\udce9"'
+    """
+    return text.encode(errors="backslashreplace")
 
 
 def read_json(path: Path) -> dict[str, Any]:

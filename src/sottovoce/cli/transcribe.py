@@ -215,8 +215,8 @@ def _formatted(transcript: "Transcript", format: Format) -> str:
 
 
 def _write(path: Path, content: str) -> None:
-    from sottovoce.files import written_atomically
+    from sottovoce.files import as_utf8, written_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_atomically(path) as file:
-        file.write(content.encode())
+        file.write(as_utf8(content))

@@ -214,7 +214,7 @@ def decode(path: str) -> tuple[NDArray[np.int16], list[tuple[Kind, str]]]:
     _check_file(path)
     conversions: list[tuple[Kind, str]] = []
     try:
-        with soundfile.SoundFile(path) as file:
+        with soundfile.SoundFile(os.fsencode(path)) as file:
             check_header(file)
             rate, channels, subtype = file.samplerate, file.channels, file.subtype
             if (rate, channels, subtype) == (SAMPLE_RATE, 1, "PCM_16"):
