@@ -196,7 +196,7 @@ def _crowd(path: Path, _: np.random.Generator) -> None:
             packed.writestr(f"run/{number}", b"")
 
 
-PACKED: Mapping[str, Callable[[Path, np.random.Generator], None]] = {
+PACKED: Mapping[str, Callable[[Path, np.random.Generator], object]] = {
     "a path that leads out": _with_entry("../../x"),
     "an absolute path": _with_entry("/tmp/x"),
     "a backslash": _with_entry("..\\x"),

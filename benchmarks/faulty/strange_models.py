@@ -69,7 +69,7 @@ def checkpoints(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
 
 # What no file of a few kilobytes holds, and what no setting is.
 NUMBERS = (0, -1, 2, 3, 1_000, 65_536, 10**6, 10**9, 10**12, 2**63, 10**30, 1e300, 0.5, math.nan, math.inf, -math.inf)
-OTHERS = ("x", "", None, True, [], [1, 2], {}, {"a": 1}, "9" * 400)
+OTHERS: tuple[Any, ...] = ("x", "", None, True, [], [1, 2], {}, {"a": 1}, "9" * 400)
 # Not shapes: another of these is simply another model.
 FREE = {
     *("dropout", "layer_drop", "norm", "positions", "as_released", "ears", "mu", "label_smoothing", "ctc_epochs"),

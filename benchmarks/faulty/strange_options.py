@@ -1,6 +1,6 @@
 """Options that no command can mean: not a number, endless, huge, negative, no digits at all."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from faulty import rig
@@ -18,7 +18,7 @@ DUE = {"nan", "NaN", "x", ""}  # whatever is asked for
 SIZES = ("--population", "10000", "--cohort", "100", "--steps", "20", "--delta", "1e-6")
 NOISE = (*SIZES, "--noise-multiplier", "1")
 MECHANISM = ("--max-cohort", "100", "--steps", "20", "--delta", "1e-6", "--population", "10000")
-PLANS = {
+PLANS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     NOISE: ("--population", "--cohort", "--steps", "--delta", "--noise-multiplier", "--parameters", "--clip-bound"),
     (*NOISE, "--scale", "10,100"): ("--scale",),
     (*SIZES, "--sigma-dp", "0.01"): ("--sigma-dp", "--cohort"),

@@ -94,7 +94,7 @@ def settings_of(state: Mapping[str, Tensor], *, where: str, **changes: Any) -> S
 
     blocks = _count(state, r"0\.CNN\.block_(\d+)\.")
     # The shape of a weight of each kind says how large its layer is; `converted` compares all others with these.
-    sizes = {
+    sizes: dict[str, Any] = {
         "tokens": size("3.w.bias"),
         "channels": tuple(size(f"0.CNN.block_{block}.conv_1.conv.bias") for block in range(blocks)),
         "rnn_layers": _count(state, r"0\.RNN\.rnn\.weight_ih_l(\d+)$"),
