@@ -1,10 +1,12 @@
 """Faults, planted by the thousand: does anything end in a traceback, a hang or a silent loss?
 
-    python benchmarks/faults.py [kills] [mutations] [--short] [--seed N] [--json FILE]
+    python benchmarks/faults.py [kills] [mutations] [surfaces] [--short] [--seed N] [--json FILE]
 
 `mutations`: damaged audio files, tables, recipes, stores, checkpoints, models and ledgers, each read as the command
 that reads such a file does (`faulty/mutations.py`). `kills`: processes killed at every named point of `prepare`, `run`
-and a suite, and started again (`faulty/kills.py`). Without either word both. Exit code 1 if any fault ended badly.
+and a suite, and started again (`faulty/kills.py`). `surfaces`: commands with strangers' models and checkpoints, options
+that are no numbers, pipes in place of files (`faulty/surfaces.py`). Without a word all. Exit code 1 if any fault ended
+badly.
 """
 
 import argparse
@@ -17,16 +19,17 @@ from faulty.outcome import Outcome, Tally
 from rich.console import Console
 from rich.table import Table
 
-KINDS = ("kills", "mutations")
+KINDS = ("kills", "mutations", "surfaces")
 # The short campaign takes about half a minute for each kind; None: a kill at every point there is.
-MUTATIONS, SHORT_MUTATIONS = 5_800, 460
+CASES = {"mutations": 5_800, "surfaces": 1_900}
+SHORT_CASES = {"mutations": 460, "surfaces": 230}
 KILLS, SHORT_KILLS = None, 10
-SHOWN = 20
+SHOWN = 40
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{' or '.join(KINDS)}; both by default")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{' or '.join(KINDS)}; all by default")
     parser.add_argument("--short", action="store_true", help="some hundred faults instead of thousands")
     parser.add_argument("--seed", type=int, default=1, help="another seed, other faults")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts")
@@ -40,7 +43,7 @@ def main() -> None:
         if kind == "kills":
             campaign(tally, kills=SHORT_KILLS if arguments.short else KILLS, seed=arguments.seed)
         else:
-            campaign(tally, cases=SHORT_MUTATIONS if arguments.short else MUTATIONS, seed=arguments.seed)
+            campaign(tally, cases=(SHORT_CASES if arguments.short else CASES)[kind], seed=arguments.seed)
     console = Console(width=140)
     console.print(_table(tally))
     for line in tally.bad[:SHOWN]:

@@ -85,12 +85,16 @@ def test_a_family_takes_a_hundred_lines_at_most() -> None:
 def test_the_guides_own_model_is_trained_privately_evaluated_and_used(folder: Path) -> None:
     """The page's recipe as `--smoke` runs it, and what comes out of it by the page's other commands."""
     run = ["run", "gru.yaml", "--smoke", "--out", "runs"]
-    for words in (run, ["evaluate", "runs/gru", "--on", "stores/smoke:test"], ["ledger", "runs/gru"]):
+    for words in (
+        run,
+        ["evaluate", "runs/gru", "--family", "gru_ctc:FAMILY", "--on", "stores/smoke:test"],
+        ["ledger", "runs/gru"],
+    ):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
     assert load("runs/gru").family.name == "gru_ctc:FAMILY"
     soundfile.write(folder / "digits.wav", stream(1, "noise").normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
-    result = CliRunner().invoke(app, ["transcribe", "runs/gru", "digits.wav"])
+    result = CliRunner().invoke(app, ["transcribe", "runs/gru", "digits.wav", "--family", "gru_ctc:FAMILY"])
     assert result.exit_code == 0, result.output
 
 

@@ -14,6 +14,8 @@ from sottovoce.errors import InputError
 
 # Of CPU time, so that a busy machine makes no difference; the slowest case that ends takes a tenth of it.
 CPU_SECONDS = 20
+# Of the clock: who waits for something that never comes takes no CPU time.
+WALL_SECONDS = 60
 # More than any case needs and less than a wrong header may ask for.
 MEMORY_BYTES = 6 << 30
 _PER_CHILD = 100
@@ -63,6 +65,8 @@ def _judged_in_child(cases: Sequence[Case]) -> Iterator[tuple[Outcome, str]]:
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number == signal.SIGXCPU:
         yield Outcome.HANG, f"more than {CPU_SECONDS} s of CPU time"
+    elif number == signal.SIGALRM:
+        yield Outcome.HANG, f"more than {WALL_SECONDS} s"
     else:
         yield Outcome.TRACEBACK, f"the process died ({signal.Signals(number).name if number else f'status {status}'})"
 
@@ -81,6 +85,7 @@ def _judge_all(cases: Sequence[Case], writer: int) -> None:
             used = resource.getrusage(resource.RUSAGE_SELF)
             limit = int(used.ru_utime + used.ru_stime) + CPU_SECONDS + 1
             resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+            signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
             outcome, words = _judge(case)
             os.write(writer, f"{outcome}\t{' '.join(words.split())[:2_000]}\n".encode(errors="replace"))
         code = 0

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -96,13 +97,22 @@ def naming(path: Path) -> Iterator[None]:
 def write_json(path: Path, content: Any) -> None:
     """`content` as readable JSON, atomically."""
     with written_atomically(path) as file:
-        file.write((json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        file.write(as_utf8(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
+
+
+def as_utf8(text: str) -> bytes:
+    """`text` to be written. The name of a file need not be UTF-8: what it has instead becomes an escape of JSON's.
+
+    >>> as_utf8(json.dumps("caf\\udce9", ensure_ascii=False))
+    b'"caf\\\\udce9"'
+    """
+    return text.encode(errors="backslashreplace")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; `InputError` where there is none."""
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_file(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
     except Unreadable as error:
@@ -113,15 +123,44 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bounded(path: Path, *, most: int, what: str) -> bytes:
-    """The content of a file that anybody may have made: no more of it is read than `what` can have bytes."""
+    """The content of a file that anybody may have made: nothing is read that `what` cannot be."""
     try:
-        with path.open("rb") as file:
-            content = file.read(most + 1)
+        return read_file(path, most=most, what=what)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
-    if len(content) > most:
-        raise InputError(f"{path} is larger than {what}: expected at most {most:,} bytes")
-    return content
+
+
+LARGEST = 1 << 29  # bytes of a file that is read whole, and is neither sound nor a model
+
+
+def read_file(path: Path, *, most: int = LARGEST, what: str = "such a file can be") -> bytes:
+    """The content of a regular file of at most so many bytes, `InputError` for others; `OSError` as by `open`."""
+    check_file(path)
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise InputError(f"{path} is larger than {what}: expected at most {most:,} bytes")
+        return file.read()
+
+
+def check_file(path: Path | str) -> None:
+    """Refuse what is there and is no file: a device has no end, and a pipe that nobody writes to none either.
+
+    Whoever opens it says what else is wrong, such as that there is nothing.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    for kind, is_one in _NO_FILES.items():
+        if is_one(mode):
+            raise InputError(f"{path} is a {kind}, expected a file")
+
+
+_NO_FILES = {
+    "named pipe": stat.S_ISFIFO,
+    "device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
+    "socket": stat.S_ISSOCK,
+}
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,17 @@
-"""What recipes call by name: ours by a word, anybody's as `module:Name`."""
+"""What recipes call by name: ours by a word, anybody's as `module:Name`.
+
+To import a module is to run it. So a module is imported because the user names it: in a recipe that they run, on the
+command line, from Python. What others have written (a model's folder, a run's `config.yaml`) is read within
+`importing_nothing`, where only those names are followed that the user has named before.
+"""
 
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Collection, Mapping
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from sottovoce.errors import InputError, told_import
@@ -11,13 +19,47 @@ from sottovoce.errors import InputError, told_import
 T = TypeVar("T")
 
 
-def imported(name: str) -> Any:
-    """What `module:Name` means."""
+_named: set[str] = set()  # what the user has named in this process
+_advice: ContextVar[str | None] = ContextVar("advice", default=None)  # None: names are followed
+
+
+def named() -> list[str]:
+    """What the user has named so far in this process, for one that works for it."""
+    return sorted(_named)
+
+
+@contextmanager
+def importing_nothing(advice: str) -> Iterator[None]:
+    """Within, `imported` refuses what the user has not named yet; `advice` says what they can do about it.
+
+    `{name}` in the advice stands for the name.
+    """
+    token = _advice.set(advice)
+    try:
+        yield
+    finally:
+        _advice.reset(token)
+
+
+def imported(name: str, *, called: str | None = None) -> Any:
+    """What `module:Name` means; a line about it begins with what it is `called`."""
+    called = f"{name}:" if called is None else called
+    if (advice := _advice.get()) is not None and name not in _named:
+        raise InputError(
+            f"{called} is code from outside this package, which is imported only where you name it yourself: "
+            + advice.replace("{name}", name)
+        )
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"{name}: cannot be imported ({told_import(error, module)})") from None
+        raise InputError(f"{called} cannot be imported ({told_import(error, module)})") from None
+    except (Exception, SystemExit) as error:  # of the module's own; where it was raised helps who wrote it
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{called} cannot be imported ({why}, {place.filename}:{place.lineno})") from None
+    _named.add(name)
+    return found
 
 
 def built(kind: str, made: type[T], name: str, settings: Mapping[str, Any]) -> T:

@@ -1,19 +1,23 @@
 """A model folder gives back what was put in, and a damaged or foreign one is refused in one line."""
 
 import json
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from sottovoce.errors import InputError
+from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.models.saved import CONFIG, PARAMETERS, TOKENS, Recogniser, adapt, fresh, load, save
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import torch_stream
-from sottovoce.text.tokens import CharacterTokens, save_tokens
+from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens
 
 TOKEN_SET = CharacterTokens("abc ")
 SETTINGS = Settings(layers=2, width=16, tokens=TOKEN_SET.size + 1)
@@ -52,6 +56,18 @@ def change(key: str, value: Any) -> Callable[[Path], None]:
     return write
 
 
+def halve(folder: Path) -> None:
+    save_file({name: tensor.half() for name, tensor in load_file(folder / PARAMETERS).items()}, folder / PARAMETERS)
+
+
+def fifo(name: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return write
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -67,6 +83,20 @@ def change(key: str, value: Any) -> Callable[[Path], None]:
         (change("layers", 1), "unknown parameter 'blocks.01.*: a model of another architecture"),
         (change("width", 32), "has shape .*, expected"),
         (change("language", None), r"config\.json has no language"),
+        (change("layers", 10**9), "settings have 1,000,000,000 layers, and its file 22 tensors"),
+        (change("width", 10**12), r"settings\.width=1,000,000,000,000, and its file has .* numbers in all"),
+        (change("heads", 10**12), "does not divide"),
+        (change("features", 10**12), r"settings\.features=.*, and its file has"),
+        (change("tokens", 10**9), r"settings\.tokens=1000000000, expected 5, as tokens\.json has"),
+        (change("language", 5), "language=5, expected a text"),
+        (change("about", []), r"about=\[\], expected names and values"),
+        (change("settings", []), r"settings=\[\], expected names and values"),
+        (change("architecture", ["ctc_transformer"]), "expected the name of a model family"),
+        (change("dropout", math.nan), "dropout"),
+        (halve, "is F16, expected float32"),
+        (fifo(PARAMETERS), r"model\.safetensors is a named pipe, expected a file"),
+        (fifo(CONFIG), r"config\.json is a named pipe, expected a file"),
+        (fifo(TOKENS), r"tokens\.json is a named pipe, expected a file"),
         (
             lambda folder: save_tokens(CharacterTokens("abd "), folder / TOKENS),
             "tokens.json is not the token set this model was trained with",
@@ -119,3 +149,40 @@ def test_a_model_of_an_older_release_is_read(tmp_path: Path) -> None:
     del content["seal"], content["parameters"]
     (tmp_path / CONFIG).write_text(json.dumps(content))
     assert load(tmp_path).settings == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("crdnn", {"rnn_layers": 10**9, "tokens": 5}),
+        ("crdnn", {"dnn_layers": 10**9, "tokens": 5}),
+        ("transducer", {"predictor_layers": 10**9, "tokens": 5}),
+        ("transducer", {"encoder": {"lstm_layers": 10**9}, "tokens": 5}),
+        ("cpc", {"ahead": 10**9}),
+        ("cpc", {"candidates": 10**9}),
+        ("cpc", {"encoder": {"dense_layers": 10**9}}),
+    ],
+)
+@pytest.mark.usefixtures("model")
+def test_no_family_makes_more_layers_than_the_file_has_tensors(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    change("settings", settings)(tmp_path)
+    change("architecture", name)(tmp_path)
+    with pytest.raises(InputError, match=r"layers, and its file|candidates=1000000000, expected at most"):
+        load(tmp_path)
+
+
+def test_every_layer_has_tensors_of_its_own() -> None:
+    """What a model's file is held against: `layers` never counts more than there are tensors."""
+    for name in REGISTERED:
+        family = find_family(name)
+        settings = family.Options(size="tiny", family=name).settings(tokens=5)
+        assert 0 < family.layers(settings) <= len(family.shapes(settings))
+
+
+@pytest.mark.parametrize("characters", [["a", "b"], "a\ud800"])
+def test_tokens_are_whole_characters(characters: object, tmp_path: Path) -> None:
+    (tmp_path / TOKENS).write_text(json.dumps({"kind": "characters", "characters": characters, "digest": ""}))
+    with pytest.raises(InputError, match="expected one text, of whole characters"):
+        load_tokens(tmp_path / TOKENS)

@@ -10,6 +10,7 @@ from tests.training.listener import FAMILY
 from sottovoce.config.loading import load_recipe
 from sottovoce.config.recipe import Recipe
 from sottovoce.errors import InputError
+from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh, load, save
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
@@ -29,6 +30,7 @@ def pretrained(tmp_path: Path) -> Path:
     settings = FAMILY.Options(size="tiny").settings(tokens=OTHER_TOKENS.size + 1)
     made = fresh(FAMILY, settings, OTHER_TOKENS, language="en", generator=torch_stream(9, "init"))
     save(replace(made, parameters={name: p + 1 for name, p in made.parameters.items()}), folder)
+    find_family(FAMILY.name)  # as `--family` does: a folder alone has nothing imported
     return folder
 
 

@@ -31,7 +31,7 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.seeds import stream
 
 LOUD = 100.0  # times the bound: what is not clipped shows, and what is weighted by data has data for so many
-FEWEST = 20
+FEWEST, MOST = 20, 100_000
 _KEPT = {"cpu": 2**28, "cuda": 2**31}  # bytes of signs that are kept rather than drawn again
 _AT_ONCE = 2**26  # bytes of directions that are there at once
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from sottovoce import __version__
 from sottovoce.auditing.audit import Audit, Observer, audit_rounds
-from sottovoce.auditing.speech_audit import SpeechAudit, audit_speech
+from sottovoce.auditing.canaries import FEWEST, MOST
+from sottovoce.auditing.speech_audit import FEWEST_SECRETS, MOST_SECRETS, SpeechAudit, audit_speech
 from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
 from sottovoce.files import write_json
@@ -32,6 +33,9 @@ class AuditSettings:
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds < 1:
             raise InputError(f"rounds={self.rounds}: expected at least 1")
+        for name, fewest, most in (("canaries", FEWEST, MOST), ("secrets", FEWEST_SECRETS, MOST_SECRETS)):
+            if not fewest <= (count := getattr(self, name)) <= most:
+                raise InputError(f"{name}={count}: expected {fewest} to {most:,}")
 
 
 def audit_recipe(

@@ -28,7 +28,7 @@ from sottovoce.training.stages import Surroundings
 from sottovoce.users import PopulationSettings, build_population
 
 MOST_PEOPLE = 100  # of either kind who are attacked
-FEWEST_SECRETS = 4
+FEWEST_SECRETS, MOST_SECRETS = 4, 10_000
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,17 @@
 """The command line: parse, call, print. Everything it can do is a function elsewhere."""
 
 import errno
+import io
+import math
 import os
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
 from sottovoce import __version__
 from sottovoce.cli import (
@@ -87,9 +92,12 @@ def main() -> None:
     # Before torch is loaded: its threads then sleep while they wait for one another. By default they spin, which on a
     # busy machine takes the core from the very thread that is waited for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # A file's name need not be UTF-8; it is printed with what it has instead, as on standard error.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            app()
+            _checking_numbers(typer.main.get_command(app))()
         finally:
             sys.stdout.flush()  # not left to the end of the program, where nobody can say what went wrong
     except InputError as error:
@@ -101,6 +109,24 @@ def main() -> None:
         if error.filename is None:  # every file has a name by now
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _end(f"{error.filename or 'standard output'}: {error.strerror}")
+
+
+def _checking_numbers(command: Any) -> Any:
+    """The same, refusing options that are not a number: NaN is neither too large nor too small for any check."""
+    if isinstance(command, TyperGroup):
+        for below in command.commands.values():
+            _checking_numbers(below)
+    elif isinstance(command, TyperCommand) and command.callback is not None:
+        command.callback = partial(_call, command, command.callback)
+    return command
+
+
+def _call(command: TyperCommand, called: Callable[..., Any], **options: Any) -> Any:
+    for parameter in command.params:
+        value = options.get(parameter.name or "")
+        if isinstance(value, float) and math.isnan(value):
+            raise InputError(f"{parameter.opts[0]} nan: expected a number")
+    return called(**options)
 
 
 def _end(words: str) -> NoReturn:

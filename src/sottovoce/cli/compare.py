@@ -8,7 +8,7 @@ import typer
 
 from sottovoce.cli.console import Json, print_json, progress_bar, stdout
 from sottovoce.cli.evaluate import store_and_split
-from sottovoce.cli.recognition import Device, Normaliser
+from sottovoce.cli.recognition import Device, Normaliser, OutsideFamily
 from sottovoce.errors import InputError
 from sottovoce.text.normalisers import NormaliserName
 
@@ -26,6 +26,7 @@ def compare(
         ),
     ] = None,
     normaliser: Normaliser = NormaliserName.OURS,
+    family: OutsideFamily = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -38,6 +39,7 @@ def compare(
     from sottovoce.evaluation.paired import compare as compared
     from sottovoce.evaluation.paired import why_not
     from sottovoce.evaluation.paired_table import table
+    from sottovoce.models.family import find_family
 
     kept = _kept_tests(first), _kept_tests(second)
     if normaliser != NormaliserName.OURS:  # runs keep counts of words, and not the words
@@ -49,6 +51,8 @@ def compare(
         raise InputError(f"{first} and {second} have no test set in common: expected --on STORE[:SPLIT]")
     pairs = {name: (kept[0][name], kept[1][name]) for name in (shared if on is None else [on]) if name in shared}
     if on is not None and not pairs:
+        if family is not None:
+            find_family(family)
         pairs = {on: _recognised((first, second), on, normaliser=normaliser, device=device)}
     for name, pair in pairs.items():
         if reason := why_not(*pair):

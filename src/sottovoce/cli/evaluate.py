@@ -19,6 +19,7 @@ from sottovoce.cli.recognition import (
     LongestShift,
     Model,
     Normaliser,
+    OutsideFamily,
     Temperature,
     Words,
     WordScore,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 def evaluate(
     model: Model,
     on: Annotated[str, typer.Option(metavar="STORE[:SPLIT]", help="What to recognise; all splits if none is named.")],
+    family: OutsideFamily = None,
     device: Device = None,
     beam_width: BeamWidth = None,
     lm: LanguageModel = None,
@@ -78,7 +80,7 @@ def evaluate(
     if out is not None and not out.parent.is_dir():
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
     path, split = store_and_split(on)
-    store, recogniser, chosen_device = Store(path), load(model), choose_device(device)
+    store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)
     store.check()
     if recogniser.family.recognition is None:
         asked = (beam_width, lm, lm_weight, words, word_score, ctc_weight, temperature, end_threshold, longest_shift)
@@ -179,9 +181,9 @@ def store_and_split(on: str) -> tuple[Path, str | None]:
 
 
 def _write_texts(out: Path, ids: tuple[str, ...], references: tuple[str, ...], hypotheses: list[str]) -> None:
-    from sottovoce.files import written_atomically
+    from sottovoce.files import as_utf8, written_atomically
 
     with written_atomically(out) as file:
         for id, reference, hypothesis in zip(ids, references, hypotheses, strict=True):
             row = {"id": id, "reference": reference, "hypothesis": hypothesis}
-            file.write((serial.dumps(row, ensure_ascii=False) + "\n").encode())
+            file.write(as_utf8(serial.dumps(row, ensure_ascii=False) + "\n"))

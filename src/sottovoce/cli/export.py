@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli.console import Json, print_json, say, stdout
-from sottovoce.cli.recognition import Model
+from sottovoce.cli.recognition import Model, OutsideFamily
 
 
 def export(
@@ -15,6 +15,7 @@ def export(
     merged: Annotated[
         bool, typer.Option("--merged", help="The whole model, also where only a part of it was trained.")
     ] = False,
+    family: OutsideFamily = None,
     json: Json = False,
 ) -> None:
     """Write a run's best model into a folder that can be moved, loaded and started from by itself.
@@ -27,7 +28,7 @@ def export(
     from sottovoce.models.saved import export as export_to
     from sottovoce.models.saved import load
 
-    recogniser = load(model)
+    recogniser = load(model, family=family)
     written = export_to(recogniser.whole if merged else recogniser, out)
     if json:
         print_json(written)

@@ -1,5 +1,6 @@
 """`sottovoce join`, and `sottovoce node` for whoever has joined."""
 
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 node = typer.Typer(no_args_is_help=True, help="See, pause, resume or end what a node that has joined does.")
 
 LARGEST_ORDER = 1 << 32  # bytes: the largest model
+LARGEST_PORT = 65_535
 LOOK_AGAIN = 0.2  # seconds between two looks at whether somebody has to be asked something
 
 
@@ -70,6 +72,12 @@ def join(
     from sottovoce.deployment.participant import Participant
     from sottovoce.evaluation.recognise import choose_device
 
+    address = _address(server)
+    quota = Quota(
+        rounds=rounds_a_day,
+        seconds=seconds_a_day,
+        bytes=None if megabytes_a_day is None else _bytes(megabytes_a_day),
+    )
     try:
         from sottovoce.deployment.worker import work
     except ModuleNotFoundError:
@@ -80,11 +88,6 @@ def join(
     remedy = "ask whoever invited you for the new one"
     if (soon := check_valid(authority, name=str(ca), now=datetime.now(UTC), remedy=remedy)) is not None:
         say(soon)
-    quota = Quota(
-        rounds=rounds_a_day,
-        seconds=seconds_a_day,
-        bytes=None if megabytes_a_day is None else int(megabytes_a_day * 1e6),
-    )
     home = home or (key if key.is_dir() else key.parent) / "home"
     claim(home)  # before recordings are prepared, which may take long: its owner can leave meanwhile
     participant = Participant(
@@ -105,7 +108,7 @@ def join(
 
     def answer_orders() -> None:
         work(
-            _address(server),
+            address,
             key=own,
             authority=ca.read_bytes(),
             answer=_told(participant, stop=None if stay else stop),
@@ -120,6 +123,12 @@ def join(
         _attend(participant, answer_orders, stop)
     finally:
         participant.close()
+
+
+def _bytes(megabytes: float) -> int:
+    if not (megabytes > 0 and math.isfinite(megabytes)):
+        raise InputError(f"--megabytes-a-day {megabytes:g}: expected a positive number; pausing is for zero")
+    return math.ceil(megabytes * 1e6)
 
 
 def _packed(corpus: "Corpus[Speaker]", place: Path) -> None:
@@ -220,8 +229,11 @@ def _digest(text: str) -> bytes:
 def _address(url: str) -> str:
     address = url.removeprefix("https://").rstrip("/")
     host, _, port = address.rpartition(":")
-    if url.startswith("http://") or not host or not port.isdigit() or "/" in address:
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= LARGEST_PORT
+    if url.startswith("http://") or not host or "/" in address or any(map(str.isspace, host)):
         raise InputError(f"{url}: expected https://HOST:PORT")
+    if not is_port:
+        raise InputError(f"{url}: port {port or 'is missing'}, expected a number from 1 to {LARGEST_PORT:,}")
     return address
 
 

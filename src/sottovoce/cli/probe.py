@@ -7,7 +7,7 @@ import typer
 
 from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr, stdout
 from sottovoce.cli.evaluate import store_and_split
-from sottovoce.cli.recognition import Device, Model
+from sottovoce.cli.recognition import Device, Model, OutsideFamily
 
 
 def probe(
@@ -15,6 +15,7 @@ def probe(
     on: Annotated[str, typer.Option(metavar="STORE[:SPLIT]", help="What to listen to; all splits if none is named.")],
     minutes: Annotated[float, typer.Option(min=0.1, help="Listen to at most so much speech.")] = 30.0,
     seed: Annotated[int, typer.Option(help="Decides who is listened to and who is held out.")] = 1,
+    family: OutsideFamily = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -34,7 +35,7 @@ def probe(
     from sottovoce.store import Store
 
     path, split = store_and_split(on)
-    store, recogniser, chosen_device = Store(path), load(model), choose_device(device)
+    store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)
     store.check()
     started = time.monotonic()
     with progress_bar(f"listening to {on}") as bar:

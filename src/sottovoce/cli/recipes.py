@@ -64,11 +64,13 @@ def recipes(
 def _show(words: Sequence[str], json: bool) -> None:
     from sottovoce.config import Suite, load_experiment
     from sottovoce.config.keys import commented, plain
+    from sottovoce.naming import importing_nothing
 
     if not words:
         raise InputError("expected `recipes show NAME [KEY=VALUE…]`")
     name, *overrides = words
-    experiment = load_experiment(name, overrides)
+    with importing_nothing(f"`recipes show` imports nothing, `sottovoce run {name} --estimate` does"):
+        experiment = load_experiment(name, overrides)
     if isinstance(experiment, Suite):
         runs = ", ".join(run.recipe for run in experiment.runs.values())
         raise InputError(f"{name} is a suite: expected one of its runs, {runs}")

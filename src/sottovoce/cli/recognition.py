@@ -10,6 +10,14 @@ from sottovoce.text.normalisers import NormaliserName
 Model = Annotated[
     Path, typer.Argument(help="A model folder, or a run folder that holds one; of a suite one of its runs.")
 ]
+OutsideFamily = Annotated[
+    str | None,
+    typer.Option(
+        "--family",
+        metavar="MODULE:FAMILY",
+        help="Import this family of your own, of which the model is; a model's folder alone has nothing imported.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")]
 Normaliser = Annotated[
     NormaliserName,

@@ -37,6 +37,13 @@ def run(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="One step on a small synthetic stand-in: does the recipe fit together?")
     ] = False,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FAMILY",
+            help="Import this family of your own, of which the folder of a seed model is; recipes name theirs.",
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")
     ] = None,
@@ -65,11 +72,14 @@ def run(
     130: it was interrupted and is saved; 2: something has to be mended first.
     """
     from sottovoce.config import Suite, load_experiment
+    from sottovoce.models.family import find_family
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.smoke_runs import run_smoke
     from sottovoce.training.stages import run_recipe
     from sottovoce.training.suites import recipes_of, run_suite, select_runs
 
+    if family is not None:
+        find_family(family)
     experiment = load_experiment(recipe, overrides or [])
     if isinstance(experiment, Suite):
         experiment = select_runs(experiment, only)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -21,6 +21,7 @@ from sottovoce.cli.recognition import (
     LmWeight,
     LongestShift,
     Model,
+    OutsideFamily,
     Temperature,
     Words,
     WordScore,
@@ -52,6 +53,7 @@ def transcribe(
     ],
     format: Annotated[Format, typer.Option(help="Plain text, words with their times, or subtitles.")] = Format.text,
     out: Annotated[Path | None, typer.Option(help="Write one file for each recording into this folder.")] = None,
+    family: OutsideFamily = None,
     device: Device = None,
     beam_width: BeamWidth = None,
     lm: LanguageModel = None,
@@ -92,15 +94,17 @@ def transcribe(
     if stream:
         decoding = (beam_width, lm, lm_weight, words, word_score, ctc_weight, temperature, end_threshold, longest_shift)
         if ctc or json or out is not None or format is not Format.text or any(given is not None for given in decoding):
-            raise InputError("--stream writes text, decoded greedily: expected no other option than --device")
-        _write_live(model, places, device)
+            raise InputError(
+                "--stream writes text, decoded greedily: expected no other option than --device and --family"
+            )
+        _write_live(model, places, device, family=family)
         return
     files = find_files(places)
     if format is Format.srt and out is None and len(files) > 1 and not json:
         raise InputError(f"{len(files)} files do not make one .srt: name a folder with --out")
     one_document = json or (format is Format.json and out is None)
     targets = {} if out is None else _targets(files, out, places=places, ending=ENDINGS[format])
-    recogniser = load(model)
+    recogniser = load(model, family=family)
     recognition_of(recogniser)  # refuses who writes nothing down, before any file is read
     decode = choose_decoder(
         recogniser.family,
@@ -148,7 +152,7 @@ def transcribe(
         raise typer.Exit(1 if found else 2)
 
 
-def _write_live(model: Path, places: Sequence[Path], device: str | None) -> None:
+def _write_live(model: Path, places: Sequence[Path], device: str | None, *, family: str | None) -> None:
     """Text on standard output as it is heard, until the pipe ends or somebody stops it."""
     from sottovoce.evaluation.live import CHUNK_SECONDS, chunks, transcribe_live
     from sottovoce.evaluation.recognise import choose_device
@@ -158,8 +162,8 @@ def _write_live(model: Path, places: Sequence[Path], device: str | None) -> None
         raise InputError(f"--stream hears one pipe, expected - or one file, not {len(places)}")
     seconds, computing = 0.0, [0.0]
     try:
-        with sys.stdin.buffer if str(places[0]) == "-" else places[0].open("rb") as pipe:
-            for increment in transcribe_live(load(model), chunks(pipe), device=choose_device(device)):
+        with sys.stdin.buffer if str(places[0]) == "-" else _opened(places[0]) as pipe:
+            for increment in transcribe_live(load(model, family=family), chunks(pipe), device=choose_device(device)):
                 print(increment.text, end="", flush=True)
                 seconds = increment.audio_seconds
                 computing.append(increment.compute_seconds)
@@ -172,6 +176,13 @@ def _write_live(model: Path, places: Sequence[Path], device: str | None) -> None
         f"heard {seconds:.1f} s, computed in {sum(computing):.1f} s; a chunk of {1000 * CHUNK_SECONDS:.0f} ms took at "
         f"most {1000 * max(computing):.0f} ms"
     )
+
+
+def _opened(place: Path) -> BinaryIO:
+    """A file, or a named pipe: to wait for who writes to it is what was asked for. Devices give samples without end."""
+    if place.is_char_device() or place.is_block_device() or place.is_socket():
+        raise InputError(f"{place} is a device or a socket, expected a file or a pipe; `cat {place} |` and - hear one")
+    return place.open("rb")
 
 
 def _targets(files: Sequence[Path], out: Path, *, places: Sequence[Path], ending: str) -> dict[Path, Path]:
@@ -204,8 +215,8 @@ def _formatted(transcript: "Transcript", format: Format) -> str:
 
 
 def _write(path: Path, content: str) -> None:
-    from sottovoce.files import written_atomically
+    from sottovoce.files import as_utf8, written_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_atomically(path) as file:
-        file.write(content.encode())
+        file.write(as_utf8(content))

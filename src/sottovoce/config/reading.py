@@ -16,6 +16,7 @@ from typing import Any
 
 from sottovoce.config.recipe import is_suite
 from sottovoce.errors import InputError
+from sottovoce.files import read_file
 from sottovoce.models.family import DEFAULT
 from sottovoce.parsing import DEEPEST, Unreadable, parse_yaml, shortened, shown
 
@@ -140,7 +141,7 @@ def _place(name: str) -> tuple[Path, str | None]:
 def _file(name: str, path: Path) -> Mapping[str, Any]:
     """All that the file at `path` says: not to be changed."""
     try:
-        content = _parsed(path.read_text(encoding="utf-8")) or {}
+        content = _parsed(read_file(path).decode("utf-8")) or {}
     except FileNotFoundError:
         raise _unknown(name, recipe_names()) from None
     except OSError as error:

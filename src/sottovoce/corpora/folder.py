@@ -14,6 +14,8 @@ from sottovoce.corpora.corpus import Clip, Corpus, Speaker
 from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
 from sottovoce.corpora.recordings import AUDIO_SUFFIXES, file_corpus, wrong_layout
+from sottovoce.errors import InputError
+from sottovoce.files import check_file
 
 TABLES = (".tsv", ".csv", ".jsonl")
 TEXT = ".txt"
@@ -76,10 +78,11 @@ def _text(path: Path, *, known: bool) -> str:
     if not known:
         raise Unusable(Kind.MISSING_TEXT, f"expected {path.name} beside it")
     try:
+        check_file(path)
         with open(path, "rb") as file:
             content = file.read(_LARGEST_TEXT + 1)
         text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError, InputError):
         raise Unusable(Kind.MISSING_TEXT, f"{path.name} cannot be read as UTF-8") from None
     if len(content) > _LARGEST_TEXT:
         raise Unusable(Kind.MISSING_TEXT, f"{path.name} has more than {_LARGEST_TEXT:,} bytes")

@@ -23,6 +23,7 @@ from sottovoce.corpora.recordings import (
 )
 from sottovoce.corpora.tsv import segment, split_called
 from sottovoce.errors import InputError
+from sottovoce.files import check_file
 
 SOUNDS, SPEAKERS, TEXTS, SEGMENTS, GENDERS = "wav.scp", "utt2spk", "text", "segments", "spk2gender"
 _LAYOUT = f"{SOUNDS} and {SPEAKERS}, with {TEXTS} and {SEGMENTS} where there are any"
@@ -97,6 +98,7 @@ def _list_folder(
 def _table(path: Path, log: ProblemLog) -> Table:
     """What stands behind the first word of each line."""
     found: Table = {}
+    check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}:{number}"

@@ -16,8 +16,9 @@ from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker,
 from sottovoce.corpora.librispeech import audio_files, chosen_splits, subfolders
 from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
-from sottovoce.corpora.recordings import FileRenderer, file_corpus, part, wrong_layout
+from sottovoce.corpora.recordings import LONGEST_SECONDS, FileRenderer, file_corpus, part, wrong_layout
 from sottovoce.errors import InputError
+from sottovoce.files import read_file
 from sottovoce.parsing import Unreadable, parse_json
 
 # The paper's rounds come to 15 to 22 s for each of their utterances (48 or 70 clients with 8 each, 51,934 hours).
@@ -149,12 +150,12 @@ def _described(clip: Clip, problems: list[Problem]) -> dict[str, Any] | None:
     """What the JSON beside a chapter says, if it says where there is voice; nothing is beside what was cut before."""
     path = os.path.splitext(clip.path)[0] + _JSON
     try:
-        content = parse_json(Path(path).read_bytes())
+        content = parse_json(read_file(Path(path)))
     except FileNotFoundError:
         if not _ALREADY_CUT.fullmatch(clip.metadata["chapter"]):
             problems.append(Problem(Kind.NO_VOICE_ACTIVITY, clip.path, "it has no JSON"))
         return None
-    except (Unreadable, OSError):
+    except (Unreadable, OSError, InputError):
         problems.append(Problem(Kind.NO_VOICE_ACTIVITY, path, "it cannot be read as JSON"))
         return None
     if not (isinstance(content, dict) and _are_segments(content.get("voice_activity"))):
@@ -171,7 +172,7 @@ def _are_segments(value: object) -> bool:
     for segment in value:
         if not (isinstance(segment, list) and len(segment) == 2 and all(type(at) in (int, float) for at in segment)):
             return False
-        if not earlier <= segment[0] <= segment[1] < math.inf:
+        if not earlier <= segment[0] <= segment[1] <= LONGEST_SECONDS:
             return False
         earlier = segment[1]
     return True

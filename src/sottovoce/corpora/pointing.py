@@ -64,7 +64,7 @@ def check_unchanged(path: str, known: AudioFile) -> None:
 def read_span(path: str, start: int, length: int) -> NDArray[np.int16]:
     """Samples of the file at `path`; `Changed` where they cannot be decoded."""
     try:
-        with soundfile.SoundFile(path) as file:
+        with soundfile.SoundFile(os.fsencode(path)) as file:
             file.seek(start)
             samples: NDArray[np.int16] = file.read(length, dtype="int16")
     except soundfile.LibsndfileError as error:
@@ -91,7 +91,7 @@ def check_samples(path: str) -> None:
 
 def _blocks(path: str) -> Iterator[NDArray[np.int16]]:
     try:
-        with soundfile.SoundFile(path) as file:
+        with soundfile.SoundFile(os.fsencode(path)) as file:
             while len(samples := np.asarray(file.read(_BLOCK_SAMPLES, dtype="int16"))):
                 yield samples
     except soundfile.LibsndfileError as error:

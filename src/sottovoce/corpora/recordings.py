@@ -41,6 +41,7 @@ _BLOCK_SAMPLES = 1 << 22  # of all channels together; more than four minutes of 
 _UNKNOWN_FRAMES = 1 << 62
 _LOW_RESOLUTION = {"PCM_S8", "PCM_U8", "ULAW", "ALAW", "DPCM_8"}
 _ENTRIES_SHOWN = 6
+LONGEST_SECONDS = 1e9  # of any recording: thirty years
 _OVERSHOOT = 0.1  # seconds by which a segment may end behind its file: times are rounded
 
 
@@ -213,7 +214,7 @@ def decode(path: str) -> tuple[NDArray[np.int16], list[tuple[Kind, str]]]:
     _check_file(path)
     conversions: list[tuple[Kind, str]] = []
     try:
-        with soundfile.SoundFile(path) as file:
+        with soundfile.SoundFile(os.fsencode(path)) as file:
             check_header(file)
             rate, channels, subtype = file.samplerate, file.channels, file.subtype
             if (rate, channels, subtype) == (SAMPLE_RATE, 1, "PCM_16"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.errors import InputError
+from sottovoce.files import check_file
 from sottovoce.parsing import Unreadable, parse_json
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json")
@@ -52,12 +53,14 @@ def column_position(header: Sequence[str], name: str, *, role: str, path: Path, 
 
 def _tsv_lines(path: Path) -> NumberedCells:
     # newline="\n": a stray carriage return inside a sentence does not end the row.
+    check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             yield number, line.rstrip("\r\n").split("\t")
 
 
 def _csv_lines(path: Path) -> NumberedCells:
+    check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
@@ -96,6 +99,7 @@ def _acceptable(cells: Cells, where: str, log: ProblemLog) -> bool:
 
 def _jsonl_objects(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
     """Line numbers and objects; None for a line that is none."""
+    check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             try:

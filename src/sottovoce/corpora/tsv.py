@@ -14,7 +14,14 @@ from pathlib import Path
 
 from sottovoce.corpora.corpus import Clip, Corpus, Metadata, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
-from sottovoce.corpora.recordings import NO_METADATA, audio_root_of, check_led_in, file_corpus, path_inside
+from sottovoce.corpora.recordings import (
+    LONGEST_SECONDS,
+    NO_METADATA,
+    audio_root_of,
+    check_led_in,
+    file_corpus,
+    path_inside,
+)
 from sottovoce.corpora.tables import column_position, open_table
 from sottovoce.errors import InputError
 
@@ -220,7 +227,7 @@ def segment(start: str, *, duration: str = "", end: str = "") -> tuple[float, fl
         ends = float(end) if end else begins + float(duration)
     except ValueError:
         begins, ends = math.nan, math.nan
-    if not 0 <= begins < ends < math.inf:
+    if not 0 <= begins < ends <= LONGEST_SECONDS:
         raise Unusable(Kind.MALFORMED_ROW, f"a segment from {start} s" + (f" to {end} s" if end else f", {duration} s"))
     return begins, ends
 

@@ -22,6 +22,7 @@ WARN_BEFORE = timedelta(days=30)  # that a certificate expires
 _CLOCKS_DIFFER = timedelta(hours=1)  # a certificate holds from so long before it was made
 _HOST = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.IGNORECASE)
 _LONGEST_HOST = 253
+MOST_DAYS = 36_500  # a hundred years
 
 Host = x509.DNSName | x509.IPAddress
 
@@ -49,6 +50,7 @@ def issued(
 ) -> x509.Certificate:
     """A certificate for TLS under `hosts`, or without any for signing orders."""
     for_tls = hosts is not None
+    _check_days(days)
     if now + timedelta(days=days) > issuer.not_valid_after_utc:
         raise InputError(
             f"days={days}: the authority's own certificate ends on {issuer.not_valid_after_utc:%Y-%m-%d}: "
@@ -78,8 +80,7 @@ def issued(
 def _begun(
     key: PublicKey, *, subject: x509.Name, issuer: x509.Name, now: datetime, days: int
 ) -> x509.CertificateBuilder:
-    if days < 1:
-        raise InputError(f"days={days}: expected at least 1")
+    _check_days(days)
     return x509.CertificateBuilder(
         issuer_name=issuer,
         subject_name=subject,
@@ -88,6 +89,11 @@ def _begun(
         not_valid_before=now - _CLOCKS_DIFFER,
         not_valid_after=now + timedelta(days=days),
     )
+
+
+def _check_days(days: int) -> None:
+    if not 1 <= days <= MOST_DAYS:
+        raise InputError(f"days={days}: expected 1 to {MOST_DAYS:,}")
 
 
 def _named(words: str) -> x509.Name:

@@ -10,7 +10,7 @@ registered here, by the public keys of a roster, and cannot register themselves.
 import asyncio
 import threading
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

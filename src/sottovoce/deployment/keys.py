@@ -98,12 +98,12 @@ def renew(folder: Path, *, now: datetime, authority: Path | None = None, days: i
     """
     if (folder / AUTHORITY_KEY).exists():
         key = load_private_key(folder / AUTHORITY_KEY)
-        _write(folder / AUTHORITY, as_pem(self_signed(key, now=now, days=days or AUTHORITY_DAYS)))
+        _write(folder / AUTHORITY, as_pem(self_signed(key, now=now, days=AUTHORITY_DAYS if days is None else days)))
         return f"{folder / AUTHORITY}: a new certificate for the same key, for those who join from now on"
     if (folder / SERVER_KEY).exists():
         if authority is None:
             raise InputError(f"{folder}: a server's certificates are signed by an authority: expected --authority")
-        _renew_server(folder, authority, now=now, days=days or SERVER_DAYS)
+        _renew_server(folder, authority, now=now, days=SERVER_DAYS if days is None else days)
         return f"{folder}: new certificates for the same keys and host names"
     if (folder / NODE_KEY).exists():
         kept = _renew_node(folder)

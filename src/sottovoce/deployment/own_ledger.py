@@ -8,6 +8,7 @@ has sent, and sends nothing else in its place. The file is the user's own and go
 for their quota.
 """
 
+import math
 import os
 import threading
 from collections import defaultdict
@@ -38,7 +39,7 @@ class Quota:
 
     def __post_init__(self) -> None:
         for name, most in vars(self).items():
-            if most is not None and not most > 0:
+            if most is not None and not (most > 0 and math.isfinite(most)):
                 raise InputError(f"quota: {name}={most}, expected a positive number, or none; pausing is for zero")
 
 

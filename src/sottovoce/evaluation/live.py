@@ -24,6 +24,7 @@ CHUNK_SECONDS = 0.24
 SAMPLE_BYTES = 2
 EXPECTED = f"expected 16-bit mono PCM at {SAMPLE_RATE} Hz, raw or as WAV"
 PCM, EXTENSIBLE = 1, 0xFFFE
+MOST_BEFORE = 1 << 24  # bytes that may stand before the samples of a WAV file: names, dates, pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +105,22 @@ def _data_bytes(pipe: BinaryIO) -> int | None:
 
     What is written to a pipe does not know its length: it says 0, or the most there can be.
     """
-    pipe.read(8)  # the file's length, and "WAVE"
+    told = pipe.read(8)  # the file's length, and what it is
+    if told[4:] != b"WAVE":
+        raise InputError(f"the stream is RIFF with {told[4:]!r} inside, {EXPECTED}")
+    described, left = False, MOST_BEFORE
     while len(header := pipe.read(8)) == 8:
         name, length = struct.unpack("<4sI", header)
         if name == b"data":
+            if not described:
+                raise InputError(f"the stream is WAV that does not say what its samples are, {EXPECTED}")
             return None if length in (0, 0xFFFFFFFF) or length >= 0x7FFFF000 else length
+        if (left := left - length) < 0:
+            raise InputError(f"the stream is WAV with more than {MOST_BEFORE:,} bytes before its samples, {EXPECTED}")
         content = pipe.read(length + length % 2)
         if name == b"fmt " and len(content) >= 16:
             kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", content[:16])
             if kind not in (PCM, EXTENSIBLE) or (channels, rate, bits) != (1, SAMPLE_RATE, 8 * SAMPLE_BYTES):
                 raise InputError(f"the stream is WAV with {channels} channels of {bits} bits at {rate} Hz, {EXPECTED}")
+            described = True
     raise InputError(f"the stream is WAV that ends before its first sample, {EXPECTED}")

@@ -4,6 +4,7 @@
 """
 
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -29,7 +30,7 @@ def blocks(path: Path) -> Iterator[Samples]:
     """The samples of `path` in blocks of some seconds; raises `Unusable` where it is damaged, be it at its end."""
     _check_file(path)
     try:
-        with soundfile.SoundFile(path) as file:
+        with soundfile.SoundFile(os.fsencode(path)) as file:
             check_header(file)
             found = 0
             for block in _decoded(file):

@@ -44,6 +44,7 @@ from sottovoce.models.utterances import record_lines
 
 WINDOW_SECONDS = 30.0
 OVERLAP_SECONDS = 4.0
+LONGEST_WINDOW = 600.0  # an attention over more takes gigabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,8 @@ def transcribe(
     By default decoding is greedy. By CTC, beam search decodes piece by piece; greedy decoding does not notice where the
     pieces meet.
     """
+    if not 0 < window_seconds <= LONGEST_WINDOW:
+        raise InputError(f"window={window_seconds:g} s: expected at most {LONGEST_WINDOW:g} s")
     device = torch.device(device)
     recogniser = placed(recogniser, device)
     decode = usual_decoder(recogniser.family) if decode is None else decode

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import InputError
+from sottovoce.files import read_file
 from sottovoce.models.ctc import BLANK
 from sottovoce.text.tokens import WORD_START
 
@@ -178,7 +179,7 @@ def read_words(path: Path) -> list[str]:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_file(path).decode("utf-8").splitlines()
     except FileNotFoundError:
         raise InputError(f"words: {path} does not exist") from None
     except UnicodeDecodeError:

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
-from sottovoce.errors import InputError, told_import
+from sottovoce.errors import InputError
 from sottovoce.models import log_mel
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.log_mel import Narrow
 from sottovoce.models.utterances import Features, Recordings
+from sottovoce.naming import imported
 
 Parameters = Mapping[str, Tensor]
 S = TypeVar("S")  # a family's settings: its architecture
@@ -79,6 +80,10 @@ def none(*_settings: Any) -> frozenset[str]:
 
 def unknown(_settings: Any) -> Narrow | None:
     return None
+
+
+def uncounted(_settings: Any) -> int:
+    return 0
 
 
 def no_reason(_settings: Any) -> str | None:
@@ -150,6 +155,8 @@ class Family(Generic[S, D]):
     SpecAugment, None where features are not time by frequency. `narrow(settings)` is a function that hears speech of a
     narrower band in features (`log_mel.Narrow`), None where nobody has said how. `faster(family, working, …)` is the
     family again with compiled or recorded functions for training `working`, or a part of a model where that is None.
+    `layers(settings)` is how many layers there are with tensors of their own: a saved model that says more than its
+    file has tensors is refused before any of them is named.
     """
 
     name: str
@@ -173,6 +180,7 @@ class Family(Generic[S, D]):
     hear: Callable[..., Features] = log_mel.hear
     mask: Callable[..., Tensor] | None = apply_masks
     narrow: Callable[[S], Narrow | None] = unknown
+    layers: Callable[[S], int] = uncounted
     shared_chance: Callable[[S], bool] = never
     at: Callable[[S, D, Progress], D] | None = None
     statistics: Callable[[S], frozenset[str]] = none
@@ -190,15 +198,15 @@ def find_family(name: str) -> Family[Any, Any]:
     >>> find_family("ctc_transformer").name
     'ctc_transformer'
     """
-    module, colon, attribute = REGISTERED.get(name, name).partition(":")
-    if not colon:
+    if name in REGISTERED:
+        module, _, attribute = REGISTERED[name].partition(":")
+        ours: Family[Any, Any] = getattr(importlib.import_module(module), attribute)
+        return ours
+    if ":" not in name:
         near = difflib.get_close_matches(name, REGISTERED, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(REGISTERED)}"
         raise InputError(f"model: family={name!r}, {hint} (or module:FAMILY for one of your own)")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"model: family={name!r} cannot be imported ({told_import(error, module)})") from None
+    found = imported(name, called=f"model: family={name!r}")
     if not isinstance(found, Family):
         raise InputError(f"model: family={name!r} is {type(found).__name__}, expected a sottovoce.models.family.Family")
     if found.name != name:  # it is written into saved models, and found again by it

@@ -112,7 +112,16 @@ class _Made:
     fixed: tuple[str, ...]
 
     def shapes(self, settings: Any) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(p.shape) for name, p in skeleton(self, settings, training=False).named_parameters()}
+        """Without memory for the parameters, where the module can be made so: settings may ask for more than there is.
+
+        One that looks at its own values while it is made cannot.
+        """
+        try:
+            with torch.device("meta"):
+                module = self.build(settings)
+        except (RuntimeError, NotImplementedError):
+            module = skeleton(self, settings, training=False)
+        return {name: tuple(p.shape) for name, p in module.named_parameters()}
 
     def init(self, settings: Any, *, generator: torch.Generator) -> dict[str, Tensor]:
         skeleton(self, settings, training=True)  # what cannot be trained is refused before anything else is done

@@ -9,29 +9,33 @@ rest, which lies once for all checkpoints of a run, in RUN/frozen.safetensors. `
 """
 
 import hashlib
+import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as as_bytes
 from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.files import named_inside, sealed, unsealed, write_json, written_atomically
+from sottovoce.files import check_file, named_inside, read_file, sealed, unsealed, write_json, written_atomically
 from sottovoce.models.family import Family, Parameters, find_family
+from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.trainable import Frozen
-from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.naming import importing_nothing
+from sottovoce.parsing import Unreadable, parse_json, shown
 from sottovoce.text.tokens import Tokens, load_tokens, save_tokens
 
 PARAMETERS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokens.json"
 PART, FROZEN = "part.safetensors", "frozen.safetensors"
+NAME_FAMILY = "--family {name}, if you trust it"
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,66 +136,156 @@ def _for_disk(parameters: Parameters) -> dict[str, Tensor]:
     return {name: p.detach().to("cpu", torch.float32, copy=True).contiguous() for name, p in parameters.items()}
 
 
-def load(folder: Path | str) -> Recogniser:
-    """The recogniser in `folder`: a model folder, or a run folder that holds one as `model`."""
+def load(folder: Path | str, *, family: str | None = None) -> Recogniser:
+    """The recogniser in `folder`: a model folder, or a run folder that holds one as `model`.
+
+    A `family` is what its models are expected to be of. One from outside this package (`module:FAMILY`) has to be
+    named, here or in a recipe that was loaded before: to import a module is to run it, and a folder may be anybody's.
+    """
     folder = Path(folder)
+    if family is not None:
+        find_family(family)
     if not (folder / CONFIG).exists() and (folder / "model" / CONFIG).exists():
         folder = folder / "model"
     config = _read_config(folder)
+    if family is not None and config["architecture"] != family:
+        raise InputError(f"{folder}: a model of family={shown(config['architecture'])}, expected {family}")
     try:
-        family = find_family(config["architecture"])
+        with importing_nothing(NAME_FAMILY):
+            found = find_family(config["architecture"])
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     tokens = load_tokens(folder / TOKENS)
     if tokens.digest != config["tokens"]:
         raise InputError(f"{folder}: {TOKENS} is not the token set this model was trained with")
+    if config["settings"].get("tokens", tokens.size + 1) != tokens.size + 1:
+        outputs = shown(config["settings"]["tokens"])
+        raise InputError(f"{folder}: settings.tokens={outputs}, expected {tokens.size + 1}, as {TOKENS} has")
+    file = PARAMETERS if config.get("part") is None else PART
     try:
-        settings = TypeAdapter(family.Settings).validate_python(config["settings"])
+        settings = TypeAdapter(found.Settings).validate_python(config["settings"])
+        held = _shapes_in(folder / file)
+        frozen = {} if file == PARAMETERS else _shapes_in(_frozen_of(folder))
+        _check_size(config["settings"], found.layers(settings), {**frozen, **held}, where=folder)
+        check_shapes(_merged_shapes(held, frozen), found.shapes(settings), where=str(folder))
         part = _read_part(folder, config)
-        parameters = load_file(folder / PARAMETERS) if part is None else _put_together(folder, part)
+        parameters = load_file(folder / file) if part is None else _put_together(folder, part)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(("settings", *map(str, first["loc"])))
         raise InputError(f"{folder}: the model cannot be read ({at}: {first['msg']}); it may be cut short") from None
-    except (OSError, SafetensorError, TypeError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(f"{folder}: the model cannot be read ({error}); it may be cut short") from None
-    check_parameters(parameters, family.shapes(settings), where=str(folder))
+    except InputError as error:
+        raise InputError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
+    except (OSError, SafetensorError, TypeError, ValueError, KeyError, RuntimeError, MemoryError) as error:
+        raise InputError(f"{folder}: the model cannot be read ({_line(error)}); it may be cut short") from None
     unsealed(config, where=folder / CONFIG)  # last: what is wrong above says more than that something is
-    file = PARAMETERS if part is None else PART
     if "parameters" in config and _digest(folder / file) != config["parameters"]:  # older models have none
         raise InputError(f"{folder}: {file} is damaged: it was changed after it was written")
-    return Recogniser(family, settings, tokens, parameters, config["language"], config["about"], part)
+    return Recogniser(found, settings, tokens, parameters, config["language"], config["about"], part)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# Settings that a file does not bear out: they are refused before anything is made of them.
+
+Shapes = Mapping[str, tuple[int, ...]]
+SMALL = 65_536  # a number that any settings may have, however small the model
+
+
+def _shapes_in(file: Path) -> Shapes:
+    """The tensors of a file by its header, which the library has compared with the file's length."""
+    check_file(file)
+    with safe_open(file, framework="pt") as opened:
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
+        for name, one in slices.items():
+            if one.get_dtype() != "F32":
+                raise InputError(f"{file}: {name!r} is {one.get_dtype()}, expected float32")
+        return {name: tuple(one.get_shape()) for name, one in slices.items()}
+
+
+def _check_size(settings: Mapping[str, Any], layers: int, held: Shapes, *, where: Path) -> None:
+    """Refuse settings that speak of more layers than there are tensors, or of more numbers than the tensors have."""
+    if layers > len(held):
+        raise InputError(f"{where}: its settings have {layers:,} layers, and its file {len(held):,} tensors")
+    numbers = sum(map(math.prod, held.values()))
+    for name, value in _numbers(settings, "settings"):
+        if not math.isfinite(value):
+            raise InputError(f"{where}: {name}={value}, expected a finite number")
+        if isinstance(value, int) and abs(value) > max(numbers, SMALL):
+            raise InputError(f"{where}: {name}={value:,}, and its file has {numbers:,} numbers in all")
+
+
+def _numbers(value: object, name: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield from _numbers(inside, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for inside in value:
+            yield from _numbers(inside, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+
+
+def _merged_shapes(trained: Shapes, frozen: Shapes) -> Shapes:
+    """The shapes of `Frozen.merged`, whose products of low rank may be far larger than what they are made of."""
+    whole = dict(frozen)
+    for name, shape in trained.items():
+        if not name.endswith((".lora_a", ".lora_b")):
+            whole[name] = shape
+    for name in trained:
+        if not name.endswith(".lora_b"):
+            continue
+        matrix = name.removesuffix("lora_b") + "weight"
+        a, b = trained.get(low_rank_names(matrix)[0], ()), trained[name]
+        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or frozen.get(matrix) != (b[0], a[1]):
+            raise InputError(f"{name!r} is no correction of low rank of {matrix!r}: a model of another architecture")
+    return whole
 
 
 def _read_part(folder: Path, config: Mapping[str, Any]) -> TrainedPart | None:
     """What was trained of the model in `folder`; None where that is all of it."""
     if (part := config.get("part")) is None:
         return None
-    return TrainedPart(load_file(folder / PART), float(part["scale"]), str(part["frozen"]))
+    scale = float(part["scale"])
+    if not math.isfinite(scale):
+        raise InputError(f"{folder}: part.scale={scale}, expected a finite number")
+    return TrainedPart(load_file(folder / PART), scale, str(part["frozen"]))
 
 
-def _put_together(folder: Path, part: TrainedPart) -> dict[str, Tensor]:
-    """The whole model: a part, and what its run has not trained."""
+def _frozen_of(folder: Path) -> Path:
+    """What the run of the part in `folder` has not trained."""
     run = folder.resolve().parent.parent  # RUN/checkpoints/step-000750
     if not (run / FROZEN).exists():
         raise InputError(
             f"{folder}: a part of a model, and no {FROZEN} where its run would be ({run}); "
             "`sottovoce export RUN --merged` writes a whole model"
         )
-    if _digest(run / FROZEN) != part.frozen_digest:
-        raise InputError(f"{run / FROZEN} is not what the part in {folder} was trained with")
-    return Frozen(load_file(run / FROZEN), part.scale).merged(part.trained)
+    return run / FROZEN
 
 
-def check_parameters(parameters: Parameters, expected: Mapping[str, tuple[int, ...]], *, where: str) -> None:
+def _put_together(folder: Path, part: TrainedPart) -> dict[str, Tensor]:
+    """The whole model: a part, and what its run has not trained."""
+    frozen = _frozen_of(folder)
+    if _digest(frozen) != part.frozen_digest:
+        raise InputError(f"{frozen} is not what the part in {folder} was trained with")
+    return Frozen(load_file(frozen), part.scale).merged(part.trained)
+
+
+def check_parameters(parameters: Parameters, expected: Shapes, *, where: str) -> None:
     """Refuse parameters that belong to another architecture, whose shapes are not those `expected`."""
+    check_shapes({name: tuple(tensor.shape) for name, tensor in parameters.items()}, expected, where=where)
+
+
+def check_shapes(found: Shapes, expected: Shapes, *, where: str) -> None:
+    """Refuse the parameters of another architecture."""
     for name, shape in expected.items():
-        if name not in parameters:
+        if name not in found:
             raise InputError(f"{where}: parameter {name!r} is missing: a model of another architecture")
-        if tuple(parameters[name].shape) != shape:
-            found = list(parameters[name].shape)
-            raise InputError(f"{where}: parameter {name!r} has shape {found}, expected {list(shape)}")
-    if unknown := sorted(parameters.keys() - expected.keys()):
+        if found[name] != shape:
+            raise InputError(f"{where}: parameter {name!r} has shape {list(found[name])}, expected {list(shape)}")
+    if unknown := sorted(found.keys() - expected.keys()):
         raise InputError(f"{where}: unknown parameter {unknown[0]!r}: a model of another architecture")
 
 
@@ -256,7 +350,7 @@ def describe_inherited(start: Recogniser, seed: Recogniser) -> str:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = parse_json((folder / CONFIG).read_bytes())
+        config: dict[str, Any] = parse_json(read_file(folder / CONFIG))
         architecture = config["architecture"]
         absent = {"language", "settings", "tokens", "about"} - config.keys()
     except (OSError, Unreadable, KeyError, TypeError, AttributeError) as error:
@@ -269,6 +363,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: a model for sample_rate={rate}, expected {SAMPLE_RATE}, the stores' rate")
     if absent:
         raise InputError(f"{folder}: {CONFIG} has no {', '.join(sorted(absent))}")
+    for name, kind in {"language": str, "tokens": str, "settings": dict, "about": dict}.items():
+        if not isinstance(config[name], kind):
+            expected = "names and values" if kind is dict else "a text"
+            raise InputError(f"{folder}: {name}={shown(config[name])}, expected {expected}")
     return config
 
 

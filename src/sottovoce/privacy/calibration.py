@@ -242,9 +242,12 @@ def _largest(fits: Callable[[int], bool], *, low: int, high: int) -> int:
     return low
 
 
+SMALLEST_TARGET = 1e-30  # nothing can be told below it
+
+
 def _check_target(target_epsilon: float) -> None:
-    if not (math.isfinite(target_epsilon) and target_epsilon > 0):
-        raise InputError(f"target_epsilon={target_epsilon}: expected a positive number")
+    if not (math.isfinite(target_epsilon) and target_epsilon >= SMALLEST_TARGET):
+        raise InputError(f"target_epsilon={target_epsilon}: expected a positive number, {SMALLEST_TARGET:g} or more")
 
 
 def _unreachable(target: float, best: float, at: str) -> InputError:

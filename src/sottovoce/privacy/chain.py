@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from sottovoce.errors import InputError
-from sottovoce.files import naming, sync_folder
+from sottovoce.files import naming, read_file, sync_folder
 from sottovoce.parsing import parse_json
 
 Record = dict[str, Any]
@@ -45,7 +45,7 @@ class Chain:
 
 def read_chain(path: Path) -> Chain:
     """The whole file, every hash checked. A last line without its end is counted as torn; all else is refused."""
-    return _parse(path.read_bytes(), path)
+    return _parse(read_file(path), path)
 
 
 def _parse(data: bytes, path: Path) -> Chain:

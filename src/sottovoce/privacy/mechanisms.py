@@ -302,8 +302,14 @@ def single_release_epsilon(noise_multiplier: float, *, delta: float) -> float:
     return _gaussian(lambda epsilon: (noise_multiplier, epsilon), delta)
 
 
+_LEAST, _MOST = -20.0, 100.0  # logarithms of multipliers and of ε: beyond, float64 knows no difference
+
+
 def _gaussian(at: Callable[[float], tuple[float, float]], delta: float) -> float:
-    """Where δ of a Gaussian release, which falls with its multiplier and with ε, is the one that is asked for."""
+    """Where δ of a Gaussian release, which falls with its multiplier and with ε, is the one that is asked for.
+
+    0 where the δ of next to nothing is smaller already: so much noise hides everybody.
+    """
     from scipy.optimize import brentq
     from scipy.special import log_ndtr
 
@@ -313,4 +319,6 @@ def _gaussian(at: Callable[[float], tuple[float, float]], delta: float) -> float
         return above + math.log(max(-math.expm1(min(below - above, 0.0)), 1e-300)) - math.log(delta)
 
     check_delta(delta)
-    return math.exp(brentq(excess, -20.0, 20.0, xtol=1e-12))
+    if excess(_LEAST) <= 0:
+        return 0.0
+    return math.exp(brentq(excess, _LEAST, _MOST, xtol=1e-12)) if excess(_MOST) < 0 else math.inf

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.calibration import Accountant
+from sottovoce.privacy.calibration import SMALLEST_TARGET, Accountant
 from sottovoce.privacy.events import LARGEST_POPULATION, LARGEST_STEPS, check_whole
 from sottovoce.privacy.mechanisms import (
     KINDS,
@@ -33,6 +33,7 @@ from sottovoce.privacy.rdp import check_delta
 
 Goal = Literal["population_size", "sigma_dp", "epsilon", "cohort_size", "central_steps"]
 
+SMALLEST, LARGEST = SMALLEST_TARGET, 1e9  # σ_DP or ε that means anything
 _AS_GOOD = 1.01  # of the best, and simpler: it is chosen
 _NAMES: dict[Kind, str] = {"independent": "independent", "banded": "banded", "blt": "BLT"}
 _TITLES: dict[Goal, str] = {
@@ -63,8 +64,8 @@ class Asked:
             check_whole("population_size", self.population_size, most=LARGEST_POPULATION)
         for name in ("sigma_dp", "target_epsilon"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name}={value}: expected a positive number")
+            if value is not None and not SMALLEST <= value <= LARGEST:
+                raise InputError(f"{name}={value}: expected a number from {SMALLEST:g} to {LARGEST:g}")
         given = [name for name in ("population_size", "sigma_dp", "target_epsilon") if getattr(self, name) is not None]
         if len(given) < 2:
             names = "population_size, sigma_dp and target_epsilon"

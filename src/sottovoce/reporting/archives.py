@@ -21,6 +21,7 @@ _BEGINNING = (1980, 1, 1, 0, 0, 0)
 # Runs are kept without models: whoever holds more is no archive of ours, and would fill the disk.
 MOST_BYTES, MOST_FILES = 2**28, 50_000
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
+_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _typed: dict[str, str] = {}  # where an archive is unpacked, and what the user called it
 
 
@@ -57,6 +58,9 @@ def unpack(archive: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(archive) as packed:
             _check([(entry.filename, entry.file_size) for entry in packed.infolist()])
+            if other := [entry.filename for entry in packed.infolist() if entry.compress_type not in _PACKINGS]:
+                # Others would be unpacked with memory that the archive asks for: 4 GiB by LZMA.
+                raise ValueError(f"expected files stored or deflated, found {other[0]!r} packed otherwise")
             packed.extractall(folder)
     except _DAMAGED as problem:
         raise InputError(f"{archive}: cannot be unpacked: {' '.join(str(problem).split())}") from None

@@ -74,9 +74,11 @@ def convergence(run: RunRecord) -> Convergence:
 
 def _measure(run: RunRecord) -> RunMeasurement:
     settings = run.federation
-    optimiser = build_optimiser(**settings["server"]["optimiser"])
-    if not isinstance(optimiser, LAMB):
-        raise InputError(f"server optimiser={settings['server']['optimiser']['name']}: the theorems are about LAMB")
+    named = settings["server"]["optimiser"]
+    if named["name"] != "lamb":  # not built: `module:Name` would be imported because a run's folder says so
+        raise InputError(f"server optimiser={named['name']}: the theorems are about LAMB")
+    optimiser = build_optimiser(**named)
+    assert isinstance(optimiser, LAMB)
     local_steps = settings["local"]["local_steps"]
     if local_steps is None:
         raise InputError("local_epochs: the theorems want the same number of local steps everywhere")

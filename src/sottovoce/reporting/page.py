@@ -12,7 +12,7 @@ from pathlib import Path
 from sottovoce.drawing import Page, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import MEASURES
-from sottovoce.files import written_atomically
+from sottovoce.files import as_utf8, written_atomically
 from sottovoce.reporting.audit import audit_alarm, audit_section
 from sottovoce.reporting.cells import NOTHING, Table, epsilon, integer, number, percent, said_once
 from sottovoce.reporting.clients import client_results_section
@@ -249,6 +249,6 @@ def _write(path: Path, content: str) -> None:
         raise InputError(f"out={path}: the folder {path.parent} does not exist")
     try:
         with written_atomically(path) as file:
-            file.write(content.encode())
+            file.write(as_utf8(content))
     except OSError as error:
         raise InputError(f"out={path}: cannot be written ({error.strerror})") from None

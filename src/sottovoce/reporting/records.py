@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import InputError
-from sottovoce.models.family import DEFAULT, Family, Place, find_family
+from sottovoce.files import read_file
+from sottovoce.models.family import DEFAULT, REGISTERED, Family, Place, find_family
+from sottovoce.models.module import place as place_by_name
 from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import NoGuarantee, repeated
@@ -152,26 +154,29 @@ class RunRecord:
 
     @property
     def place(self) -> Callable[[str], Place]:
-        """Where each tensor of its model belongs."""
-        return self._family.place
+        """Where each tensor of its model belongs; of a family from outside this package, by the tensor's name."""
+        return place_by_name if self._family is None else self._family.place
 
     @property
     def kinds(self) -> Mapping[str, str]:
         """What the kinds of its model's tensors are called, in the order of the network."""
-        return self._family.kinds
+        return {} if self._family is None else self._family.kinds
 
     @property
     def place_apart(self) -> Callable[[str], Place]:
         """The same where figures tell more apart, such as both norms of a block."""
-        return self._family.place_apart or self._family.place
+        return self.place if self._family is None else self._family.place_apart or self._family.place
 
     @property
     def kinds_apart(self) -> Mapping[str, str]:
-        return self._family.kinds_apart if self._family.place_apart else self._family.kinds
+        return self._family.kinds_apart if self._family is not None and self._family.place_apart else self.kinds
 
     @cached_property
-    def _family(self) -> Family[Any, Any]:
-        return find_family((self.config.get("model") or {}).get("family", DEFAULT))
+    def _family(self) -> Family[Any, Any] | None:
+        """None where it is not ours: a report imports no code because a run's folder names it."""
+        model = self.config.get("model")
+        name = model.get("family", DEFAULT) if isinstance(model, dict) else DEFAULT
+        return find_family(name) if isinstance(name, str) and name in REGISTERED else None
 
     @cached_property
     def layer_sizes(self) -> Mapping[str, int]:
@@ -236,7 +241,7 @@ def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> Any:
     if not path.is_file():
         return None
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        content = parse(read_file(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         problems.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
         return None
@@ -250,7 +255,7 @@ def _read_lines(path: Path, problems: list[str]) -> list[Record]:
     if not path.is_file():
         return []
     found: list[Record] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(read_file(path).decode("utf-8", errors="replace").splitlines(), start=1):
         try:
             record = parse_json(line)
         except Unreadable:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sottovoce import __version__
 from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
+from sottovoce.files import as_utf8, written_atomically
 from sottovoce.privacy.events import CorrelatedRelease, GaussianRelease, NoGuarantee, Release
 from sottovoce.privacy.promise import Promise, written_out
 from sottovoce.reporting.cells import integer, percent
@@ -53,7 +53,7 @@ def write_statement(path: Path, run: RunRecord, verdict: Verdict) -> None:
         raise InputError(f"statement={path}: the folder {path.parent} does not exist")
     try:
         with written_atomically(path) as file:
-            file.write(statement(run, verdict).encode())
+            file.write(as_utf8(statement(run, verdict)))
     except OSError as error:
         raise InputError(f"statement={path}: cannot be written ({error.strerror})") from None
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sottovoce.evaluation.evaluate import MANY_COLLAPSED, told_collapsed
-from sottovoce.files import written_atomically
+from sottovoce.files import as_utf8, written_atomically
 from sottovoce.reporting.cells import Table as Cells
 from sottovoce.reporting.cells import epsilon
 from sottovoce.reporting.differences import difference_table
@@ -129,7 +129,7 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     ]
     lines += [*summary.together, *summary.notes]
     with written_atomically(out / TEXT) as file:
-        file.write(("\n".join(lines) + "\n").encode())
+        file.write(as_utf8("\n".join(lines) + "\n"))
     if any(record.is_release for record in records):
         for place in (summary.path, out / TEXT, *(record.folder for record in records if record.is_release)):
             hide_times(place)

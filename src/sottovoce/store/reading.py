@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.files import unsealed
+from sottovoce.files import read_file, unsealed
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.seeds import name_key
 from sottovoce.store import on_disk
@@ -214,7 +214,7 @@ def _reopened(path: Path, digest: str) -> Store:
 def _read_header(path: Path) -> dict[str, Any]:
     file = path / on_disk.HEADER
     try:
-        header: dict[str, Any] = parse_json(file.read_bytes())
+        header: dict[str, Any] = parse_json(read_file(file))
     except FileNotFoundError:
         found = "nothing is there" if not path.exists() else f"{path} has no {on_disk.HEADER}"
         raise InputError(f"no store at {path}: {found}; `sottovoce prepare … --out {path}` makes one") from None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, AudioFile, RenderedSpeaker, RenderedUtterance, Span
 from sottovoce.corpora.problems import Kind, Problem
-from sottovoce.files import sync
+from sottovoce.files import as_utf8, sync
 from sottovoce.seeds import name_key
 from sottovoce.store import on_disk
 
@@ -186,7 +186,7 @@ class Writer:
             sync(file)
 
     def _append_record(self, name: str, offsets: str, record: Mapping[str, Any]) -> None:
-        line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        line = as_utf8(json.dumps(record, ensure_ascii=False) + "\n")
         self._append(name, line)
         self._columns[offsets].append(self._columns[offsets][-1] + len(line))
 

@@ -20,7 +20,7 @@ from typing import Protocol
 import sentencepiece
 
 from sottovoce.errors import InputError
-from sottovoce.files import write_json
+from sottovoce.files import read_file, write_json
 from sottovoce.parsing import Unreadable, parse_json
 
 DEFAULT_PIECES = 2_500
@@ -228,7 +228,7 @@ def written_tokens(tokens: Tokens) -> dict[str, object]:
 def load_tokens(path: Path) -> Tokens:
     """Reads what `save_tokens` wrote; `InputError` when the file is missing, damaged or of an unknown kind."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); a tokens.json was expected") from error
     return parse_tokens(content, where=str(path))
@@ -249,7 +249,10 @@ def parse_tokens(text: bytes, *, where: str) -> Tokens:
 
 def _from_json(content: dict[str, str]) -> Tokens:
     if content["kind"] == "characters":
-        return CharacterTokens(content["characters"])
+        characters = content["characters"]
+        if not isinstance(characters, str) or any("\ud800" <= one <= "\udfff" for one in characters):
+            raise InputError("characters: expected one text, of whole characters")
+        return CharacterTokens(characters)
     if content["kind"] == "sentence pieces":
         return SentencePieceTokens(base64.b64decode(content["model"], validate=True))
     if content["kind"] == "none":

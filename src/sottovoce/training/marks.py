@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import InputError
+from sottovoce.files import read_file
 from sottovoce.models import saved
 from sottovoce.parsing import parse_json
 from sottovoce.privacy.accounting import rdp_epsilon
@@ -169,7 +170,7 @@ def _claims(folder: Path) -> tuple[list[Claim], list[str]]:
 
 
 def _of_results(file: str, path: Path) -> list[Claim]:
-    results = parse_json(path.read_bytes())
+    results = parse_json(read_file(path))
     privacy = results.get("privacy") or {}
     names = ("delta", "simulated", "steps", "attempts", "promised_steps")
     equal = {name: privacy[name] for name in names if name in privacy}
@@ -188,7 +189,7 @@ def _of_results(file: str, path: Path) -> list[Claim]:
 
 
 def _of_checkpoint(file: str, path: Path) -> list[Claim]:
-    state = parse_json(path.read_bytes())
+    state = parse_json(read_file(path))
     mark = Mark(int(state["ledger"]["length"]), str(state["ledger"]["head"]))
     return [Claim(file=file, mark=mark, at_least={"steps": int(state["step"])})]
 
@@ -196,7 +197,7 @@ def _of_checkpoint(file: str, path: Path) -> list[Claim]:
 def _of_lines(file: str, path: Path) -> list[Claim]:
     """Of records with a step each; a last line that was never finished says nothing."""
     reached: dict[str, float] = {"steps": 0}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_file(path).decode("utf-8").splitlines():
         try:
             record = parse_json(line)
         except ValueError:
@@ -208,7 +209,7 @@ def _of_lines(file: str, path: Path) -> list[Claim]:
 
 
 def _of_model(file: str, path: Path) -> list[Claim]:
-    return [_of_about(file, parse_json(path.read_bytes())["about"])]
+    return [_of_about(file, parse_json(read_file(path))["about"])]
 
 
 def _of_about(file: str, about: Facts) -> Claim:
@@ -217,7 +218,7 @@ def _of_about(file: str, about: Facts) -> Claim:
 
 
 def _of_plan(file: str, path: Path) -> list[Claim]:
-    found = parse_json(path.read_bytes())["rdp"]
+    found = parse_json(read_file(path))["rdp"]
     scaled = (int(found["population_size"]), int(found["cohort_size"]), float(found["epsilon_rdp"]))
     return [Claim(file=file, scaled=scaled)]
 

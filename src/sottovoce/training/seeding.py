@@ -5,7 +5,7 @@ refuses clients whom its seed has heard; this file finds out, through the seed's
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from sottovoce.errors import InputError
 from sottovoce.files import read_json
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.models.saved import load as load_recogniser
+from sottovoce.naming import importing_nothing
 from sottovoce.store import Store
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
 from sottovoce.training.speakers import public_people, speakers_of
@@ -26,14 +27,19 @@ from sottovoce.users.population import Population, shared_speakers
 DENOISE = "federation.denoise.data"
 SERVER_PASS = "federation.server_pass.data"
 SHARED_DEV = "federation.shared_dev"
+NAME_RECIPE = "name the seed's recipe in place of its folder, if you trust it"
 
 
 @dataclass(frozen=True)
 class Seed:
-    """A seed model's recipe and the folder of its run; the recipe is None for a model that came without one."""
+    """A seed model's recipe and the folder of its run; the recipe is None for a model that came without one.
+
+    `is_own`: the recipe is one that the user's recipe names, and not what the folder of a run says.
+    """
 
     folder: Path
     recipe: Recipe | None
+    is_own: bool = False
 
     @property
     def is_there(self) -> bool:
@@ -59,11 +65,12 @@ def find_seed(name: str, *, runs: Path, root_seed: int) -> Seed:
     """The seed called `name`: a recipe, to be run with the same root seed, or the folder of a model or run."""
     if is_recipe(name):
         recipe = load_recipe(name, [f"seed={root_seed}"])
-        return Seed(folder_of(name, runs, recipe=recipe), recipe)
+        return Seed(folder_of(name, runs, recipe=recipe), recipe, is_own=True)
     if not Path(name).exists():
         load_recipe(name)  # says what is wrong, and the nearest name
     run = run_of(Path(name))
-    return Seed(Path(name), None if run is None else load_recipe(str(run / CONFIG)))
+    with importing_nothing(NAME_RECIPE):
+        return Seed(Path(name), None if run is None else load_recipe(str(run / CONFIG)))
 
 
 def seed_of(recipe: Recipe, *, runs: Path) -> Seed | None:
@@ -163,7 +170,13 @@ def ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe |
         yield seed.folder, seed.recipe
         if seed.recipe is None:
             return
-        seed = seed_of(seed.recipe, runs=runs)
+        with as_trusted(seed):
+            seed = seed_of(seed.recipe, runs=runs)
+
+
+def as_trusted(seed: Seed) -> AbstractContextManager[None]:
+    """Within, what the seed's recipe names is imported if the recipe is the user's own, and not if a folder says so."""
+    return nullcontext() if seed.is_own else importing_nothing(NAME_RECIPE)
 
 
 Keys = NDArray[np.uint64]

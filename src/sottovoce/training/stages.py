@@ -49,6 +49,7 @@ from sottovoce.training.privacy_report import privacy_report, promise_in
 from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.seeding import (
     Seed,
+    as_trusted,
     find_seed,
     folder_of,
     heard_by,
@@ -176,7 +177,8 @@ def _seed_model(
     assert seed.recipe is not None
     around.on_stage(f"seed model {name}")
     try:
-        outcome = run_recipe(seed.recipe, out=seed.folder, resume=True, around=around)
+        with as_trusted(seed):
+            outcome = run_recipe(seed.recipe, out=seed.folder, resume=True, around=around)
     except InputError as error:
         raise InputError(
             f"seed model {name}: it is not there, or not finished, and is trained first: {error}"

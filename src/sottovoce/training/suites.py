@@ -5,7 +5,8 @@ A small model leaves a GPU idle while its process prepares the next launch; othe
 
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sottovoce.children import ChildKilled, Children, children
 from sottovoce.config import Recipe, Suite, load_recipe
 from sottovoce.errors import InputError
 from sottovoce.interrupts import interruptible
+from sottovoce.naming import imported, named
 from sottovoce.processes import own_device, process_group
 from sottovoce.training.seeding import Seed, ancestors, seed_of
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
@@ -76,7 +78,7 @@ def _side_by_side(
     threads = max(1, (os.cpu_count() or 1) // at_once)
     context = multiprocessing.get_context("spawn")
     try:
-        with interruptible() as asked, children(at_once, context, begin=torch.set_num_threads, given=[threads]) as crew:
+        with interruptible() as asked, children(at_once, context, begin=_begin, given=[threads, named()]) as crew:
             for wave in waves:
                 _handed_out(wave, crew, around, asked)
             runs = {label: (recipe, out / label) for label, recipe in recipes.items()}
@@ -85,6 +87,14 @@ def _side_by_side(
         raise InputError(
             f"a run's process was killed (out of memory?): the same command goes on; at_once={at_once} may be too many"
         ) from None
+
+
+def _begin(threads: int, outside: Collection[str]) -> None:
+    """In a child: what the user has named in its parent is named here."""
+    torch.set_num_threads(threads)
+    for name in outside:
+        with suppress(InputError):  # whoever needs it says so
+            imported(name)
 
 
 def _seed_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Job]]:

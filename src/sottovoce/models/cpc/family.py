@@ -52,6 +52,10 @@ KINDS = {
 }
 
 
+def layers(settings: Settings) -> int:
+    return settings.encoder.layers + settings.ahead
+
+
 def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | None:
     """Every distance must have a step to predict, or utterances would be learned from unequally."""
     return None if settings.encoder.steps(samples) > settings.ahead else "too short for all predictions"
@@ -101,6 +105,7 @@ FAMILY = Family(
     Settings=Settings,
     tiny={"size": "tiny"},
     shapes=parameter_shapes,
+    layers=layers,
     init=init,
     place=module.place,
     kinds=KINDS,

@@ -15,6 +15,8 @@ from sottovoce.errors import InputError
 from sottovoce.models.speech_lstm import settings as speech_lstm
 from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes, linear_shapes
 
+MOST_CANDIDATES = 65_536  # of one step, each of which is drawn and compared
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -32,6 +34,8 @@ class Settings:
         for name, least in (("ahead", 1), ("candidates", 2)):
             if (value := getattr(self, name)) < least:
                 raise InputError(f"model: {name}={value}, expected at least {least}")
+        if self.candidates > MOST_CANDIDATES:
+            raise InputError(f"model: candidates={self.candidates}, expected at most {MOST_CANDIDATES:,}")
         if self.temperature is not None and not (math.isfinite(self.temperature) and self.temperature > 0):
             raise InputError(f"model: temperature={self.temperature}, expected a positive number")
 

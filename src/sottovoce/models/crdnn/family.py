@@ -309,6 +309,7 @@ FAMILY = Family(
     Settings=Settings,
     tiny={"size": "tiny"},
     shapes=architecture.parameter_shapes,
+    layers=architecture.layers,
     init=architecture.init,
     place=module.place,
     kinds=KINDS,

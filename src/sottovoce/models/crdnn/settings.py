@@ -77,6 +77,8 @@ class Settings:
         for name in ("feature_mean", "feature_deviation"):
             if (values := getattr(self, name)) is not None and not (self.as_released and len(values) == MEL_COUNT):
                 raise InputError(f"model: {len(values)} numbers as {name}, expected {MEL_COUNT}, and as_released")
+        if not all(map(math.isfinite, (*(self.feature_mean or ()), *(self.feature_deviation or ())))):
+            raise InputError("model: feature_mean or feature_deviation has a number that is not finite")
         if self.feature_deviation is not None and min(self.feature_deviation) <= 0:
             raise InputError("model: feature_deviation has a number that is not positive")
         for name in ("ctc_epochs", "ctc_steps"):
@@ -113,6 +115,10 @@ def named_settings(size: str, *, tokens: int, **changes: Any) -> Settings:
     if size not in SIZES:
         raise InputError(f"model: size={size!r}, expected one of {', '.join(SIZES)}")
     return Settings(**{**SIZES[size], "tokens": tokens, **changes})
+
+
+def layers(settings: Settings) -> int:
+    return settings.rnn_layers + settings.dnn_layers
 
 
 def parameter_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:

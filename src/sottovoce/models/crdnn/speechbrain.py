@@ -25,6 +25,8 @@ _PLAIN = {
     "attention.location": "2.attn.mlp_loc",
     "attention.value": "2.attn.mlp_out",
 }
+EXPECTED = "expected the weights of SpeechBrain's CRDNN recipe"
+COUNTER = ".num_batches_tracked"
 _STATISTICS = {"mean": "running_mean", "variance": "running_var"}
 _MATRIX = {"input": "ih", "recurrent": "hh"}
 
@@ -54,45 +56,63 @@ def their_name(name: str) -> str:
 
 
 def converted(state: Mapping[str, Tensor], settings: Settings, *, where: str) -> dict[str, Tensor]:
-    """Our parameters from their state dict, which must hold these and, but for counters, nothing else."""
-    left = {name for name in state if not name.endswith(".num_batches_tracked")}
-    parameters = {}
-    for name in parameter_shapes(settings):
+    """Our parameters from their state dict, which must hold these, in these shapes, and but for counters no others."""
+    left = {name for name in state if not name.endswith(COUNTER)}
+    expected = parameter_shapes(settings)
+    for name, shape in expected.items():
         theirs = their_name(name)
         if theirs not in state:
-            raise InputError(f"{where}: {theirs} is missing, expected the weights of SpeechBrain's CRDNN recipe")
-        # Their convolutions see frequency before time.
-        is_conv = name.startswith("cnn.") and state[theirs].dim() == 4
-        parameters[name] = (state[theirs].transpose(2, 3) if is_conv else state[theirs]).detach().float().contiguous()
+            raise InputError(f"{where}: {theirs} is missing, {EXPECTED}")
+        turned = (*shape[:2], shape[3], shape[2]) if _is_convolution(name, shape) else shape
+        if tuple(state[theirs].shape) != turned:
+            found = list(state[theirs].shape)
+            raise InputError(f"{where}: {theirs} has shape {found}, expected {list(turned)} beside the others")
         left.discard(theirs)
     if left:
         raise InputError(f"{where}: {min(left)} is no part of SpeechBrain's CRDNN recipe with an attention decoder")
-    return parameters
+    return {name: _taken(state[their_name(name)], name, shape) for name, shape in expected.items()}
+
+
+def _is_convolution(name: str, shape: tuple[int, ...]) -> bool:
+    """Their convolutions see frequency before time."""
+    return name.startswith("cnn.") and len(shape) == 4
+
+
+def _taken(tensor: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
+    return (tensor.transpose(2, 3) if _is_convolution(name, shape) else tensor).detach().float().contiguous()
 
 
 def settings_of(state: Mapping[str, Tensor], *, where: str, **changes: Any) -> Settings:
     """The architecture whose weights these are, read off their shapes; batch-norm, and padding as released."""
-    try:
-        blocks = _count(state, r"0\.CNN\.block_(\d+)\.")
-        settings = Settings(
-            tokens=len(state["3.w.bias"]),
-            channels=tuple(len(state[f"0.CNN.block_{block}.conv_1.conv.bias"]) for block in range(blocks)),
-            rnn_layers=_count(state, r"0\.RNN\.rnn\.weight_ih_l(\d+)$"),
-            rnn_width=state["0.RNN.rnn.weight_hh_l0"].shape[1],
-            dnn_layers=_count(state, r"0\.DNN\.block_(\d+)\."),
-            dnn_width=len(state["0.DNN.block_0.linear.w.bias"]),
-            embedding=state["1.Embedding.weight"].shape[1],
-            decoder_width=len(state["2.proj.bias"]),
-            location_channels=state["2.attn.conv_loc.weight"].shape[0],
-            location_reach=state["2.attn.conv_loc.weight"].shape[2] // 2,
-            **{"norm": "batch", "as_released": True, **changes},
-        )
-        bins = len(state["0.CNN.block_0.norm_1.norm.weight"])
-    except (KeyError, IndexError, ValueError) as error:
-        raise InputError(f"{where}: {error} is missing, expected the weights of SpeechBrain's CRDNN recipe") from None
+
+    def size(name: str, *, axis: int = 0, axes: int = 1) -> int:
+        if name not in state:
+            raise InputError(f"{where}: {name} is missing, {EXPECTED}")
+        if state[name].dim() != axes:
+            raise InputError(f"{where}: {name} has shape {list(state[name].shape)}, expected {axes} axes")
+        return state[name].shape[axis]
+
+    blocks = _count(state, r"0\.CNN\.block_(\d+)\.")
+    # The shape of a weight of each kind says how large its layer is; `converted` compares all others with these.
+    sizes: dict[str, Any] = {
+        "tokens": size("3.w.bias"),
+        "channels": tuple(size(f"0.CNN.block_{block}.conv_1.conv.bias") for block in range(blocks)),
+        "rnn_layers": _count(state, r"0\.RNN\.rnn\.weight_ih_l(\d+)$"),
+        "rnn_width": size("0.RNN.rnn.weight_hh_l0", axis=1, axes=2),
+        "dnn_layers": _count(state, r"0\.DNN\.block_(\d+)\."),
+        "dnn_width": size("0.DNN.block_0.linear.w.bias"),
+        "embedding": size("1.Embedding.weight", axis=1, axes=2),
+        "decoder_width": size("2.proj.bias"),
+        "location_channels": size("2.attn.conv_loc.weight", axes=3),
+        "location_reach": size("2.attn.conv_loc.weight", axis=2, axes=3) // 2,
+    }
+    bins = size("0.CNN.block_0.norm_1.norm.weight", axes=2)
     if bins != MEL_COUNT:
         raise InputError(f"{where}: a model that hears {bins} mel filters, expected {MEL_COUNT}")
-    return settings
+    try:
+        return Settings(**sizes, **{"norm": "batch", "as_released": True, **changes})
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _count(state: Mapping[str, Tensor], pattern: str) -> int:

@@ -44,6 +44,10 @@ class Encoder:
             )
 
     @property
+    def layers(self) -> int:
+        return self.dense_layers + self.lstm_layers
+
+    @property
     def step_samples(self) -> int:
         return self.stack * HOP_SAMPLES
 

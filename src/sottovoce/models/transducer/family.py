@@ -64,6 +64,10 @@ def inherited(other: Any, settings: Settings) -> frozenset[str]:
     return frozenset(encoder_shapes(encoder))
 
 
+def layers(settings: Settings) -> int:
+    return settings.encoder.layers + settings.predictor_layers
+
+
 def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | None:
     return None if settings.encoder.steps(samples) else "too short for one encoder step"
 
@@ -114,6 +118,7 @@ FAMILY = Family(
     Settings=Settings,
     tiny={"size": "tiny"},
     shapes=parameter_shapes,
+    layers=layers,
     init=init,
     place=module.place,
     kinds=KINDS,

@@ -130,6 +130,10 @@ def drops_layers(settings: Settings) -> bool:
     return settings.layer_drop > 0
 
 
+def layers(settings: Settings) -> int:
+    return settings.layers
+
+
 def samples_per_frame(_settings: Settings) -> int:
     return STRIDE * HOP_SAMPLES
 
@@ -293,6 +297,7 @@ FAMILY = Family(
     Settings=Settings,
     tiny={"size": "tiny", "layers": None, "width": None},
     shapes=network.parameter_shapes,
+    layers=layers,
     init=network.init,
     place=place,
     kinds=KINDS,

@@ -27,6 +27,7 @@ from sottovoce.audio.features import (
     normalise,
 )
 from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.errors import InputError
 from sottovoce.models import log_mel
 from sottovoce.models.transformer.network import Settings
 from sottovoce.models.utterances import Features, Recordings
@@ -34,6 +35,8 @@ from sottovoce.models.utterances import Features, Recordings
 
 def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:
     """Normalised features [U, T, F], zero behind each utterance's end; `options` are those of `log_mel.hear`."""
+    if settings.features != MEL_COUNT:
+        raise InputError(f"the model hears {settings.features} mel filters, expected {MEL_COUNT}")
     if not settings.as_released:
         return log_mel.hear(recordings, settings=settings, dtype=dtype, ears=settings.ears, **options)
     lines_UN, frames_U = recordings.as_lines(), frame_lengths(recordings.lengths_U)
