@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sottovoce.deployment.link import Link
 from sottovoce.deployment.messages import OVERHEAD, Code, Kind, Order, Refused, fresh_nonce, open_answer
 from sottovoce.deployment.roster import Roster
-from sottovoce.deployment.signatures import PrivateKey
+from sottovoce.signatures import PrivateKey
 
 AWAY = "away, or too late, or with too much to say"
 
