@@ -4,9 +4,11 @@
 """
 
 import hashlib
+import re
 import stat
 from pathlib import Path
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
@@ -21,6 +23,7 @@ PublicKey = ec.EllipticCurvePublicKey
 _NUMBER = 48
 SIGNATURE_BYTES = 2 * _NUMBER
 LARGEST_KEY_FILE = 1 << 20
+_SIGNING = ("orders.key", "node.key", "ca.key")  # of a server, a node, an authority
 _ALGORITHM = ec.ECDSA(SHA384())
 
 
@@ -66,6 +69,32 @@ def load_private_key(path: Path) -> PrivateKey:
     if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP384R1)):
         raise InputError(f"{path} holds a key of another kind: expected ECDSA P-384")
     return key
+
+
+def load_signing_key(path: Path) -> PrivateKey:
+    """A private key that ledgers are signed with: its file, or a folder that `sottovoce keys` has made."""
+    if not path.is_dir():
+        return load_private_key(path)
+    found = next((path / name for name in _SIGNING if (path / name).exists()), None)
+    if found is None:
+        raise InputError(f"{path}: no {', '.join(_SIGNING)}: expected a private key, or a folder of keys")
+    return load_private_key(found)
+
+
+def expected_fingerprint(key: str) -> str:
+    """The fingerprint of a public key that somebody names: by itself, or by a file (OpenSSH's, or a certificate)."""
+    if re.fullmatch(r"[0-9a-f]{64}", key.lower()):
+        return key.lower()
+    content = read_bounded(Path(key), most=LARGEST_KEY_FILE, what="any key")
+    if b"BEGIN CERTIFICATE" not in content:
+        return fingerprint(load_public_key(Path(key))).hex()
+    try:
+        found = x509.load_pem_x509_certificate(content).public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        raise InputError(f"{key} holds no certificate that can be read: expected PEM") from None
+    if not isinstance(found, ec.EllipticCurvePublicKey):
+        raise InputError(f"{key} is for a key of another kind: expected ECDSA P-384")
+    return fingerprint(found).hex()
 
 
 def load_public_key(path: Path) -> PublicKey:

@@ -548,11 +548,13 @@ class Plan:
         repeatable: bool = True,
         central_steps: int | None = None,
         client_wer: Mapping[str, Any] | None = None,
+        recipe: str | None = None,
     ) -> Header:
         """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by simulations only.
 
         `repeatable`: whether the run's arithmetic repeats itself to the bit, so that lost steps can be done again.
         `central_steps`: how many are promised. `client_wer`: what is measured besides (`ClientWer.in_ledger`).
+        `recipe`: SHA-256 of it, as the run's folder has it.
         """
         seeded = self.settings.mode is Mode.SEEDED
         return Header(
@@ -565,6 +567,7 @@ class Plan:
             inputs=inputs if seeded else "",
             central_steps=central_steps,
             client_wer=client_wer,
+            recipe=recipe,
         )
 
 

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sottovoce import __version__
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sweep, write_json, written_atomically
@@ -35,6 +33,8 @@ METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
     ".lock",
 )
 ENGINE, POPULATION = "engine.json", "population.json"
+CHECKPOINTS, MODEL, STATE = "checkpoints", "model", "state.json"  # the last of every checkpoint
+FILES = (CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, LEDGER, RESULTS, ENGINE, POPULATION)
 
 ONE_TIME = 315_532_800  # 1980 begins: the first moment that a zip file can hold
 
@@ -48,8 +48,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoints"
-        self.best = path / "model"
+        self.checkpoints = path / CHECKPOINTS
+        self.best = path / MODEL
 
     @property
     def metrics(self) -> "Lines":
@@ -137,7 +137,7 @@ def open_run(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"run folder {path} is in use by another process") from None
-        sweep(path, CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, ENGINE, POPULATION, RESULTS)
+        sweep(path, *FILES)
         if not known.exists():
             with written_atomically(known) as file:
                 file.write(config.encode())
@@ -146,7 +146,8 @@ def open_run(
         else:
             write_json(path / INPUTS, inputs)
         try:
-            write_json(path / ENVIRONMENT, environment() | ({STAND_IN: True} if stand_in else {}))
+            if not (path / RESULTS).exists():  # who looks at a finished run later has not made it
+                write_json(path / ENVIRONMENT, environment() | ({STAND_IN: True} if stand_in else {}))
             yield RunFolder(path)
         finally:
             if not keeps_times:
@@ -186,6 +187,8 @@ def _check_inputs(known: Path, inputs: Mapping[str, Any]) -> None:
 
 def environment() -> dict[str, Any]:
     """Where and with what a run was made."""
+    import torch  # here alone: whoever reads run folders needs none
+
     return {
         "sottovoce": __version__,
         "commit": os.environ.get(COMMIT) or _commit(),
