@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sottovoce.digests import file_digest
 from sottovoce.files import sealed
 from sottovoce.privacy.chain import read_chain, seal
 from sottovoce.training.recorded_files import digests_at_end
@@ -34,12 +35,14 @@ def edit(path: Path, change: Callable[[Record], object], *, with_seal: bool = Fa
 def rechain(folder: Path, change: Callable[[Record], Record | None] = lambda record: record) -> None:
     """Write a ledger anew with every record changed (None takes it away), and fit all that knows its heads to it.
 
-    What the last record says of results is worked out anew, too: nothing in the folder tells.
+    What it says of recipe and results is worked out anew, too: nothing in the folder tells.
     """
     path = folder / "ledger.jsonl"
     lines, heads, marks = list[bytes](), list[str](), list[int]()
     for old in read_chain(path).records:
         record = change(json.loads(json.dumps(old)))
+        if record is not None and "recipe" in record:
+            record["recipe"] = file_digest(folder / "config.yaml")
         if record is not None and record["kind"] == "results":
             _fit(folder, heads, [*marks, len(heads)])
             record["files"] = digests_at_end(folder, read(folder / "results.json"))

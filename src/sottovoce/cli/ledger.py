@@ -84,6 +84,7 @@ def ledger(
         table.add_row("signature", found.signature.words)
         table.add_row("proves", _proved(found.signature, expect_head))
         stdout.print(table)
+        say(f"head: {report.mark.head}", to=stdout)
         if accounts:
             stdout.print(_table(accounts))
     for file in found.unread:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.chain import Mark
@@ -103,7 +103,6 @@ class LedgerReport:
             "budget": "none" if self.epsilon_budget is None else f"ε ≤ {self.epsilon_budget:g} by RDP",
             "last line": f"torn, {self.torn_bytes} bytes to be removed on resume" if self.torn_bytes else "whole",
             "chain": f"sound, {self.mark.length} lines",
-            "head": self.mark.head,
         }
         if self.header["plan"].get("time_line") == "zero":
             rows["time lines"] = DRAWN_WHEN_DRY
@@ -113,7 +112,7 @@ class LedgerReport:
                 f"measured {self.measured} times{f', and {again} times again after a crash' if again else ''}, of at "
                 f"most {told['words']:g} words a person: {_told(told['event'])}; ε covers it"
             )
-        table = Table("", Column(overflow="fold"), title=str(self.path), show_header=False)  # a head is shown whole
+        table = Table(title=str(self.path), show_header=False)
         for name, value in rows.items():
             table.add_row(name, escape(str(value)))
         return table

@@ -287,6 +287,7 @@ def _run_federated(
     settings = recipe.federated
     if elsewhere is not None and processes.several:
         raise InputError("clients on other machines are asked by one process: expected no torchrun")
+    key = None if around.sign is None else load_signing_key(around.sign)
     seed, stopped = _seed_model(settings.seed_model, recipe, around, processes)
     if stopped is not None:
         return stopped
@@ -379,7 +380,6 @@ def _run_federated(
                 around.on_stage("learning what to take out of releases")
                 denoise = learn_denoise(recipe, start, places.public, plan, device=around.device)
                 around.say(denoise.about)
-            key = None if around.sign is None else load_signing_key(around.sign)
             distant = None if elsewhere is None else elsewhere.clients(run, plan, start)
             federating = Federating(
                 recipe,
