@@ -27,12 +27,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sottovoce.deployment.client_noise import add_share
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.secure_sum import Client, Server
-from sottovoce.deployment.signatures import sign
 from sottovoce.deployment.sum_terms import Attempt, Phase, Terms, threshold
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
+from sottovoce.signatures import sign
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.auditing.of_recipe import kept_at
+from sottovoce.digests import content_digest
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.parsing import Unreadable
@@ -22,6 +23,7 @@ from sottovoce.privacy.pld import QUICK
 from sottovoce.reporting.audit import kept_audit
 from sottovoce.reporting.records import read_run
 from sottovoce.seeds import name_key
+from sottovoce.training.recorded_files import EXCERPT
 from sottovoce.training.run_folder import (
     CONFIG,
     DIAGNOSTICS,
@@ -135,6 +137,8 @@ def readable(content: Any, *, indent: str = "") -> str:
 
 def _slim(results: Mapping[str, Any], *, brief: bool, speakers: bool) -> dict[str, Any]:
     slim = dict(results)
+    if "privacy" in results:  # of a run with a ledger, which knows the digest of what this is taken from
+        slim[EXCERPT] = content_digest(results)
     totals = _by_speaker if speakers else _totals
     slim["test"] = totals(results["test"]) if brief else {n: _nameless(test) for n, test in results["test"].items()}
     if (start := results.get("start")) is not None:

@@ -26,8 +26,8 @@ from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Kind, Order, open_order
 from sottovoce.deployment.roster import load_roster
 from sottovoce.deployment.secure_sum import Client
-from sottovoce.deployment.signatures import sign
 from sottovoce.deployment.sum_terms import Attempt, Terms
+from sottovoce.signatures import sign
 
 LARGEST = 1 << 31
 

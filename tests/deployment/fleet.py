@@ -8,8 +8,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.secure_sum import Client, Opened, Server
-from sottovoce.deployment.signatures import PrivateKey, sign
 from sottovoce.deployment.sum_terms import Attempt, Phase, Terms, Unsafe, Why
+from sottovoce.signatures import PrivateKey, sign
 
 LENGTH = 5
 

@@ -24,13 +24,13 @@ from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer
 from sottovoce.deployment.payloads import read_model, terms_of, words_of
 from sottovoce.deployment.roster import Roster, User
 from sottovoce.deployment.secure_sum import Client
-from sottovoce.deployment.signatures import PrivateKey, sign
 from sottovoce.deployment.sum_terms import Attempt, Phase, Terms, Unsafe
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.client_wer import contribution
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import torch_stream
+from sottovoce.signatures import PrivateKey, sign
 
 RECIPE, RUN = bytes(range(32)), bytes(range(16))
 LAYOUT = Layout.of({"w": torch.zeros(5, 7), "b": torch.zeros(3)})

@@ -17,7 +17,6 @@ from sottovoce.deployment.own_ledger import Quota
 from sottovoce.deployment.participant import Participant
 from sottovoce.deployment.payloads import read_words, terms_of, total_of, update_bytes, write_model, write_start
 from sottovoce.deployment.secure_sum import Server
-from sottovoce.deployment.signatures import PrivateKey
 from sottovoce.deployment.sum_terms import Attempt, Phase
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
@@ -25,6 +24,7 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.seeds import name_key
+from sottovoce.signatures import PrivateKey
 from sottovoce.store import Store
 from sottovoce.training.stages import starting_model
 from sottovoce.training.trained_part import trained_part

@@ -421,7 +421,7 @@ def test_lines_moved_doubled_or_dropped(
         (2, {"epsilon": 0.001}, "its events add up to"),
         (2, {"step": 7}, "a step is missing or repeated"),
         (2, {"attempt": 2}, "expected 1"),
-        (2, {"kind": "remark"}, "expected intent, commit or budget"),
+        (2, {"kind": "remark"}, "expected intent, commit, client_wer, budget or results"),
         (2, {"kind": "budget"}, "'epsilon_budget' is missing"),
         (2, {"kind": "budget", "epsilon_budget": -1}, "epsilon_budget=-1"),
         (2, {"event": {"kind": "gaussian", "noise_multiplier": 9}}, "the header says"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.doctoring import rechain
 from tests.tones import pack_tones
 
 from sottovoce.config import load_recipe
@@ -71,6 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = json.loads(results.read_text())
     content["test"]["test"]["samples"] = SAMPLES  # which runs keep of synthetic voices alone
     results.write_text(json.dumps(content))
+    rechain(place / "runs/noisy")
     return place / "runs"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.doctoring import rechain
 from tests.reporting.conftest import MakeRun
 from typer.testing import CliRunner
 
@@ -39,6 +40,8 @@ def change(run: Path, **data: object) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["data"] |= data
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    if (run / "ledger.jsonl").exists():
+        rechain(run)
 
 
 def test_runs_on_the_same_people_state_their_joint_epsilon(runs: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from tests.doctoring import rechain
 from tests.reporting.conftest import MakeRun, with_event
 from typer.testing import CliRunner
 
@@ -161,6 +162,7 @@ def scored(folder: Path, rates: dict[str, float], *, start: float = 0.5) -> None
             ]
             test |= {"per_speaker": people, "wer": sum(one["wer"] for one in people) / len(people)}
     (folder / "results.json").write_text(json.dumps(content))
+    rechain(folder)
 
 
 def test_a_run_is_told_beside_its_start_and_beside_its_twin_without_noise(copied: MakeRun) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.doctoring import older, rechain
 from typer.testing import CliRunner
 
 from sottovoce.cli import app, main
@@ -36,7 +37,8 @@ federation:
   checkpoint_every: 2
 """
 KEPT = Path(__file__).parents[2] / "results/cpu-cohort.zip/s5-noise"
-LINES = 13  # a header, eight intents, a commit at each of four checkpoints
+LINES = 14  # a header, eight intents, a commit at each of four checkpoints, the results
+OLDER_LINES = LINES - 1  # without the last
 MODES = ["seeded", "secure"]
 
 
@@ -91,6 +93,13 @@ def mode(request: pytest.FixtureRequest) -> str:
 def folder(finished: dict[str, Path], mode: str, tmp_path: Path) -> Path:
     """A finished run that a test may spoil."""
     return Path(shutil.copytree(finished[mode], tmp_path / "run", symlinks=True))
+
+
+@pytest.fixture
+def older_folder(folder: Path) -> Path:
+    """The same with a ledger that has no digests of files, as they were: its marks are all that there is."""
+    rechain(folder, older)
+    return folder
 
 
 def lines_of(path: Path) -> list[str]:
@@ -163,9 +172,10 @@ MARKS = {
 
 
 @pytest.mark.parametrize("named", MARKS)
-def test_every_mark_alone_shows_a_missing_end(sottovoce: Command, folder: Path, named: str) -> None:
+def test_every_mark_alone_shows_a_missing_end(sottovoce: Command, older_folder: Path, named: str) -> None:
+    folder = older_folder
     MARKS[named](folder)
-    assert len(lines_of(folder / "ledger.jsonl")) == LINES
+    assert len(lines_of(folder / "ledger.jsonl")) == OLDER_LINES
     done = sottovoce("ledger", folder)
     assert done.code == 0, done.err
     assert done.err == ""
@@ -208,7 +218,7 @@ def test_a_shortened_ledger_beside_everything_else_is_refused(sottovoce: Command
     shorten(folder)
     done = sottovoce("ledger", folder, "--json")
     assert done.code == 2
-    assert f"results.json knows {LINES} lines of it, and it has 5: it was shortened or rolled back" in done.err
+    assert f"results.json knows {OLDER_LINES} lines of it, and it has 5: it was shortened or rolled back" in done.err
     assert json.loads(done.out)["valid"] is False
 
 
@@ -217,6 +227,8 @@ def test_a_run_that_stopped_early_says_what_it_promised_and_what_it_spent(
 ) -> None:
     """Noise teaches the model nothing, so that it ends after an evaluation or two: its results name two ε."""
     folder = run(mode, tmp_path / "run", "federation.patience=1", "federation.evaluate_every=2").folder
+    assert sottovoce("ledger", folder).code == 0
+    rechain(folder, older)
     path = folder / "results.json"
     results = json.loads(path.read_text())
     privacy = results["privacy"]
@@ -244,11 +256,11 @@ def test_a_ledger_longer_than_its_results_is_refused(sottovoce: Command, folder:
     """Somebody went on in secret, and the results promise what no longer holds."""
     results = json.loads((folder / "results.json").read_text())
     hashes = [json.loads(line)["hash"] for line in lines_of(folder / "ledger.jsonl")]
-    results["privacy"] = {"length": LINES - 2, "head": hashes[LINES - 3]}
+    results["privacy"] = {"length": LINES - 3, "head": hashes[LINES - 4]}
     (folder / "results.json").write_text(json.dumps(results))
     done = sottovoce("ledger", folder)
     assert done.code == 2
-    assert f"says that it ended after {LINES - 2} lines, and it has {LINES}" in done.err
+    assert f"says that it ended after {LINES - 3} lines, and it has {LINES}" in done.err
 
 
 def test_the_ledger_of_another_run_is_refused(sottovoce: Command, finished: dict[str, Path], tmp_path: Path) -> None:
@@ -256,7 +268,7 @@ def test_the_ledger_of_another_run_is_refused(sottovoce: Command, finished: dict
     shutil.copy(finished["seeded"] / "ledger.jsonl", folder / "ledger.jsonl")
     done = sottovoce("ledger", folder)
     assert done.code == 2
-    assert f"results.json knows another line {LINES} than it has" in done.err
+    assert f"results.json knows another line {OLDER_LINES} than it has" in done.err
     only_results(folder)
     results = json.loads((folder / "results.json").read_text())
     del results["privacy"]["length"]
@@ -279,8 +291,15 @@ def test_a_ledger_alone_says_what_it_cannot_show(sottovoce: Command, folder: Pat
 def test_a_mark_that_cannot_be_read_is_named(sottovoce: Command, folder: Path) -> None:
     (folder / "results.json").write_text('{"privacy": {"length"')
     done = sottovoce("ledger", folder)
+    assert done.code == 2
+    assert f"{folder / 'ledger.jsonl'} is not sound: results.json is damaged" in done.err
+
+
+def test_in_older_folders_a_mark_that_cannot_be_read_is_named_too(sottovoce: Command, older_folder: Path) -> None:
+    (older_folder / "results.json").write_text('{"privacy": {"length"')
+    done = sottovoce("ledger", older_folder)
     assert done.code == 0
-    assert f"{folder / 'results.json'} cannot be read" in done.err
+    assert f"{older_folder / 'results.json'} cannot be read" in done.err
 
 
 # Training.
@@ -352,7 +371,7 @@ def test_the_report_begins_with_what_is_not_sound_and_ends_with_an_error(
         _, body = page.read_text().split("<body>")
         first = body.strip()
         assert first.startswith('<p class="alarm" role="alert"><strong>NOT SOUND</strong>')
-        assert f"results.json knows {LINES} lines of it, and it has 5" in first[: first.index("</p>")]
+        assert f"results.json knows {OLDER_LINES} lines of it, and it has 5" in first[: first.index("</p>")]
         assert first.count('class="alarm"') == 1, "the other run is sound"
     for theme in page.read_text().split("prefers-color-scheme: dark"):
         assert "--alarm: #" in theme

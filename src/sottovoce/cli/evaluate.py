@@ -61,7 +61,8 @@ def evaluate(
 ) -> None:
     """Word error rate of a model on a store: in all, per speaker, by gender, age and accent.
 
-    Of a model that learns from speech alone: its contrastive loss and accuracy.
+    Of a model that learns from speech alone: its contrastive loss and accuracy. A model that is not what its run's
+    ledger says is refused.
 
     Example: sottovoce evaluate runs/demo/global --on stores/demo-crowd:test --plot wer.html
     """
@@ -74,12 +75,14 @@ def evaluate(
     from sottovoce.evaluation.table import table
     from sottovoce.models.saved import load
     from sottovoce.store import Store
+    from sottovoce.training.marks import check_model_of_run
 
     if plot is not None:
         check_plot(plot)
     if out is not None and not out.parent.is_dir():
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
     path, split = store_and_split(on)
+    check_model_of_run(model)
     store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)
     store.check()
     if recogniser.family.recognition is None:

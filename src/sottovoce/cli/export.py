@@ -21,15 +21,23 @@ def export(
     """Write a run's best model into a folder that can be moved, loaded and started from by itself.
 
     A run that has trained a part of a model (federation.trainable) exports that part, which fits the model it began
-    with and no other; --merged writes the whole model.
+    with and no other; --merged writes the whole model. A model that is not what its run's ledger says is refused.
 
     Example: sottovoce export runs/lora --merged --out models/lora
     """
+    from sottovoce.errors import InputError
+    from sottovoce.models.saved import digests, load
     from sottovoce.models.saved import export as export_to
-    from sottovoce.models.saved import load
+    from sottovoce.models.saved_files import digests_in
+    from sottovoce.training.marks import check_model_of_run
 
+    check_model_of_run(model)
     recogniser = load(model, family=family)
-    written = export_to(recogniser.whole if merged else recogniser, out)
+    if merged:
+        recogniser = recogniser.whole
+    written = export_to(recogniser, out)
+    if digests_in(out) != digests(recogniser):
+        raise InputError(f"{out} is not what was to be written: the disk may be damaged")
     if json:
         print_json(written)
         return

@@ -1,5 +1,6 @@
 """`sottovoce ledger`: what a run has spent, and whether its record is whole."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,24 +14,37 @@ from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.privacy.ledger_report import LedgerReport
+    from sottovoce.privacy.ledger_signature import SignatureCheck
 
 END_UNKNOWN = "alone it cannot show that its end is missing"
 
 
 def ledger(
     run: Annotated[Path, typer.Argument(help="A run's folder, or its ledger.jsonl; either may lie in an archive.")],
+    expect_head: Annotated[
+        str | None, typer.Option(metavar="HASH", help="Refuse a ledger that never had this head, which you have kept.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="PUBLIC", help="Refuse what this key has not signed: its file, or its fingerprint."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Verify a run's ledger line by line and against all that its folder says of it; print what is spent and promised.
 
     Example: sottovoce ledger runs/demo/global
 
+    Model, checkpoints, recipe and results are held against the digests that the ledger has of them. That all of it was
+    not written anew since, only a head that you have kept (--expect-head) or a signature (--key) can show.
+
     Of a run that was served with open sums it shows everybody's own account besides: in how many rounds they were.
     """
     from sottovoce.files import named_inside
     from sottovoce.privacy.ledger import verify
+    from sottovoce.privacy.ledger_signature import check_signature
     from sottovoce.privacy.promise import figures, promise_of
     from sottovoce.reporting.archives import as_typed, open_path
+    from sottovoce.signatures import expected_fingerprint
     from sottovoce.training.marks import CheckedLedger, check_ledger
     from sottovoce.training.run_folder import LEDGER
 
@@ -39,7 +53,14 @@ def ledger(
     try:
         if place.is_dir() and not (place / LEDGER).exists() and (inside := named_inside(place, LEDGER)):
             raise InputError(f"{path}: no ledger there, but runs that have one each: expected one of {inside}")
-        found = check_ledger(place) if place.is_dir() else CheckedLedger(verify(place), agreeing=(), unread=())
+        expected = None if key is None else expected_fingerprint(key)
+        if place.is_dir():
+            found = check_ledger(place, expected_key=expected)
+        else:
+            alone = verify(place)
+            signature = check_signature(alone, place, expected=expected)
+            found = CheckedLedger(alone, agreeing=(), unread=(), signature=signature)
+        _check_head(found.report, path, expect_head)
     except InputError as error:
         problem = as_typed(str(error))
         if json:
@@ -50,13 +71,20 @@ def ledger(
     promise = promise_of(report)  # of a ledger that does not say how many steps were planned: what is spent
     if json:
         promised = {name: value for name, value in figures(promise, report).items() if name != "spent"}
-        marks = {"agrees_with": found.agreeing, "unreadable": found.unread}
+        marks: dict[str, object] = {"agrees_with": found.agreeing, "unreadable": found.unread}
+        marks |= {"held": found.held, "notes": found.notes, "signature": found.signature.as_json()}
         print_json({**report.as_json(), "promised": promised, **marks, **({"accounts": accounts} if accounts else {})})
     else:
         table = report.table()
         table.add_row("promised", promise.words or "no guarantee")
         table.add_row("agrees with", escape(", ".join(found.agreeing) or END_UNKNOWN))
+        table.add_row("held", escape(", ".join(found.held) or "no file: the ledger has no digest of any that is here"))
+        for note in found.notes:
+            table.add_row("not held", escape(note))
+        table.add_row("signature", found.signature.words)
+        table.add_row("proves", _proved(found.signature, expect_head))
         stdout.print(table)
+        say(f"head: {report.mark.head}", to=stdout)
         if accounts:
             stdout.print(_table(accounts))
     for file in found.unread:
@@ -66,6 +94,28 @@ def ledger(
         say(f"{path}: chain valid; {END_UNKNOWN}: {advice}")
     if report.torn_bytes:
         stderr.print(f"[yellow]warning:[/] {path}: the last line was never finished", highlight=False, soft_wrap=True)
+
+
+def _check_head(report: "LedgerReport", path: Path, expected: str | None) -> None:
+    """Refuse a ledger that has never had the head that somebody has kept."""
+    if expected is None:
+        return
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", expected):
+        raise InputError(f"--expect-head {expected}: expected the 64 hexadecimal digits of a head, as printed here")
+    if expected.lower() not in report.hashes:
+        raise InputError(f"{path} never had the head {expected}: it was written anew, or is of another run")
+
+
+def _proved(signature: "SignatureCheck", head: str | None) -> str:
+    """What all this shows of a ledger, and what it cannot."""
+    if signature.is_expected:
+        return "that the key's owner has signed these lines; not that the noise was really added"
+    if head is not None:
+        return "that no line up to the head that you have kept was changed since; not that they were true then"
+    return (
+        "that lines and files fit together; not that nobody has written all of them anew: keep the head elsewhere "
+        "(--expect-head), or have it signed (run --sign) and know the key (--key)"
+    )
 
 
 def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:

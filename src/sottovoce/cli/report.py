@@ -28,9 +28,11 @@ def report(
     Example: sottovoce report runs/demo --out report.html --csv tables
 
     Reads run folders and nothing else. An unfinished run is shown as far as it has come. Where a ledger does not hold,
-    the page says so before all else, and the command ends with exit code 2.
+    or the folder is not what its ledger says, the page says so before all else, and the command ends with exit code 2;
+    so it does where a file cannot be read. No statement is written then.
     """
     from sottovoce.reporting.archives import as_typed
+    from sottovoce.reporting.cells import said_once
     from sottovoce.reporting.page import write_figures, write_page, write_tables
     from sottovoce.reporting.records import find_runs, read_run
     from sottovoce.reporting.statement import write_statement
@@ -40,7 +42,11 @@ def report(
         raise InputError(f"out={out}: expected a file name that ends in .html")
     if not out.parent.is_dir():
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
+    if statement is not None and _same_file(statement, out):
+        raise InputError(f"--statement {statement} and --out are one file: expected two, or one would be lost")
     folders = find_runs(runs)
+    if statement is not None and any(_is_of_run(statement, folder) for folder in folders.values()):
+        raise InputError(f"--statement {statement} is a file of the run itself: expected the name of another")
     if statement is not None and len(folders) > 1:
         raise InputError(f"--statement is on one run: expected one of {', '.join(folders)}")
     records = [read_run(label, folder) for label, folder in folders.items()]
@@ -64,13 +70,35 @@ def report(
                 "together": list(summary.together),
                 "written": list(map(str, written)),
                 "not_sound": {record.label: record.unsound for record in records if record.unsound},
+                "unreadable": {record.label: record.problems for record in records if record.problems},
+                "signatures": {r.label: r.ledger.signature.as_json() for r in records if r.ledger and r.ledger.report},
+                "not_held": {r.label: r.ledger.notes for r in records if r.ledger and r.ledger.notes},
             }
         )
     else:
         for line in (summary.verdict, *summary.together):
             say(line)
         say(f"wrote {out}" + (f" and {len(written) - 1:,} files beside it" if written[1:] else ""))
+        sound = [(r.label, r.ledger.signature.words) for r in records if r.ledger and r.ledger.report]
+        for labels, words in said_once(sound):
+            say(f"{labels}: ledger {words}")
     for alarm in made.alarms:
         say(f"error: NOT SOUND: {alarm}")
-    if made.alarms:
+    damaged = [f"{record.label}: {problem}" for record in records for problem in record.damaged]
+    for problem in damaged:
+        say(f"error: DAMAGED: {problem}")
+    if made.alarms or damaged:
         raise typer.Exit(2)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+def _is_of_run(path: Path, folder: Path) -> bool:
+    """Whether `path` is one of the files that a run has written."""
+    from sottovoce.training.run_folder import CHECKPOINTS, FILES, MODEL
+
+    place, run = path.resolve(), folder.resolve()
+    within = place.relative_to(run).parts if place.is_relative_to(run) else ()
+    return bool(within) and (within[0] in (CHECKPOINTS, MODEL) or (len(within) == 1 and within[0] in FILES))

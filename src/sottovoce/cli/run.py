@@ -59,6 +59,10 @@ def run(
     yes: Annotated[
         bool, typer.Option("--yes", help="Begin at once: measure nothing, and do not ask what takes a CPU days.")
     ] = False,
+    sign: Annotated[
+        Path | None,
+        typer.Option(metavar="KEY", help="Sign ledgers with this private key (`sottovoce keys`), at every commit."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a recipe: prepare what is missing, train its seed model, train, test on unseen speakers, report.
@@ -73,6 +77,7 @@ def run(
     """
     from sottovoce.config import Suite, load_experiment
     from sottovoce.models.family import find_family
+    from sottovoce.signatures import load_signing_key
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.smoke_runs import run_smoke
     from sottovoce.training.stages import run_recipe
@@ -91,6 +96,8 @@ def run(
         shown = "" if out is None else f"; sottovoce report {out} shows what it writes down"
         stdout.print(f"{recipe}: one step of it runs{shown}", highlight=False, markup=False)
         return
+    if sign is not None:
+        load_signing_key(sign)  # who has none is told now, not after hours
     folder = out or folder_of(recipe, runs)
     label = label_of(recipe, out)
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
@@ -106,6 +113,7 @@ def run(
         say(line)
     _confirm(costs, yes=yes)
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+        around = replace(around, sign=sign)
         if isinstance(experiment, Suite):
             outcomes = run_suite(experiment, out=folder, around=around, at_once=at_once)
         else:

@@ -1,5 +1,6 @@
 """`sottovoce serve`."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,10 +84,11 @@ def serve(
     Example: sottovoce serve demo/global --roster roster.yaml --listen 0.0.0.0:9443 --keys keys/server
 
     Plan, ledger and promise are those of `sottovoce run`; the clients are those of the roster, and K is their number.
+    The ledger's head is signed at every commit with the key that signs orders.
     """
     from sottovoce.config import Suite, load_experiment
     from sottovoce.deployment.accepted import usual_spare_attempts
-    from sottovoce.deployment.keys import REVOKED, SERVER, SERVER_KEY, check_server, revoked_in
+    from sottovoce.deployment.keys import ORDERS_KEY, REVOKED, SERVER, SERVER_KEY, check_server, revoked_in
     from sottovoce.deployment.link import RemindingLink
     from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
     from sottovoce.deployment.people import roster_population
@@ -170,6 +172,7 @@ def serve(
             )
 
         elsewhere = Elsewhere(roster_population(people, experiment), planned, clients, spare)
+        around = replace(around, sign=keys / ORDERS_KEY)  # what nodes are asked with, they can check the ledger by
         outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
     if outcome.stopped_at is None:
         show_finished({label_of(recipe, out): outcome}, folder, title=experiment.about, quietly=json)

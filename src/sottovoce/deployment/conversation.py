@@ -20,7 +20,7 @@ from sottovoce.deployment.messages import (
     open_answer,
 )
 from sottovoce.deployment.roster import Roster
-from sottovoce.deployment.signatures import PrivateKey
+from sottovoce.signatures import PrivateKey
 
 AWAY = "away, or too late, or with too much to say"
 

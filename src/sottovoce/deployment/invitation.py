@@ -27,7 +27,6 @@ from sottovoce.config.sections import Section
 from sottovoce.deployment.accepted import Limits, limits_of
 from sottovoce.deployment.client_recipe import check_closed, check_suited, client_recipe, clients_part
 from sottovoce.deployment.keys import fingerprint
-from sottovoce.deployment.signatures import PublicKey
 from sottovoce.deployment.sum_terms import Terms
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
@@ -39,6 +38,7 @@ from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
 from sottovoce.seeds import derive
+from sottovoce.signatures import PublicKey
 from sottovoce.users.population import PRIVACY_UNITS
 
 LARGEST = 1 << 26  # bytes of an invitation: half a million nodes

@@ -11,10 +11,8 @@ whole or not at all, and nothing is written over. A node is known by the fingerp
 else: so a node's new key is a new node, whereas certificates are renewed for the keys that they are for.
 """
 
-import hashlib
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -37,9 +35,14 @@ from sottovoce.deployment.certificates import (
     parse_certificate,
     self_signed,
 )
-from sottovoce.deployment.signatures import PrivateKey, PublicKey
 from sottovoce.errors import InputError
 from sottovoce.files import read_bounded, read_json, sealed, sync_folder, unsealed, write_json, written_atomically
+from sottovoce.signatures import LARGEST_KEY_FILE, PrivateKey
+from sottovoce.signatures import fingerprint as fingerprint
+from sottovoce.signatures import load_private_key as load_private_key
+from sottovoce.signatures import load_public_key as load_public_key
+from sottovoce.signatures import parse_public_key as parse_public_key
+from sottovoce.signatures import public_line as public_line
 
 AUTHORITY_KEY, AUTHORITY, REVOKED = "ca.key", "ca.pem", "revoked.json"
 SERVER_KEY, SERVER = "server.key", "server.pem"
@@ -48,14 +51,7 @@ NODE_KEY, NODE = "node.key", "node.pub"
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 
-_LARGEST_FILE = 1 << 20
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-
-
-def fingerprint(key: PublicKey) -> bytes:
-    """What a node is called in messages: SHA-256 of its public key. A link calls it by the same in hexadecimal."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).digest()
 
 
 # Making them.
@@ -158,48 +154,6 @@ def revoked_in(path: Path) -> frozenset[str]:
 # Reading them.
 
 
-def load_private_key(path: Path) -> PrivateKey:
-    """A private key of ours, in PEM or OpenSSH's format; refused where others than its owner can read it."""
-    content = _read(path)
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise InputError(
-            f"{path} is open to others (its mode is {mode:04o}): expected 0600, and a key that nobody has seen"
-        )
-    reader = serialization.load_ssh_private_key if b"OPENSSH" in content else serialization.load_pem_private_key
-    try:
-        key = reader(content, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise InputError(f"{path} holds no private key that can be read: expected one without a password") from None
-    if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP384R1)):
-        raise InputError(f"{path} holds a key of another kind: expected ECDSA P-384")
-    return key
-
-
-def load_public_key(path: Path) -> PublicKey:
-    """A node's public key, in a file as OpenSSH writes it."""
-    try:
-        return parse_public_key(_read(path).decode(errors="replace"))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def parse_public_key(text: str) -> PublicKey:
-    """A node's public key as one line of OpenSSH's."""
-    try:
-        key = serialization.load_ssh_public_key(text.strip().encode())
-    except (ValueError, UnsupportedAlgorithm):
-        raise InputError("no public key that can be read: expected `ecdsa-sha2-nistp384 AAAA…`") from None
-    if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)):
-        raise InputError("a public key of another kind: expected ECDSA P-384, `ecdsa-sha2-nistp384 AAAA…`")
-    return key
-
-
-def public_line(key: PublicKey) -> str:
-    """A public key as `parse_public_key` reads it."""
-    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
-
-
 def load_certificate(path: Path) -> x509.Certificate:
     return parse_certificate(_read(path), where=str(path))
 
@@ -274,7 +228,7 @@ def _load_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
 
 
 def _read(path: Path) -> bytes:
-    return read_bounded(path, most=_LARGEST_FILE, what="any key")
+    return read_bounded(path, most=LARGEST_KEY_FILE, what="any key")
 
 
 # Writing them.

@@ -86,5 +86,8 @@ class RemindingLink:
                 self._say(line)
         return self._link.ask(orders, seconds=seconds, limit=limit)
 
+    def departures(self) -> Mapping[str, bytes]:
+        return self._link.departures()
+
     def close(self) -> None:
         self._link.close()

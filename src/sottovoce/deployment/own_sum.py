@@ -13,9 +13,9 @@ from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Kind, Order, Refused
 from sottovoce.deployment.payloads import terms_of
 from sottovoce.deployment.secure_sum import Client
-from sottovoce.deployment.signatures import PrivateKey, sign
 from sottovoce.deployment.sum_terms import Attempt, Phase, Unsafe
 from sottovoce.privacy.plan import Plan
+from sottovoce.signatures import PrivateKey, sign
 
 
 @final

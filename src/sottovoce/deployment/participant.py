@@ -44,10 +44,10 @@ from sottovoce.deployment.own_ledger import OwnLedger, Quota
 from sottovoce.deployment.own_sum import OwnSum
 from sottovoce.deployment.own_training import OwnTraining, nothing, prepare
 from sottovoce.deployment.payloads import read_model, read_start, update_bytes
-from sottovoce.deployment.signatures import PrivateKey, PublicKey
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.plan import Plan
+from sottovoce.signatures import PrivateKey, PublicKey
 from sottovoce.store import Store
 
 START = "start"

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.deployment.keys import fingerprint, parse_public_key, public_line
-from sottovoce.deployment.signatures import PublicKey
 from sottovoce.errors import InputError
 from sottovoce.files import read_bounded
 from sottovoce.parsing import Unreadable, parse_yaml, shown
 from sottovoce.seeds import name_key
+from sottovoce.signatures import PublicKey
 
 _FIELDS = ("name", "key", "revoked")
 _LARGEST_FILE = 1 << 28

@@ -29,7 +29,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sottovoce.deployment import shamir
 from sottovoce.deployment.masks import Words, add_mask
-from sottovoce.deployment.signatures import SIGNATURE_BYTES, verified
 from sottovoce.deployment.sum_terms import (
     ADVERT_BYTES,
     KEY_BYTES,
@@ -46,6 +45,7 @@ from sottovoce.deployment.sum_terms import (
 )
 from sottovoce.errors import promise
 from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.signatures import SIGNATURE_BYTES, verified
 
 _PIECES = shamir.pieces_of(KEY_BYTES)
 _SHARE_BYTES = 4 * _PIECES  # of one secret

@@ -24,17 +24,22 @@ from safetensors.torch import save as as_bytes
 from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.digests import content_digest, weights_digest
 from sottovoce.errors import InputError
 from sottovoce.files import check_file, named_inside, read_file, sealed, unsealed, write_json, written_atomically
 from sottovoce.models.family import Family, Parameters, find_family
 from sottovoce.models.low_rank import low_rank_names
+from sottovoce.models.saved_files import CONFIG as CONFIG
+from sottovoce.models.saved_files import FROZEN as FROZEN
+from sottovoce.models.saved_files import PARAMETERS as PARAMETERS
+from sottovoce.models.saved_files import PART as PART
+from sottovoce.models.saved_files import TOKENS as TOKENS
+from sottovoce.models.saved_files import description_digest
 from sottovoce.models.trainable import Frozen
 from sottovoce.naming import importing_nothing
 from sottovoce.parsing import Unreadable, parse_json, shown
-from sottovoce.text.tokens import Tokens, load_tokens, save_tokens
+from sottovoce.text.tokens import Tokens, load_tokens, save_tokens, written_tokens
 
-PARAMETERS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokens.json"
-PART, FROZEN = "part.safetensors", "frozen.safetensors"
 NAME_FAMILY = "--family {name}, if you trust it"
 
 
@@ -80,22 +85,37 @@ def fresh(
 
 def save(recogniser: Recogniser, folder: Path) -> None:
     """Write the three files into `folder`, which exists. The caller makes the folder appear atomically."""
+    file = folder / (PARAMETERS if recogniser.part is None else PART)
+    save_file(_for_disk(_trained(recogniser)), file)
+    write_json(folder / CONFIG, sealed({**_described(recogniser), "parameters": _digest(file)}))
+    save_tokens(recogniser.tokens, folder / TOKENS)
+
+
+def digests(recogniser: Recogniser) -> dict[str, str]:
+    """SHA-256 of what `save` will write, for a ledger's commit; `saved_files.digests_in` finds the same on the disk."""
+    return {
+        "weights": weights_digest({name: p.numpy() for name, p in _for_disk(_trained(recogniser)).items()}),
+        "description": description_digest(_described(recogniser)),
+        "tokens": content_digest(written_tokens(recogniser.tokens)),
+    }
+
+
+def _trained(recogniser: Recogniser) -> Parameters:
+    return recogniser.parameters if recogniser.part is None else recogniser.part.trained
+
+
+def _described(recogniser: Recogniser) -> dict[str, Any]:
+    """What `config.json` says of the model, but for its file."""
     part = recogniser.part
-    file = folder / (PARAMETERS if part is None else PART)
-    save_file(_for_disk(recogniser.parameters if part is None else part.trained), file)
     config = {
         "architecture": recogniser.family.name,
         "sample_rate": SAMPLE_RATE,
         "language": recogniser.language,
         "settings": asdict(recogniser.settings),
         "tokens": recogniser.tokens.digest,
-        "parameters": _digest(file),
         "about": dict(recogniser.about),
     }
-    if part is not None:
-        config["part"] = {"frozen": part.frozen_digest, "scale": part.scale}
-    write_json(folder / CONFIG, sealed(config))
-    save_tokens(recogniser.tokens, folder / TOKENS)
+    return config if part is None else {**config, "part": {"frozen": part.frozen_digest, "scale": part.scale}}
 
 
 def export(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
@@ -112,11 +132,10 @@ def export(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
             written.rename(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder} cannot be written ({error})") from None
-    parameters = recogniser.parameters if recogniser.part is None else recogniser.part.trained
     return {
         "folder": str(folder),
         "whole": recogniser.part is None,
-        "parameters": sum(p.numel() for p in parameters.values()),
+        "parameters": sum(p.numel() for p in _trained(recogniser).values()),
         "bytes": size,
     }
 

@@ -2,7 +2,8 @@
 
 One header says what the run is. Before each release an *intent* is on the disk (step, attempt, event, clip bound,
 digest of the parameters, commitment to the cohort, ε so far); at each checkpoint a *commit* follows with the digest of
-the result, and a *budget* wherever somebody changed it. Where clients' word error rate is measured, each time is a
+the result and of the saved model, *results* at the end with digests of what the folder holds, and a *budget* wherever
+somebody changed it. Where clients' word error rate is measured, each time is a
 *client_wer* with the same fields; its step is how many were made before. What `intend` and `measure` give back, a
 `Charge`, pays for one release and no more. There is no clock in it: a resumed simulation writes the same bytes as one
 that was never interrupted.
@@ -36,7 +37,9 @@ from sottovoce.privacy.events import (
     repeated,
 )
 from sottovoce.privacy.ledger_report import LedgerReport, json_number
+from sottovoce.privacy.ledger_signature import write_signature
 from sottovoce.privacy.sampling import Indices
+from sottovoce.signatures import PrivateKey, fingerprint
 
 VERSION = 1
 
@@ -104,6 +107,8 @@ class Header:
 
     `accepted` is how many attempts at steps (`attempts`) and at such measurements (`client_wers`) the people of a
     release over a network have accepted, repeated ones included: no more are charged.
+
+    `recipe` is SHA-256 of the recipe as the run's folder has it.
     """
 
     run: str
@@ -116,12 +121,18 @@ class Header:
     central_steps: int | None = None
     client_wer: Mapping[str, Any] | None = None
     accepted: Mapping[str, int] | None = None
+    recipe: str | None = None
 
     def __post_init__(self) -> None:
         promise(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
 
     def as_record(self) -> Record:
-        later = {"central_steps": self.central_steps, "client_wer": self.client_wer, "accepted": self.accepted}
+        later = {
+            "central_steps": self.central_steps,
+            "client_wer": self.client_wer,
+            "accepted": self.accepted,
+            "recipe": self.recipe,
+        }
         return {
             "kind": "header",
             "version": VERSION,
@@ -155,6 +166,11 @@ class _State:
     commits: dict[int, Record] = field(default_factory=dict)
     measured: dict[int, Record] = field(default_factory=dict)  # the last attempt after so many steps
     measured_attempts: int = 0
+    results: Record | None = None  # where nothing was released after them
+    length: int = 1
+    released_length: int = 1  # without results at its end
+    settled_length: int = 0  # up to the last commit, or results
+    signer: str | None = None  # whom that names
 
     @property
     def committed_step(self) -> int | None:
@@ -199,11 +215,14 @@ def _check(state: _State, record: Record) -> None:
             _check_commit(state, record)
         case "client_wer":
             _check_measured(state, record)
+        case "results":
+            if not record["files"] or not all(isinstance(digest, str) for digest in record["files"].values()):
+                raise InputError("results: expected a digest for each of their files")
         case "budget":
             if record["epsilon_budget"] is not None and not record["epsilon_budget"] > 0:
                 raise InputError(f"epsilon_budget={record['epsilon_budget']}: expected a positive number")
         case kind:
-            raise InputError(f"kind={kind!r}: expected intent, commit or budget, or client_wer")
+            raise InputError(f"kind={kind!r}: expected intent, commit, client_wer, budget or results")
 
 
 def _check_accepted(state: _State, kind: str) -> None:
@@ -258,6 +277,13 @@ def _check_epsilon(record: Record, computed: float) -> None:
 
 def _apply(state: _State, record: Record) -> None:
     """Moves the state on by one record that has been checked."""
+    state.length += 1
+    if record["kind"] != "results":
+        state.released_length = state.length
+    if record["kind"] != "budget":
+        state.results = record if record["kind"] == "results" else None
+    if record["kind"] in ("commit", "results"):
+        state.settled_length, state.signer = state.length, record.get("signer")
     match record["kind"]:
         case "intent":
             step = record["step"]
@@ -322,12 +348,15 @@ class Ledger:
     on opening, or is None.
     """
 
-    def __init__(self, path: Path, *, header: Header, checkpoint: Mark | None = None) -> None:
+    def __init__(
+        self, path: Path, *, header: Header, checkpoint: Mark | None = None, key: PrivateKey | None = None
+    ) -> None:
         """Starts the ledger, or goes on with an existing one from `checkpoint` (None: the run starts over).
 
         Refuses a file that was changed, cut or rolled back behind the checkpoint, that belongs to another run, or that
-        another process has open.
+        another process has open. With a `key` the head is signed at every commit, beside it.
         """
+        self._path, self._key = path, key
         if checkpoint is not None and not path.exists():
             raise InputError(f"{path} is missing: the checkpoint knows a ledger of {checkpoint.length} lines")
         self._writer = ChainWriter(path)
@@ -434,14 +463,23 @@ class Ledger:
         attempt, charge.epsilon = _attempts_at(known, step) + 1, json_number(after)
         self._write({"kind": kind, "step": step, "attempt": attempt, **inputs, "epsilon": charge.epsilon})
 
-    def commit(self, *, step: int, result: str, epsilon_pld: float | None = None) -> Mark:
-        """Seals the steps since the last commit with the digest of their result; the mark goes into the checkpoint."""
+    def commit(
+        self,
+        *,
+        step: int,
+        result: str,
+        epsilon_pld: float | None = None,
+        model: Mapping[str, str] | None = None,
+    ) -> Mark:
+        """Seals the steps since the last commit with the digest of their result; the mark goes into the checkpoint.
+
+        `model` are SHA-256 digests of the model that the checkpoint will hold (`models.saved.digests`).
+        """
         state = self._state
         if state.seeded and state.committed_step is not None and step <= state.committed_step:
-            known = state.commits.get(step)
-            if known is not None and known["result"] != result:
-                raise InputError(f"step {step} was done again and gave another result: {result}, not {known['result']}")
+            self.check_restored(step=step, result=result, model=model)
             self._base = step
+            self._sign()
             return self.mark
         promise(step in state.intents, f"step={step}: a commit of what was never intended")
         since = state.committed_step if state.seeded else self._base
@@ -454,17 +492,65 @@ class Ledger:
         }
         if epsilon_pld is not None:
             record["epsilon_pld"] = epsilon_pld
-        mark = self._write(record)
+        if model is not None:
+            record["model"] = dict(model)
+        mark = self._write(record | _named(self._key))
         self._base = step
+        self._sign()
         return mark
+
+    def _sign(self) -> None:
+        if self._key is not None:
+            write_signature(self._path, self.mark, key=self._key)
+
+    def check_restored(self, *, step: int, result: str, model: Mapping[str, str] | None = None) -> None:
+        """Refuse what is not the result of `step` that was committed, or not the `model` of it, where that is known."""
+        known = self._state.commits.get(step)
+        if known is not None and known["result"] != result:
+            raise InputError(f"step {step} was done again and gave another result: {result}, not {known['result']}")
+        for name, digest in (model or {}).items():
+            if known is not None and known.get("model", {}).get(name, digest) != digest:
+                raise InputError(f"the {name} of the model after step {step} are not those that were committed")
 
     def close(self) -> None:
         self._writer.close()
 
 
+def _named(key: PrivateKey | None) -> Record:
+    """Who signs, for the ledger itself: a signature that is taken away is missed."""
+    return {} if key is None else {"signer": fingerprint(key.public_key()).hex()}
+
+
+def record_results(
+    path: Path,
+    files: Mapping[str, str],
+    *,
+    key: PrivateKey | None = None,
+    signed_files: Mapping[str, str] | None = None,
+) -> Mark:
+    """Write down how a run has ended: digests of `files` of its folder by name. Once: the same again adds nothing.
+
+    With a `key` the head is signed, and with it digests of `signed_files`.
+    """
+    writer = ChainWriter(path)
+    try:
+        state = _replay(path, writer.chain)
+        record = {"kind": "results", "files": dict(files), **_named(key)}
+        _check(state, record)
+        if state.results != record:
+            writer.cut_torn_end()
+            writer.append(record)
+        if key is not None:
+            write_signature(path, writer.mark, key=key, files=signed_files)
+        return writer.mark
+    finally:
+        writer.close()
+
+
 def _check_same_run(path: Path, found: Record, expected: Record) -> None:
-    # A budget may change. Of how many steps are planned, older ledgers say nothing.
-    known = {"epsilon_budget": found.get("epsilon_budget"), "central_steps": expected.get("central_steps")}
+    # A budget may change. Of how many steps are planned, and by which recipe, older ledgers say nothing.
+    later = {name: expected.get(name) for name in ("central_steps", "recipe")}
+    known = {"epsilon_budget": found.get("epsilon_budget"), **later}
     difference = _first_difference(known | found, expected | {"epsilon_budget": known["epsilon_budget"]})
     if difference is not None:
         name, old, new = difference
@@ -528,6 +614,12 @@ def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:
         spent=_spent(state),
         measured=len(state.measured),
         measured_attempts=state.measured_attempts,
+        commits=state.commits,
+        parameters={step: record["parameters"] for step, record in state.intents.items()},
+        results=state.results,
+        released=Mark(state.released_length, chain.hashes[state.released_length - 1]),
+        settled_length=state.settled_length,
+        signer=state.signer,
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,12 @@ DRAWN_WHEN_DRY = "who has nothing left of a time line is drawn like all others, 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerReport:
-    """What a sound ledger says, for people and machines. `hashes` are those of its lines."""
+    """What a sound ledger says, for people and machines. `hashes` are those of its lines.
+
+    `commits` are by step, and so are the fingerprints of `parameters` before each; `results` is the last record of
+    them, where nothing was released since. `settled_length` counts the lines up to the last of both, whose `signer` it
+    names.
+    """
 
     path: Path
     torn_bytes: int
@@ -34,6 +39,12 @@ class LedgerReport:
     spent: Event
     measured: int = 0  # how often clients' word error rate was
     measured_attempts: int = 0
+    commits: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    parameters: Mapping[int, str] = field(default_factory=dict)
+    results: Mapping[str, Any] | None = None
+    released: Mark | None = None  # the mark without results at its end, as results themselves know it
+    settled_length: int = 0
+    signer: str | None = None
 
     @cached_property
     def epsilon(self) -> Epsilon:
@@ -92,7 +103,7 @@ class LedgerReport:
             "δ": f"{self.header['delta']:g}",
             "budget": "none" if self.epsilon_budget is None else f"ε ≤ {self.epsilon_budget:g} by RDP",
             "last line": f"torn, {self.torn_bytes} bytes to be removed on resume" if self.torn_bytes else "whole",
-            "chain": f"sound, {self.mark.length} lines, head {self.mark.head[:16]}…",
+            "chain": f"sound, {self.mark.length} lines",
         }
         if (accepted := self.header.get("accepted")) is not None:
             rows["accepted"] = f"at most {accepted['attempts']:,} attempts at rounds, repeated ones included"

@@ -549,12 +549,14 @@ class Plan:
         central_steps: int | None = None,
         client_wer: Mapping[str, Any] | None = None,
         accepted: Mapping[str, int] | None = None,
+        recipe: str | None = None,
     ) -> Header:
         """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by simulations only.
 
         `repeatable`: whether the run's arithmetic repeats itself to the bit, so that lost steps can be done again.
         `central_steps`: how many are promised. `client_wer`: what is measured besides (`ClientWer.in_ledger`).
         `accepted`: how many attempts the people of a release over a network have accepted.
+        `recipe`: SHA-256 of it, as the run's folder has it.
         """
         seeded = self.settings.mode is Mode.SEEDED
         return Header(
@@ -568,6 +570,7 @@ class Plan:
             central_steps=central_steps,
             client_wer=client_wer,
             accepted=accepted,
+            recipe=recipe,
         )
 
 

@@ -15,9 +15,10 @@ from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import NoGuarantee, repeated
 from sottovoce.privacy.ledger_report import LedgerReport
+from sottovoce.privacy.ledger_signature import SignatureCheck
 from sottovoce.privacy.promise import Promise, figures, promise_of
 from sottovoce.reporting.archives import as_typed, open_path
-from sottovoce.training.marks import check_ledger
+from sottovoce.training.marks import UNSIGNED, check_ledger
 from sottovoce.training.run_folder import (
     CONFIG,
     DIAGNOSTICS,
@@ -48,11 +49,13 @@ NOT_SAID: Record = {
 class LedgerCheck:
     """A ledger, verified when the report was made, line by line and against all that its folder says of it.
 
-    `report` if it is sound, else `problem`.
+    `report` if it is sound, else `problem`. `notes` are on files that it cannot be held against.
     """
 
     report: LedgerReport | None = None
     problem: str = ""
+    signature: SignatureCheck = UNSIGNED
+    notes: tuple[str, ...] = ()
 
     @property
     def epsilon(self) -> float | None:
@@ -65,7 +68,10 @@ class LedgerCheck:
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """One run, as its folder tells it. What is not there is empty; `problems` says what could not be read."""
+    """One run, as its folder tells it. What is not there is empty; `problems` says what could not be read.
+
+    `damaged` are those of them that a run cannot leave behind, killed or not: a file that somebody has changed.
+    """
 
     label: str
     folder: Path
@@ -78,6 +84,7 @@ class RunRecord:
     diagnostics: Sequence[Record]
     ledger: LedgerCheck | None
     problems: tuple[str, ...]
+    damaged: tuple[str, ...] = ()
 
     @property
     def federation(self) -> Record:
@@ -193,20 +200,22 @@ def _place(name: str, data: Record) -> tuple[str, str]:
 
 def read_run(label: str, folder: Path) -> RunRecord:
     """Read the run in `folder`, finished or not."""
-    problems: list[str] = []
-    results = _read(folder / RESULTS, parse_json, problems) or {}
+    damaged: list[str] = []
+    torn: list[str] = []
+    results = _read(folder / RESULTS, parse_json, damaged) or {}
     return RunRecord(
         label=label,
         folder=folder,
-        config=_read(folder / CONFIG, parse_yaml, problems) or {},
-        environment=_read(folder / ENVIRONMENT, parse_json, problems) or {},
-        engine=_read(folder / ENGINE, parse_json, problems) or {},
-        population=_read(folder / POPULATION, parse_json, problems) or {},
+        config=_read(folder / CONFIG, parse_yaml, damaged) or {},
+        environment=_read(folder / ENVIRONMENT, parse_json, damaged) or {},
+        engine=_read(folder / ENGINE, parse_json, damaged) or {},
+        population=_read(folder / POPULATION, parse_json, damaged) or {},
         results=results,
-        metrics=_read_lines(folder / METRICS, problems),
-        diagnostics=_read_lines(folder / DIAGNOSTICS, problems),
+        metrics=_read_lines(folder / METRICS, torn),
+        diagnostics=_read_lines(folder / DIAGNOSTICS, torn),
         ledger=_check_ledger(folder),
-        problems=tuple(problems),
+        problems=(*damaged, *torn),
+        damaged=tuple(damaged),
     )
 
 
@@ -271,6 +280,7 @@ def _check_ledger(folder: Path) -> LedgerCheck | None:
     if not (folder / LEDGER).is_file():
         return None
     try:
-        return LedgerCheck(report=check_ledger(folder).report)
+        found = check_ledger(folder)
+        return LedgerCheck(report=found.report, signature=found.signature, notes=found.notes)
     except InputError as problem:
         return LedgerCheck(problem=as_typed(str(problem)))

@@ -161,6 +161,8 @@ def ledger_section(runs: Sequence[RunRecord]) -> Section | None:
     for run in runs:
         if run.is_federated and run.ledger is None:
             parts.append(_notice(f"{run.label} has no ledger: nothing here can be verified."))
+    notes = [(run.label, note) for run in runs if run.ledger is not None for note in run.ledger.notes]
+    parts += [_notice(f"{labels}: {note}") for labels, note in said_once(notes)]
     intro = "Every release was written down before it was made. The ledgers were verified line by line for this page."
     return Section("ledger", "The ledger", intro, tuple(parts)) if parts else None
 

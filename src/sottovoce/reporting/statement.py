@@ -49,6 +49,8 @@ def write_statement(path: Path, run: RunRecord, verdict: Verdict) -> None:
     if verdict.kind == "unsound":
         reason = run.unsound or f"{run.label} has no ledger"
         raise InputError(f"statement={path}: nobody can sign for this run: {reason}")
+    if run.damaged:
+        raise InputError(f"statement={path}: nobody can sign for this run: {run.damaged[0]}")
     if not path.parent.is_dir():
         raise InputError(f"statement={path}: the folder {path.parent} does not exist")
     try:
@@ -61,6 +63,8 @@ def write_statement(path: Path, run: RunRecord, verdict: Verdict) -> None:
 def statement(run: RunRecord, verdict: Verdict) -> str:
     """The whole of it."""
     lines = ["# Statement on the privacy of a speech recogniser", "", f"**{verdict.headline}**", ""]
+    if run.ledger is not None:
+        lines += [f"Its ledger is {_signature(run)}", ""]
     if verdict.kind != "release":
         lines += [f"> {_caution(verdict)}", ""]
     verified = "" if run.promise is None else ", and verified its ledger line by line"
@@ -90,6 +94,21 @@ def _cell(value: str) -> str:
     'a \\\\| b &lt;i>'
     """
     return " ".join(value.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _signature(run: RunRecord) -> str:
+    """Who stands for the ledger, and what that means for all that follows."""
+    assert run.ledger is not None
+    found = run.ledger.signature
+    if found.signer is None:
+        return (
+            "**unsigned**: that its lines and files fit together is checked; that nobody has written all of them anew "
+            "cannot be. Compare its head with one that was kept elsewhere when the run ended."
+        )
+    return (
+        f"**signed** by the key with the fingerprint `{found.signer}`. Whose key that is, this statement cannot know: "
+        "compare the fingerprint with one that the signer has published."
+    )
 
 
 def _caution(verdict: Verdict) -> str:
@@ -138,7 +157,12 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield f"word error rate ({verdict.cost.test})", percent(verdict.cost.wer)
     mark = ledger.report.mark
     yield "ledger", f"{mark.length:,} lines, sound; its head is `{mark.head}`"
-    yield "to verify", f"`sottovoce ledger {run.label}`, with the run's folder"
+    for note in ledger.notes:
+        yield "not held against the ledger", note
+    if (signer := ledger.signature.signer) is not None:
+        yield "to verify", f"`sottovoce ledger {run.label} --key {signer}`, with the run's folder"
+    else:
+        yield "to verify", f"`sottovoce ledger {run.label} --expect-head {mark.head}`, with the run's folder"
 
 
 def _tokens(run: RunRecord) -> str:

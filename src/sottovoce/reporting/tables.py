@@ -9,7 +9,7 @@ from sottovoce.reporting.convergence import TERMS, convergence, verdict
 from sottovoce.reporting.curves import series
 from sottovoce.reporting.layers import layer_rows, spread_rows
 from sottovoce.reporting.people import group_list
-from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.reporting.records import LedgerCheck, Record, RunRecord
 
 PAPER_WER = "paper-wer"
 
@@ -142,6 +142,11 @@ def speed_table(runs: Sequence[RunRecord]) -> Table | None:
     return Table("speed", "Throughput", headings, tuple(rows), note) if rows else None
 
 
+def _signed_by(check: LedgerCheck) -> str:
+    signer = check.signature.signer
+    return "unsigned" if signer is None else f"signed by {signer[:16]}…"
+
+
 def ledger_table(runs: Sequence[RunRecord]) -> Table | None:
     """The verification of every ledger, made when the report was made."""
     rows: list[Row] = []
@@ -157,7 +162,7 @@ def ledger_table(runs: Sequence[RunRecord]) -> Table | None:
             rows.append(
                 (
                     run.label,
-                    f"sound; {pinned}{torn}{measured}",
+                    f"sound; {pinned}{torn}{measured}; {_signed_by(check)}",
                     integer(report.mark.length),
                     f"{report.steps:,} / {report.attempts:,} / {committed:,}",
                     epsilon(check.epsilon),

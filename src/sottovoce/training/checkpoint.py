@@ -21,8 +21,9 @@ from sottovoce.errors import InputError
 from sottovoce.files import read_json, sealed, sync_folder, unsealed, write_json
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
+from sottovoce.training.run_folder import STATE as STATE
 
-OPTIMISER, STATE, LATEST = "optimiser.safetensors", "state.json", "latest"
+OPTIMISER, LATEST = "optimiser.safetensors", "latest"
 
 # Where the model of a checkpoint is an average, what training goes on from lies among the optimiser's tensors.
 PARAMETERS = "parameters"

@@ -8,6 +8,7 @@ makes new attempts with new cohorts and new noise, and each attempt is charged.
 Nothing of a step is written down before the commit that covers it: its records wait in memory until then.
 """
 
+import hashlib
 import math
 import resource
 import time
@@ -19,7 +20,8 @@ from typing import Any, final
 
 import torch
 
-from sottovoce.config import Federation, Recipe
+from sottovoce.config import Federation, Recipe, as_yaml
+from sottovoce.digests import safetensors_digest
 from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, scored
 from sottovoce.federated.client_wer import Listeners, measure_wer
@@ -30,15 +32,16 @@ from sottovoce.federated.server import Server
 from sottovoce.federated.time_line import NOTHING_LEFT
 from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser, TrainedPart, save_frozen
+from sottovoce.models.saved import FROZEN, Recogniser, TrainedPart, digests, save_frozen
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import AttemptsUsed, BudgetSpent, Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
+from sottovoce.signatures import PrivateKey
 from sottovoce.store import Store
-from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint
+from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint, name
 from sottovoce.training.elsewhere import TooFewClients
 from sottovoce.training.keeper import (
     INTERRUPTED,
@@ -92,6 +95,7 @@ class Federating(Loop):
         spare_attempts: int | None = None,
         end: Callable[[int], None] = lambda _: None,
         listeners: Listeners | None = None,
+        key: PrivateKey | None = None,
         on_report: Callable[[Report], None] = lambda _: None,
         say: Say = lambda _: None,
     ) -> None:
@@ -101,6 +105,7 @@ class Federating(Loop):
         self._server_pass, self._turns, self._on_report, self._say = server_pass, turns, on_report, say
         self._ready, self._end, self._listeners, self._denoise = ready, end, listeners, denoise
         self._spare_attempts = spare_attempts
+        self._key = key
         asked = recipe.federated.client_wer
         self._wer_plan = None if asked is None else asked.plan(plan)
         self._interrupted: Callable[[], bool] = lambda: False
@@ -108,6 +113,7 @@ class Federating(Loop):
         part = trained_part(recipe, start)
         self._frozen = part.frozen
         self._frozen_digest: str | None = None
+        self._frozen_sha256: str | None = None
         parameters_P = self._layout.flatten(part.initial).to(device)
         self._server = Server(self._settings.server, self._layout, parameters_P)
         vault = folder.path / SECRETS if self._secure else None
@@ -137,6 +143,7 @@ class Federating(Loop):
         settings = self._settings
         if self._frozen.tensors:  # before any checkpoint is read: they are parts of it
             self._frozen_digest = save_frozen(self._frozen, self._folder.path)
+            self._frozen_sha256 = safetensors_digest(self._folder.path / FROZEN)
         pace = Pace(
             steps=settings.steps,
             evaluate_every=settings.evaluate_every,
@@ -169,12 +176,25 @@ class Federating(Loop):
                 central_steps=self._settings.steps,
                 client_wer=self._told_client_wer,
                 accepted=self._accepted,
+                recipe=hashlib.sha256(as_yaml(self._recipe).encode()).hexdigest(),
             )
-            with closing(Ledger(self._folder.path / LEDGER, header=header, checkpoint=mark)) as self._ledger:
+            opened = Ledger(self._folder.path / LEDGER, header=header, checkpoint=mark, key=self._key)
+            with closing(opened) as self._ledger:
                 if self._ledger.repaired:
                     self._say(self._ledger.repaired)
                 self._digest = fingerprint(self._server.parameters_P)
+                if found is not None:
+                    self._check_restored(found)
                 yield
+
+    def _check_restored(self, found: Checkpoint) -> None:
+        """A release that goes on from another model than it has released would pass it off as its own."""
+        weights = digests(self._model())["weights"]
+        try:
+            self._ledger.check_restored(step=found.step - 1, result=self._digest, model={"weights": weights})
+        except InputError as why:
+            place = self._folder.checkpoints / name(found.step)
+            raise InputError(f"{place} is not what the ledger knows of it: {why}") from None
 
     def _restore(self, found: Checkpoint) -> Mark:
         tensors = dict(found.optimiser)
@@ -353,10 +373,23 @@ class Federating(Loop):
         """Commit to the ledger: from then on the rounds since the last commit may be told of."""
         metrics, diagnostics = self._pending.take()
         # Without new rounds the last commit still stands, and only an evaluation is made up for.
-        self._mark = self._ledger.commit(step=step - 1, result=self._digest) if metrics else self._ledger.mark
+        if metrics:
+            self._mark = self._ledger.commit(step=step - 1, result=self._digest, model=self._digests(step))
+        else:
+            self._mark = self._ledger.mark
         if diagnostics:
             self._folder.diagnostics.add(*diagnostics)
         return metrics
+
+    def _digests(self, step: int) -> dict[str, str]:
+        """Of the model that the checkpoint after `step` rounds will hold."""
+        model = replace(self._model(), about={"recipe": self._recipe.about, "step": step, **self._about})
+        frozen = {} if self._frozen_sha256 is None else {"frozen": self._frozen_sha256}
+        return {**digests(model), **frozen}
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {"guarantee": self._plan.guarantee}
 
     def evaluate(self) -> tuple[Score, Record]:
         model, (store, split) = self._model(), self._dev
@@ -394,7 +427,7 @@ class Federating(Loop):
             tensors[NOISE], state["noise_rows"] = self._correlated.memory_MP, self._correlated.rows
         if self._server.result_P is not self._server.parameters_P:
             tensors[PARAMETERS] = self._server.parameters_P
-        return Snapshot(self._model(), tensors, state, about={"guarantee": self._plan.guarantee})
+        return Snapshot(self._model(), tensors, state, about=self._about)
 
     def report(self, step: int, due: Due) -> Report:
         return Report(

@@ -7,30 +7,42 @@ once that is paid for; so whatever knows of more than the ledger does, knows wha
     results.json                its length and last hash, its steps, attempts and ε; what was promised; the run's end
     metrics.jsonl               the last step and the ε so far; in simulations diagnostics.jsonl, too
     model/config.json           of which run the model is, and of which step
+                                (that it is that model, and other files are the run's own: `recorded_files`)
     planned.json                (of kept runs) the ε of as many steps in a larger population
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import InputError
 from sottovoce.files import read_file
-from sottovoce.models import saved
+from sottovoce.models.saved_files import CONFIG as MODEL_CONFIG
 from sottovoce.parsing import parse_json
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.events import poisson_release, repeated
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_report import LedgerReport
+from sottovoce.privacy.ledger_signature import SignatureCheck, check_signature
 from sottovoce.privacy.promise import promise_of
-from sottovoce.training.checkpoint import STATE
-from sottovoce.training.run_folder import DIAGNOSTICS, LEDGER, METRICS, RESULTS, RunFolder
+from sottovoce.training.recorded_files import check_recorded
+from sottovoce.training.run_folder import (
+    CHECKPOINTS,
+    DIAGNOSTICS,
+    LEDGER,
+    METRICS,
+    MODEL,
+    RESULTS,
+    STATE,
+    RunFolder,
+)
 
 PLANNED = "planned.json"
 AGREES = 1e-5  # kept runs have six digits
+UNSIGNED = SignatureCheck()
 FORGOTTEN = "it was shortened or rolled back, and what it forgot has been spent"
 
 Facts = Mapping[str, Any]
@@ -53,18 +65,53 @@ class Claim:
 
 @dataclass(frozen=True)
 class CheckedLedger:
-    """A sound ledger, the files of its folder that agree with it, and those that nobody can read."""
+    """A sound ledger, the files of its folder that agree with it, and those that nobody can read.
+
+    `held` are files of which it has a digest, and which are still those; `notes` says of which it has none.
+    """
 
     report: LedgerReport
     agreeing: tuple[str, ...]
     unread: tuple[str, ...]
+    held: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    signature: SignatureCheck = UNSIGNED
 
 
-def check_ledger(folder: Path) -> CheckedLedger:
-    """Verify the ledger of the run in `folder` and hold it against all that the folder says of it.
+def check_ledger(folder: Path, *, expected_key: str | None = None) -> CheckedLedger:
+    """Verify the ledger of the run in `folder`, and hold all that the folder says of it, and its files, against it.
 
-    Raises InputError with one line for the first contradiction: which file, what it says, what the ledger says.
+    `expected_key` is the fingerprint of the key that must have signed it. Raises InputError with one line for the first
+    contradiction: which file, what it says, what the ledger says.
     """
+    found = _check_claims(folder)
+    path, report = folder / LEDGER, found.report
+    try:
+        signature = check_signature(report, path, expected=expected_key)
+        recorded = check_recorded(folder, report, signed=signature.files)
+    except InputError as why:
+        told = str(why)
+        raise InputError(told if told.startswith(str(folder)) else f"{path} is not sound: {told}") from None
+    return replace(found, held=recorded.held, notes=recorded.notes, signature=signature)
+
+
+def check_model_of_run(folder: Path) -> None:
+    """Hold the model in `folder` (a run's, or one in it) against its run's ledger; nothing where it is of none."""
+    run = folder if (folder / LEDGER).exists() else _run_around(folder)
+    if run is None:
+        return
+    check_ledger(run)  # its model and all its checkpoints are held
+
+
+def _run_around(folder: Path) -> Path | None:
+    """The run whose `model`, or one of whose checkpoints, `folder` is."""
+    place = folder.resolve()
+    around = [folder.absolute().parent] if folder.name == MODEL else []
+    around += [place.parent.parent] if place.parent.name == CHECKPOINTS else []
+    return next((run for run in around if (run / LEDGER).exists()), None)
+
+
+def _check_claims(folder: Path) -> CheckedLedger:
     # The marks first: a run that goes on meanwhile adds to its ledger before it leaves another.
     claims, unread = _claims(folder)
     path = folder / LEDGER
@@ -80,9 +127,15 @@ def check_ledger(folder: Path) -> CheckedLedger:
 
 
 def check_resumable(folder: Path) -> None:
-    """Refuse to go on where the ledger is missing or has forgotten something; a run that has said nothing may begin."""
-    if _claims(folder)[0]:
+    """Refuse to go on where the ledger is missing or has forgotten something; a run that has said nothing may begin.
+
+    A finished run, which is only shown, is checked as a whole. Of others a damaged checkpoint is passed over, and the
+    one that it goes on from is held against the ledger then.
+    """
+    if (folder / RESULTS).exists():
         check_ledger(folder)
+    elif _claims(folder)[0]:
+        _check_claims(folder)
 
 
 def _facts(report: LedgerReport) -> dict[str, Any]:
@@ -108,7 +161,7 @@ def _contradiction(claim: Claim, report: LedgerReport, facts: Facts) -> str | No
         if length < known.length:
             return f"knows {known.length} lines of it, and it has {length}: {FORGOTTEN}"
         return f"knows another line {known.length} than it has: it is the ledger of another run, or written anew"
-    if known is not None and claim.is_end and length > known.length:
+    if known is not None and claim.is_end and report.released is not None and report.released.length > known.length:
         return f"says that it ended after {known.length} lines, and it has {length}"
     for name, said in claim.at_least.items():
         if facts[name] < said * (1 - AGREES):
@@ -144,7 +197,7 @@ def _claims(folder: Path) -> tuple[list[Claim], list[str]]:
     """All that `folder` says of its ledger, and the files that should but cannot be read."""
     run = RunFolder(folder)
     states = sorted(run.checkpoints.glob(f"step-*/{STATE}"), reverse=True)
-    model = run.best / saved.CONFIG
+    model = run.best / MODEL_CONFIG
     readers: list[tuple[Path, Callable[[str, Path], list[Claim]]]] = [
         (folder / RESULTS, _of_results),
         *((state, _of_checkpoint) for state in states),

@@ -25,12 +25,16 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
     """Read back from the ledger, not from what the run believes."""
     ledger = verify(run.path / LEDGER)
     spent, promised = ledger.as_json(), promise_of(ledger, central_steps=settings.steps)
+    released = ledger.released
+    assert released is not None
     report = {
         "guarantee": plan.guarantee,
         "simulated": plan.settings.mode is Mode.SEEDED,
         "covers": COVERS,
         **figures(promised, ledger),
-        **{name: spent[name] for name in ("delta", "steps", "attempts", "epsilon_budget", "head", "length")},
+        **{name: spent[name] for name in ("delta", "steps", "attempts", "epsilon_budget")},
+        "head": released.head,
+        "length": released.length,
         "population_size": plan.settings.population_size,
         "cohort_size": plan.cohort_size,
         "noise_multiplier": plan.settings.z,

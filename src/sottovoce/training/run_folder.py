@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sottovoce import __version__
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sweep, write_json, written_atomically
@@ -35,6 +33,8 @@ METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
     ".lock",
 )
 ENGINE, POPULATION = "engine.json", "population.json"
+CHECKPOINTS, MODEL, STATE = "checkpoints", "model", "state.json"  # the last of every checkpoint
+FILES = (CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, LEDGER, RESULTS, ENGINE, POPULATION)
 
 BEFORE_IT_BEGINS = {CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION}  # written before anything is trained or charged
 
@@ -50,8 +50,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoints"
-        self.best = path / "model"
+        self.checkpoints = path / CHECKPOINTS
+        self.best = path / MODEL
 
     @property
     def metrics(self) -> "Lines":
@@ -141,7 +141,7 @@ def open_run(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"run folder {path} is in use by another process") from None
-        sweep(path, CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, ENGINE, POPULATION, RESULTS)
+        sweep(path, *FILES)
         if not resume:
             _forget_beginning(path)
         if not known.exists():
@@ -152,7 +152,8 @@ def open_run(
         else:
             write_json(path / INPUTS, inputs)
         try:
-            write_json(path / ENVIRONMENT, environment() | ({STAND_IN: True} if stand_in else {}))
+            if not (path / RESULTS).exists():  # who looks at a finished run later has not made it
+                write_json(path / ENVIRONMENT, environment() | ({STAND_IN: True} if stand_in else {}))
             yield RunFolder(path)
         finally:
             if not keeps_times:
@@ -205,6 +206,8 @@ def _check_inputs(known: Path, inputs: Mapping[str, Any]) -> None:
 
 def environment() -> dict[str, Any]:
     """Where and with what a run was made."""
+    import torch  # here alone: whoever reads run folders needs none
+
     return {
         "sottovoce": __version__,
         "commit": os.environ.get(COMMIT) or _commit(),

@@ -25,12 +25,14 @@ from sottovoce.models.saved import Recogniser, describe_inherited
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
 from sottovoce.privacy.correlated_noise import MEMORY
+from sottovoce.privacy.ledger import record_results
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import SECRETS, forget
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes, own_device, process_group, restarted
 from sottovoce.seeds import derive
+from sottovoce.signatures import load_signing_key
 from sottovoce.store import Progress, Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.training import central
@@ -46,6 +48,7 @@ from sottovoce.training.keeper import INTERRUPTED, Ended, Report, Say
 from sottovoce.training.marks import check_resumable
 from sottovoce.training.places import Places
 from sottovoce.training.privacy_report import privacy_report, promise_in
+from sottovoce.training.recorded_files import digests_at_end, signed_at_end
 from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RESULTS, RunFolder, open_run
 from sottovoce.training.seeding import (
     Seed,
@@ -82,6 +85,7 @@ class Surroundings:
     """Where a run lies, computes and reports to; nothing here changes its result.
 
     `stand_in`: people and noise are not the recipe's (`--smoke`), so that nothing is said of what they would promise.
+    `sign`: where the private key lies that ledgers are signed with.
     """
 
     runs: Path
@@ -92,6 +96,7 @@ class Surroundings:
     on_stage: Callable[[str], None] = lambda _: None
     say: Say = lambda _: None
     stand_in: bool = False
+    sign: Path | None = None
 
     def silent(self, device: torch.device) -> "Surroundings":
         """For another process than the first."""
@@ -294,6 +299,7 @@ def _run_federated(
     settings = recipe.federated
     if elsewhere is not None and processes.several:
         raise InputError("clients on other machines are asked by one process: expected no torchrun")
+    key = None if around.sign is None else load_signing_key(around.sign)
     seed, stopped = _seed_model(settings.seed_model, recipe, around, processes)
     if stopped is not None:
         return stopped
@@ -413,6 +419,7 @@ def _run_federated(
                 server_pass=server_pass,
                 denoise=denoise,
                 turns=clients_turns(recipe, population, start, plan),
+                key=key,
                 on_report=around.on_report,
                 say=around.say,
             )
@@ -424,10 +431,12 @@ def _run_federated(
             if ended.reason == INTERRUPTED:
                 return Outcome(out, stopped_at=ended.step)
             around.on_stage("testing")
-            finished = _finish(
-                run,
-                _results(recipe, run, start, plan, ended, places, population, team) | {"tokens": tokens},
+            results = _results(recipe, run, start, plan, ended, places, population, team) | {"tokens": tokens}
+            # Before they are written: a run whose results are there has nothing left to do.
+            record_results(
+                run.path / LEDGER, digests_at_end(run.path, results), key=key, signed_files=signed_at_end(run.path)
             )
+            finished = _finish(run, results)
             forget(run.path / SECRETS, *OF_ROUNDS)
             return finished
 

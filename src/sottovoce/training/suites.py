@@ -116,7 +116,7 @@ def _handed_out(
         return {}
     around.on_stage(f"{len(jobs):,} runs side by side" if len(jobs) > 1 else next(iter(jobs)))
     for label, (recipe, folder) in jobs.items():
-        crew.hand(label, _run, recipe, folder, around.runs, around.stores, around.device)
+        crew.hand(label, _run, recipe, folder, around.runs, around.stores, around.device, around.sign)
     failures, outcomes = dict[str, Exception](), dict[str, Outcome]()
     while crew.busy:
         for answer in crew.answers(timeout=0.2):
@@ -135,8 +135,10 @@ def _handed_out(
     return {label: outcomes[label] for label in jobs if label in outcomes}
 
 
-def _run(recipe: Recipe, out: Path, runs: Path, stores: Path, device: torch.device) -> tuple[Outcome, list[str]]:
+def _run(
+    recipe: Recipe, out: Path, runs: Path, stores: Path, device: torch.device, sign: Path | None
+) -> tuple[Outcome, list[str]]:
     """How it ended, and what it said: its guarantee and warnings must reach whoever started it."""
     said: list[str] = []
-    around = Surroundings(runs, stores, device, say=said.append)
+    around = Surroundings(runs, stores, device, say=said.append, sign=sign)
     return run_recipe(recipe, out=out, resume=True, around=around), said
