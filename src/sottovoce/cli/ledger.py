@@ -71,20 +71,21 @@ def ledger(
 def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
     """Of those whose updates the server has seen one by one, where they were written down: with ε of each as a unit."""
     from sottovoce.deployment.accounts import ACCOUNTS, read_accounts
-    from sottovoce.privacy.events import GaussianRelease, Measured, event_from_json
+    from sottovoce.privacy.events import GaussianRelease, event_from_json
 
     if not place.is_dir() or not (place / ACCOUNTS).is_file():
         return {}
     release, found = event_from_json(report.header["event"]), {}
-    measured = None
+    measurement = None
     if report.measured_attempts:
-        asked = event_from_json(report.header["client_wer"]["event"])
-        assert isinstance(asked, GaussianRelease)
-        measured = Measured(count=report.measured_attempts, noise_multiplier=asked.noise_multiplier)
+        measurement = event_from_json(report.header["client_wer"]["event"])
+        assert isinstance(measurement, GaussianRelease)
     for name, account in read_accounts(place / ACCOUNTS).items():
         spent = None
         if isinstance(release, GaussianRelease):
-            spent = account.spent(release, delta=report.header["delta"], measured=measured)
+            spent = account.spent(
+                release, delta=report.header["delta"], measurement=measurement, measured=report.measured_attempts
+            )
         found[name] = {
             "summed": account.summed,
             "clipped_again": account.clipped_again,

@@ -96,6 +96,7 @@ class Federating(Loop):
         self._ready, self._end, self._listeners, self._denoise = ready, end, listeners, denoise
         asked = recipe.federated.client_wer
         self._wer_plan = None if asked is None else asked.plan(plan)
+        self._guarantee = recipe.federated.guarantee(plan)
         self._interrupted: Callable[[], bool] = lambda: False
         self._layout: Layout = plan.layout
         part = trained_part(recipe, start)
@@ -356,7 +357,7 @@ class Federating(Loop):
             tensors[NOISE], state["noise_rows"] = self._correlated.memory_MP, self._correlated.rows
         if self._server.result_P is not self._server.parameters_P:
             tensors[PARAMETERS] = self._server.parameters_P
-        return Snapshot(self._model(), tensors, state, about={"guarantee": self._plan.guarantee})
+        return Snapshot(self._model(), tensors, state, about={"guarantee": self._guarantee})
 
     def report(self, step: int, due: Due) -> Report:
         return Report(

@@ -13,7 +13,7 @@ from sottovoce.privacy.noise import sigma_dp_of
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
-from sottovoce.privacy.promise import figures, promise_of
+from sottovoce.privacy.promise import Promise, figures, promise_of
 from sottovoce.privacy.settings import Mode, Sampling
 from sottovoce.training.run_folder import LEDGER, RunFolder
 
@@ -26,7 +26,7 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
     ledger = verify(run.path / LEDGER)
     spent, promised = ledger.as_json(), promise_of(ledger, central_steps=settings.steps)
     report = {
-        "guarantee": plan.guarantee,
+        "guarantee": settings.guarantee(plan),
         "simulated": plan.settings.mode is Mode.SEEDED,
         "covers": COVERS,
         **figures(promised, ledger),
@@ -43,12 +43,12 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
         return report | {"mechanism": plan.settings.mechanism.as_json()}
     if report["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON or fixed_count_noise:
         return report
-    return report | other_populations(settings, plan, promised.steps)
+    return report | other_populations(settings, plan, promised)
 
 
-def other_populations(settings: Federation, plan: Plan, steps: int) -> dict[str, Any]:
+def other_populations(settings: Federation, plan: Plan, promised: Promise) -> dict[str, Any]:
     """What the same noise on the mean would be worth elsewhere; takes seconds."""
-    return {"useful": _useful(settings, plan, steps), "extrapolated": _extrapolated(settings, plan, steps)}
+    return {"useful": _useful(settings, plan, promised), "extrapolated": _extrapolated(settings, plan, promised.steps)}
 
 
 def promise_in(run: RunFolder, settings: Federation) -> str | None:
@@ -57,16 +57,16 @@ def promise_in(run: RunFolder, settings: Federation) -> str | None:
     return promised.words if promised.made < promised.steps else None
 
 
-def _useful(settings: Federation, plan: Plan, steps: int) -> dict[str, Any]:
+def _useful(settings: Federation, plan: Plan, promised: Promise) -> dict[str, Any]:
     """The smallest population for which the same recipe (σ_DP, q, T) is worth something."""
-    private = plan.settings
+    private, measured = plan.settings, settings.measured
     found = _smallest_useful(
         private.population_size,
         cohort_size=private.cohort_size,
         z=private.z,
         delta=private.delta,
-        steps=steps,
-        measured=settings.measured,
+        steps=promised.steps,
+        measured=None if measured is None else replace(measured, count=promised.measured),
     )
     return dict(found)
 
