@@ -190,7 +190,7 @@ def whole_run(plan: Plan, *, central_steps: int, client_wer: ClientWer | None = 
 
 
 def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Promise:
-    """The promise of the run behind a ledger; `central_steps` is its T where the ledger does not say it (older ones)."""
+    """The promise of the run behind a ledger; `central_steps` is its T where an old ledger does not say it."""
     header, steps = ledger.header, ledger.header.get("central_steps") or central_steps or 0
     if not isinstance(steps, int):
         raise InputError(f"{ledger.path} line 1: central_steps={steps!r}: expected a whole number")
