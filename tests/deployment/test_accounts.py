@@ -17,8 +17,8 @@ from sottovoce.cli import app
 from sottovoce.deployment.accounts import ACCOUNTS, Account, Accounts, find_accounts, may_be_kept, read_accounts
 from sottovoce.deployment.messages import Kind
 from sottovoce.errors import InputError
-from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.events import poisson_release, repeated
+from sottovoce.privacy.accounting import epsilon, rdp_epsilon
+from sottovoce.privacy.events import composed, fixed_size_release, poisson_release, repeated
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
@@ -87,6 +87,22 @@ def test_what_somebody_has_spent_is_of_the_rounds_they_are_in() -> None:
     spent = Account(summed=4).spent(release, delta=1e-5)
     assert spent == epsilon(repeated(poisson_release(2.0, sampling_rate=1.0), 4), 1e-5)
     assert Account().spent(release, delta=1e-5) is None
+
+
+def test_of_cohorts_of_fixed_size_it_is_against_replacing_them() -> None:
+    release = fixed_size_release(2.0, cohort_size=3, population_size=9)
+    measurement = fixed_size_release(8.0, cohort_size=3, population_size=9)
+    spent = Account(summed=4).spent(release, delta=1e-5, measurement=measurement, measured=2)
+    # One who is known to be in it and is replaced by another moves the sum by 2C: half the multiplier, no sampling.
+    moved = composed(
+        repeated(poisson_release(1.0, sampling_rate=1.0), 4), repeated(poisson_release(4.0, sampling_rate=1.0), 2)
+    )
+    assert spent is not None
+    assert spent.neighbouring == "replace_one"
+    assert spent.rdp == pytest.approx(rdp_epsilon(moved, 1e-5), rel=1e-9)
+    asked_only = Account().spent(release, delta=1e-5, measurement=measurement, measured=2)
+    assert asked_only is not None
+    assert 0 < asked_only.rdp < spent.rdp
 
 
 def test_the_ledger_shows_accounts_of_open_sums_alone(tmp_path: Path, village_stores: Path) -> None:

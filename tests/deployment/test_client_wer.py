@@ -116,7 +116,9 @@ def test_a_run_finds_what_its_simulation_finds(settled: Callable[..., Place], se
     assert (report.steps, report.measured, report.measured_attempts) == (3, 2, 2)
     privacy = outcome.results["privacy"]
     assert privacy["epsilon_rdp"] == report.epsilon.rdp  # of all that was promised, which is all that was spent
-    assert report.spent == run_event(poisson_release(8.0, sampling_rate=4 / 9), 3, place.recipe.federated.measured)
+    assert place.recipe.federated.measured is not None
+    measured = place.recipe.federated.measured.event(population_size=9, cohort_size=4)
+    assert report.spent == run_event(poisson_release(8.0, sampling_rate=4 / 9), 3, measured)
 
 
 @pytest.mark.usefixtures("hears_half")

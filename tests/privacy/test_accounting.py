@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
 import yaml
@@ -277,3 +278,56 @@ def test_running_epsilon_is_the_epsilon_of_everything_so_far() -> None:
     with pytest.raises(InputError, match="cannot compose"):
         running.add(fixed_size_release(1.0, cohort_size=1, population_size=10))
     assert running.add(NoGuarantee("noise on one group only")) == math.inf
+
+
+# Upper bounds in float64, too. T Gaussian releases are one whose mean is √(Σ T/z²) standard deviations away, of which
+# δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) is known (Balle, Wang 2018). With a sampling rate that is 1 but for the last
+# bit, steps are transformed and composed as under any other.
+NEARLY_ALL = 1 - 2.0**-53
+EXACT = {
+    "one": [(1.0, 1.0, 1)],
+    "one, little noise": [(0.5, 1.0, 1)],
+    "many": [(20.0, 1.0, 2000)],
+    "two kinds": [(2.0, 1.0, 3), (5.0, 1.0, 10)],
+    "a few steps": [(1.0, NEARLY_ALL, 10)],
+    "many steps": [(20.0, NEARLY_ALL, 2000)],
+    "more steps": [(100.0, NEARLY_ALL, 10_000)],
+    "three kinds of steps": [(1.0, NEARLY_ALL, 1), (8.0, NEARLY_ALL, 20), (30.0, NEARLY_ALL, 100)],
+}
+
+
+def exact_delta(mean: float, epsilon: float) -> mpmath.mpf:
+    mean_, epsilon_ = mpmath.mpf(mean), mpmath.mpf(epsilon)
+    below = mpmath.exp(epsilon_) * mpmath.ncdf(-mean_ / 2 - epsilon_ / mean_)
+    return mpmath.ncdf(mean_ / 2 - epsilon_ / mean_) - below
+
+
+@pytest.mark.parametrize("parts", EXACT.values(), ids=EXACT.keys())
+def test_a_pld_is_an_upper_bound_down_to_the_smallest_delta(parts: list[tuple[float, float, int]]) -> None:
+    event = composed(*(repeated(poisson_release(z, sampling_rate=q), count) for z, q, count in parts))
+    mean = math.sqrt(sum(count / z**2 for z, _, count in parts))
+    found = compose_pld(event, cap=QUICK)
+    assert found.distribution is not None
+    assert found.interval is not None
+    with mpmath.workdps(40):
+        for power in range(3, 13):
+            bound = found.epsilon(10.0**-power)
+            if bound is None:
+                assert found.rounding > 10.0**-power
+                continue
+            assert exact_delta(mean, bound) <= mpmath.mpf(10) ** -power
+            # On the grid itself nothing is rounded but by float64.
+            on_grid = np.round(bound / found.interval + np.arange(-3, 4)) * found.interval
+            for epsilon_, delta_ in zip(on_grid.tolist(), found.deltas(on_grid).tolist(), strict=True):
+                assert mpmath.mpf(delta_) >= exact_delta(mean, epsilon_)
+            if found.rounding < 1e-3 * 10.0**-power:  # and it is no looser for it
+                assert exact_delta(mean, bound) >= 0.98 * mpmath.mpf(10) ** -power
+
+
+def test_rounding_that_is_more_than_delta_is_told() -> None:
+    many = repeated(poisson_release(100.0, sampling_rate=NEARLY_ALL), 10_000)
+    found = epsilon(many, 1e-12, cap=QUICK)
+    assert found.pld is None
+    assert found.pld_reason is not None
+    assert "of rounding in δ" in found.pld_reason
+    assert found.headline == found.rdp

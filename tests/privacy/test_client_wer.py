@@ -119,6 +119,11 @@ def test_it_has_the_run_s_people_and_noise_and_streams_of_its_own() -> None:
     assert not torch.equal(noised[0] / 1600, noised[1] / 0.5)
 
 
+def measurements(count: int) -> Composition:
+    """What `count` of them with a multiplier of 8 release, of 20 in 100 people each."""
+    return repeated(poisson_release(8.0, sampling_rate=0.2), count)
+
+
 def charge_of(plan: Plan) -> Charge:
     return Charge(plan.event, step=3, clip_bound=plan.clip_bound)
 
@@ -252,7 +257,7 @@ def test_the_ledger_s_composition_is_the_library_s(tmp_path: Path) -> None:
     plan = training()
     whole_run(tmp_path / "l", plan)
     report = verify(tmp_path / "l")
-    expected = run_event(plan.event, STEPS, Measured(count=3, noise_multiplier=8.0))
+    expected = run_event(plan.event, STEPS, measurements(3))
     assert report.spent == expected
     by_pld, by_rdp = by_library(expected, 1e-5)
     assert report.epsilon.pld == pytest.approx(by_pld, rel=1e-3)  # of an interval that may be finer
@@ -302,7 +307,7 @@ def test_the_promise_is_of_all_that_was_planned(tmp_path: Path) -> None:
         measure(ledger, plan, 2)
     report = verify(tmp_path / "l")
     promised = promise_of(report)
-    assert promised.event == run_event(plan.event, STEPS, Measured(count=3, noise_multiplier=8.0))
+    assert promised.event == run_event(plan.event, STEPS, measurements(3))
     assert (promised.steps, promised.made, promised.measured) == (STEPS, 2, 3)
     assert promised.words is not None
     assert "5 rounds and 3 WERs of clients; 2 made" in promised.words
@@ -312,7 +317,7 @@ def test_the_promise_is_of_all_that_was_planned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_a_budget_takes_away_what_it_does_not_allow(tmp_path: Path, rounds: int) -> None:
     plan = training()
-    by_rdp = epsilon(run_event(plan.event, rounds, Measured(count=rounds // 2, noise_multiplier=8.0)), 1e-5).rdp
+    by_rdp = epsilon(run_event(plan.event, rounds, measurements(rounds // 2)), 1e-5).rdp
     plan = training(epsilon_budget=by_rdp * 1.000001)
     made = []
     with opened(tmp_path / "l", plan) as ledger:
@@ -374,8 +379,8 @@ def test_a_release_pays_for_every_attempt(tmp_path: Path) -> None:
         assert measure(ledger, plan, 2).attempt == 2
     report = verify(tmp_path / "l")
     assert (report.steps, report.attempts, report.measured, report.measured_attempts) == (2, 4, 1, 2)
-    assert report.spent == run_event(plan.event, 4, Measured(count=2, noise_multiplier=8.0))
-    assert promise_of(report).event == run_event(plan.event, 4 + 3, Measured(count=2 + 2, noise_multiplier=8.0))
+    assert report.spent == run_event(plan.event, 4, measurements(2))
+    assert promise_of(report).event == run_event(plan.event, 4 + 3, measurements(2 + 2))
 
 
 def test_never_twice_and_never_of_nothing(tmp_path: Path) -> None:

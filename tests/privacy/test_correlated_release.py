@@ -143,8 +143,9 @@ def test_row_by_row_is_the_whole_chain(event: CorrelatedRelease) -> None:
 
 
 def test_clients_word_error_rates_are_measured_with_noise_of_their_own() -> None:
-    whole = run_event(BANDED, 10, Measured(count=2, noise_multiplier=8.0))
     # On anybody: a member of a group joins with 0.4 in one round of four.
+    measured = Measured(count=2, noise_multiplier=8.0).event(population_size=100, cohort_size=10)
+    whole = run_event(BANDED, 10, measured)
     assert whole.parts == ((BANDED, 10), (poisson_release(8.0, sampling_rate=0.1), 2))
     assert epsilon(whole, 1e-6).headline > epsilon(repeated(BANDED, 10), 1e-6).headline
     assert event_from_json(json.loads(json.dumps(event_to_json(whole)))) == whole

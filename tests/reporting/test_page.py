@@ -90,7 +90,7 @@ def test_the_page_of_a_simulation_has_every_chapter_and_its_own_numbers(runs: Pa
     assert f"test word error rate {100 * results['test']['test']['wer']:.1f} %" in words
     assert f"chosen on dev (WER {100 * results['model']['dev_wer']:.1f} %)" in words
     assert f"PLD {privacy['epsilon_pld']:,.4g}, RDP {privacy['epsilon_rdp']:,.4g}; δ = 0.001" in words
-    assert f"population for ε ≤ 8 {privacy['useful']['population_size']:,}" in words
+    assert f"population for ε ≤ 8 (PLD) {privacy['useful']['pld']['population_size']:,}" in words
     assert "simulated seeded: not a release" in words
     assert "sound; ends as the results say" in words
     assert "Table 9 test 12.3 %" in words

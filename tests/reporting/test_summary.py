@@ -60,6 +60,20 @@ def test_a_run_and_its_start_are_in_all_three(tmp_path: Path) -> None:
         assert "promises next to nothing" in said
 
 
+def test_populations_are_by_one_accountant_which_the_head_names(tmp_path: Path) -> None:
+    by_pld = {"population_size": 50_000, "cohort_size": 2_500, "epsilon_pld": 8.0, "epsilon_rdp": 9.1}
+    both = PRIVACY | {"useful": {**PRIVACY["useful"], "pld": by_pld}}
+    new = write_report({"new": a_run(tmp_path / "new", wer=0.3, privacy=both)}, tmp_path, title="New")
+    assert (new.headings[-1], new.rows[-1][-1]) == ("population for ε ≤ 8 (PLD)", "50,000 (cohort 2,500, ε = 8)")
+    assert any("reaches ε ≤ 8 by PLD" in note for note in new.notes)
+    # A run that was kept before has RDP alone, and so all of its table has.
+    kept = a_run(tmp_path / "kept", wer=0.4)
+    mixed = write_report({"new": tmp_path / "new", "kept": kept}, tmp_path, title="Both")
+    assert mixed.headings[-1] == "population for ε ≤ 8 (RDP)"
+    assert {row[-1] for row in mixed.rows[1:]} == {"54,321 (cohort 2,716, ε = 7.9)"}
+    assert any("reaches ε ≤ 8 by RDP" in note for note in mixed.notes)
+
+
 def test_a_suite_compares_runs_and_a_run_without_privacy_claims_none(tmp_path: Path) -> None:
     free = PRIVACY | {"epsilon_pld": None, "epsilon_rdp": None, "guarantee": "no guarantee: no noise is added"}
     free.pop("useful")

@@ -77,7 +77,7 @@ def test_a_stop_by_patience_reports_the_epsilon_of_the_plan(command: Callable[..
     assert report.exit_code == 0, report.output
     for page in (tmp_path / "page.html", tmp_path / "run/report.html"):
         words = words_of(page)
-        assert f"ε at this population {PROMISED.pld:.4g} PLD {PROMISED.pld:.4g}, RDP {PROMISED.rdp:.4g}" in words
+        assert f"ε at this population (PLD) {PROMISED.pld:.4g} PLD {PROMISED.pld:.4g}, RDP {PROMISED.rdp:.4g}" in words
         assert column in words
         assert "promised for 9 rounds; 3 made" in words
     assert column in (tmp_path / "run/report.txt").read_text()

@@ -7,15 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from tests.training.test_federation import _asked_at_once
 from typer.testing import CliRunner
 
 from sottovoce.cli import app
-from sottovoce.config import load_recipe
+from sottovoce.config import Privacy, load_recipe
 from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError
+from sottovoce.flat.layout import Layout
+from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.calibration import noise_of_run
+from sottovoce.privacy.client_wer import ClientWer
+from sottovoce.privacy.correlated import Mechanism
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.promise import whole_run
+from sottovoce.training.privacy_report import other_populations
 from sottovoce.training.stages import Outcome, Surroundings, run_recipe
 
 TARGET = 2.5
@@ -133,3 +142,66 @@ def test_a_smoked_recipe_keeps_its_target(federated_recipe: Path) -> None:
 def test_recipes_without_a_target_are_written_as_before(federated_recipe: Path) -> None:
     written = load_recipe(str(federated_recipe)).federated.privacy.model_dump(mode="json")
     assert not {"target_epsilon", "accountant"} & written.keys()
+
+
+@given(
+    mechanism=st.sampled_from([None, {"kind": "blt", "buffers": 1}, {"kind": "banded", "bands": 2}]),
+    people=st.integers(3, 60),
+    cycle=st.integers(2, 20),
+    target=st.floats(4.0, 12.0),
+    noise=st.floats(3.0, 6.0),
+)
+@example(mechanism={"kind": "blt", "buffers": 2}, people=9, cycle=5, target=8.0, noise=3.0)  # few, of whom 2 of 9 ≠ 1/5
+@settings(max_examples=15)
+def test_the_noise_of_a_target_is_for_the_measurements_that_the_plan_draws(
+    mechanism: dict[str, Any] | None, people: int, cycle: int, target: float, noise: float
+) -> None:
+    """Groups of a cycle take turns in rounds; clients' WER is measured on S of all K, whatever group they are of."""
+    cycle = min(cycle, people)
+    cohort = -(-people // cycle) if (mechanism or {}).get("kind") == "blt" else people // cycle
+    private = Privacy(
+        clip_bound=1.0,
+        target_epsilon=target,
+        accountant="rdp",
+        delta=1e-5,
+        mechanism=None if mechanism is None else Mechanism(**mechanism, cycle=cycle),
+    )
+    asked = ClientWer(words=10, noise_multiplier=noise, every=2)
+    own = private.settings(
+        population_size=people,
+        cohort_size=cohort,
+        central_steps=6,
+        privacy_unit="speaker",
+        no_unit_reason=None,
+        users_also_in_seed=0,
+        root_seed=5,
+        measured=asked.measured(6),
+    )
+    promised = whole_run(Plan(own, Layout(("w",), ((4,),))), central_steps=6, client_wer=asked).promise()
+    assert promised.measured == 3
+    found = rdp_epsilon(promised.event, 1e-5)
+    assert target * (1 - 1e-3) <= found <= target
+
+
+def test_people_with_an_epsilon_that_will_do_are_as_many_as_it_takes(federated_recipe: Path) -> None:
+    """By PLD as by RDP: a table has both for this very population, and no larger one beside an ε of 8."""
+    changes = ["federation.steps=10", "federation.cohort_size=1557", "federation.privacy.delta=1e-6", PLAIN]
+    settings = load_recipe(str(federated_recipe), [*changes, "federation.privacy.noise_multiplier=2.0651"]).federated
+    own = settings.privacy.settings(
+        population_size=1557,
+        cohort_size=1557,
+        central_steps=10,
+        privacy_unit="speaker",
+        no_unit_reason=None,
+        users_also_in_seed=0,
+        root_seed=5,
+    )
+    plan = Plan(own, Layout(("w",), ((4,),)))
+    promised = settings.whole_run(plan).promise()
+    assert promised.epsilon.pld is not None
+    assert promised.epsilon.pld <= 8 < promised.epsilon.rdp
+    useful = other_populations(settings, plan, promised)["useful"]
+    assert useful["population_size"] > 1557  # by RDP, which is named so
+    assert useful["epsilon_rdp"] <= 8
+    assert useful["pld"]["population_size"] <= 1557
+    assert useful["pld"]["epsilon_pld"] <= 8

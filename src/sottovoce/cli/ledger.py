@@ -121,7 +121,7 @@ def _proved(signature: "SignatureCheck", head: str | None) -> str:
 def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
     """Of those whose updates the server has seen one by one, where they were written down: with ε of each as a unit."""
     from sottovoce.deployment.accounts import find_accounts, read_accounts
-    from sottovoce.privacy.events import GaussianRelease, Measured, event_from_json
+    from sottovoce.privacy.events import GaussianRelease, event_from_json
     from sottovoce.privacy.secret_files import SECRETS
 
     path = find_accounts(place) if place.is_dir() else None
@@ -130,15 +130,17 @@ def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
     if path.parent == place and report.header["mode"] == "secure":
         say(f"warning: {path} names people, and lies in a folder that may be published: move it into {place / SECRETS}")
     release, found = event_from_json(report.header["event"]), {}
-    measured = None
+    measurement = None
     if report.measured_attempts:
         asked = event_from_json(report.header["client_wer"]["event"])
         assert isinstance(asked, GaussianRelease)
-        measured = Measured(count=report.measured_attempts, noise_multiplier=asked.noise_multiplier)
+        measurement = asked
     for name, account in read_accounts(path).items():
         spent = None
         if isinstance(release, GaussianRelease):
-            spent = account.spent(release, delta=report.header["delta"], measured=measured)
+            spent = account.spent(
+                release, delta=report.header["delta"], measurement=measurement, measured=report.measured_attempts
+            )
         found[name] = {
             "summed": account.summed,
             "clipped_again": account.clipped_again,

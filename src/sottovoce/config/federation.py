@@ -20,7 +20,10 @@ from sottovoce.privacy.correlated import Mechanism
 from sottovoce.privacy.events import Measured
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.outside import PARTS, build_outside
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.promise import WholeRun, whole_run
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
+from sottovoce.privacy.telling import run_guarantee
 from sottovoce.users import PopulationSettings
 from sottovoce.users.rules import ClientRule
 
@@ -324,8 +327,18 @@ class Federation(Section):
 
     @property
     def measured(self) -> Measured | None:
-        """What is released besides the rounds."""
+        """What is measured besides the rounds."""
         return None if self.client_wer is None else self.client_wer.measured(self.steps)
+
+    def whole_run(self, plan: Plan) -> WholeRun:
+        """All that a run of this with `plan` sets out to release; every ε that is told of it follows."""
+        return whole_run(plan, central_steps=self.steps, client_wer=self.client_wer)
+
+    def guarantee(self, plan: Plan) -> str:
+        """What such a run promises in one line, with everything that it releases; without its ε."""
+        promised = self.whole_run(plan).promise()
+        wer_plan = None if self.client_wer is None else self.client_wer.plan(plan)
+        return run_guarantee(plan, rounds=promised.steps, wer_plan=wer_plan, measured=promised.measured)
 
     @property
     def weighed_on(self) -> SharedDev | None:

@@ -12,14 +12,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sealed, unsealed
 from sottovoce.privacy.accounting import Epsilon, epsilon
-from sottovoce.privacy.events import GaussianRelease, Measured, run_event
+from sottovoce.privacy.events import GaussianRelease, repeated, run_event
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secret_files import SECRETS, keep_secret, written_secretly
 from sottovoce.privacy.settings import Mode
@@ -35,16 +35,19 @@ class Account:
     clipped_again: int = 0
     missing: Counter[str] = field(default_factory=Counter)
 
-    def spent(self, release: GaussianRelease, *, delta: float, measured: Measured | None = None) -> Epsilon | None:
+    def spent(
+        self, release: GaussianRelease, *, delta: float, measurement: GaussianRelease | None = None, measured: int = 0
+    ) -> Epsilon | None:
         """ε of the rounds that it is in, for one who knows which those are; None where there are none.
 
-        Rounds are charged without amplification, because its presence in them is known. What was `measured` besides is
-        charged as if it had been asked every time: that is not written down.
+        Guarantee: against the change that `release` is accounted for: adding or removing it, or replacing it.
+        Rounds are charged without amplification, because its presence in them is known. A `measurement` that was made
+        so often besides is charged as if it had been asked every time: that is not written down.
         """
-        if not self.summed and measured is None:
+        if not self.summed and not measured:
             return None
-        known = replace(release, sampling="poisson", sampling_rate=1.0, cohort_size=None, population_size=None)
-        return epsilon(run_event(known, self.summed, measured), delta)
+        besides = None if measurement is None else repeated(measurement.unsampled, measured)
+        return epsilon(run_event(release.unsampled, self.summed, besides), delta)
 
 
 def may_be_kept(plan: Plan) -> bool:

@@ -31,9 +31,9 @@ from sottovoce.deployment.sum_terms import Terms
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.parsing import Unreadable, parse_json
-from sottovoce.privacy.accounting import Epsilon, epsilon
+from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.clipping import Normalise, Share
-from sottovoce.privacy.events import LARGEST_STEPS, Measured, NoGuarantee, run_event
+from sottovoce.privacy.events import LARGEST_STEPS, NoGuarantee
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
@@ -258,10 +258,7 @@ class Invitation:
         event = self.outline.event
         if isinstance(event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
-        settings, measured = self.recipe.federated, self.recipe.federated.measured
-        if measured is not None:
-            measured = Measured(count=measured.count + spare, noise_multiplier=measured.noise_multiplier)
-        return epsilon(run_event(event, settings.steps + spare, measured), self.private.delta)
+        return self.recipe.federated.whole_run(self.outline).promise_with_spare(spare).epsilon
 
 
 # As it travels: with the certificate of whoever signs the orders that follow.

@@ -18,8 +18,8 @@ from sottovoce.deployment.roster import Roster
 from sottovoce.deployment.sum_terms import FEWEST
 from sottovoce.errors import InputError, promise
 from sottovoce.models.saved import Recogniser
-from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
 from sottovoce.training.run_folder import RunFolder
 

@@ -4,7 +4,6 @@ PLD is the headline (tight), RDP is the paper's and the one the ledger can follo
 so the smaller one holds; where a PLD would cost too much, or none is known, `pld` is None and says why.
 """
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -89,9 +88,9 @@ def epsilon(event: Event, delta: float, *, cap: PldCap = CAREFUL) -> Epsilon:
         reason = f"delta={delta:g} is below what a PLD resolves ({SMALLEST_DELTA:g})"
     else:
         distribution = compose_pld(event, cap=cap)
-        by_pld, interval, reason = _epsilon_by_pld(distribution, delta), distribution.interval, distribution.reason
+        by_pld, interval, reason = distribution.epsilon(delta), distribution.interval, distribution.reason
         if by_pld is None and reason is None:
-            reason = "its losses are so large that their exponentials leave float64"
+            reason = _unresolved(distribution, delta)
         if by_pld is not None and by_pld > rdp:
             by_pld, reason = None, f"its grid of {interval:.3g}, the finest within the cap, is too coarse to beat RDP"
     return Epsilon(delta, neighbouring_of(event), rdp, order, curve.unconverged, by_pld, interval, reason)
@@ -117,7 +116,7 @@ def delta(event: Event, epsilon: float, *, cap: PldCap = CAREFUL) -> Delta:
     distribution = compose_pld(event, cap=cap)
     by_pld, reason = None, distribution.reason
     if distribution.distribution is not None:
-        by_pld = max(0.0, float(distribution.distribution.get_delta_for_epsilon(epsilon)))
+        by_pld = float(distribution.deltas(np.array([epsilon]))[0])
         if by_pld < SMALLEST_DELTA:
             by_pld, reason = None, f"δ is below what a PLD resolves ({SMALLEST_DELTA:g})"
     return Delta(epsilon, neighbouring_of(event), rdp, order, by_pld, reason)
@@ -127,7 +126,7 @@ def pld_epsilon(event: Event, delta: float, *, cap: PldCap = CAREFUL) -> float |
     """ε by PLD alone, for searches; None where there is no PLD."""
     if delta < SMALLEST_DELTA:
         return None
-    return _epsilon_by_pld(compose_pld(event, cap=cap), delta)
+    return compose_pld(event, cap=cap).epsilon(delta)
 
 
 def rdp_epsilon(event: Event, delta: float) -> float:
@@ -136,10 +135,7 @@ def rdp_epsilon(event: Event, delta: float) -> float:
     return epsilon_of_curve(event_curve(event).values, delta=delta)[0]
 
 
-def _epsilon_by_pld(composed: Pld, delta: float) -> float | None:
-    if composed.distribution is None:
-        return None
-    # Losses near 700 and above: their exponentials leave float64, and there is no answer.
-    with np.errstate(over="ignore"):
-        value = float(composed.distribution.get_epsilon_for_delta(delta))
-    return value if math.isfinite(value) else None
+def _unresolved(composed: Pld, delta: float) -> str:
+    if composed.rounding >= delta:
+        return f"so many steps leave {composed.rounding:.2g} of rounding in δ, which is not below delta={delta:g}"
+    return "its losses are so large that their exponentials leave float64"

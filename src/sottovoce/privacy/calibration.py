@@ -113,6 +113,10 @@ def noise_of_run(
     check_sizes(population_size, cohort_size=cohort_size)
     check_whole("central_steps", central_steps, most=LARGEST_STEPS)
 
+    besides = None
+    if measured is not None:
+        besides = measured.event(population_size=population_size, cohort_size=cohort_size, sampling=sampling)
+
     def whole_run(z: float) -> Event:
         step: Release
         if mechanism is not None:
@@ -121,7 +125,7 @@ def noise_of_run(
             step = fixed_size_release(z, cohort_size=cohort_size, population_size=population_size)
         else:
             step = poisson_release(z, sampling_rate=cohort_size / population_size)
-        return run_event(step, central_steps, measured)
+        return run_event(step, central_steps, besides)
 
     if sampling == "fixed_size":  # of which no tight PLD is known
         accountant = "rdp"
@@ -165,8 +169,9 @@ def population_for(
 
     def spent(population: int) -> float:
         cohort = cohort_of(population)
-        step = poisson_release(sigma_dp * cohort, sampling_rate=cohort / population)
-        return event_epsilon(run_event(step, central_steps, measured(cohort)), delta=delta, accountant=accountant)
+        step, asked = poisson_release(sigma_dp * cohort, sampling_rate=cohort / population), measured(cohort)
+        besides = None if asked is None else asked.event(population_size=population, cohort_size=cohort)
+        return event_epsilon(run_event(step, central_steps, besides), delta=delta, accountant=accountant)
 
     high = low = math.ceil(1 / sampling_rate)
     if spent(low) <= target_epsilon:

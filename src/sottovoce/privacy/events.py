@@ -100,6 +100,17 @@ class GaussianRelease:
         """Noise std over sensitivity: z for add/remove, z/2 for replace-one."""
         return self.noise_multiplier / self.sensitivity
 
+    @property
+    def unsampled(self) -> "GaussianRelease":
+        """The same with everybody in the cohort: what it spends of one who is known to be in it.
+
+        >>> fixed_size_release(2.0, cohort_size=3, population_size=9).unsampled.cohort_size
+        9
+        """
+        if self.sampling == "fixed_size":
+            return replace(self, cohort_size=self.population_size)
+        return replace(self, sampling_rate=1.0)
+
 
 @dataclass(frozen=True)
 class CorrelatedRelease:
@@ -197,26 +208,36 @@ def composed(*events: Event) -> Composition:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a run releases besides its rounds: so many sums over cohorts like a round's, with noise of their own."""
+    """What a run measures besides its rounds: `count` sums over cohorts of the same size, with noise of their own."""
 
     count: int
     noise_multiplier: float
 
+    def event(self, *, population_size: int, cohort_size: int, sampling: Sampling = "poisson") -> Composition:
+        """All of them. Cohorts are drawn from the whole population, also where rounds draw from groups in turn.
 
-def run_event(step: Release | NoGuarantee, steps: int, measured: Measured | None = None) -> Composition:
-    """`steps` rounds, and what is measured besides.
+        >>> Measured(count=2, noise_multiplier=8.0).event(population_size=9, cohort_size=2).parts[0][0].sampling_rate
+        0.2222222222222222
+        """
+        if sampling == "fixed_size":
+            release = fixed_size_release(
+                self.noise_multiplier, cohort_size=cohort_size, population_size=population_size
+            )
+        else:
+            release = poisson_release(self.noise_multiplier, sampling_rate=cohort_size / population_size)
+        return repeated(release, self.count)
 
-    >>> whole = run_event(poisson_release(1.0, sampling_rate=0.01), 20, Measured(count=2, noise_multiplier=8.0))
+
+def run_event(step: Release | NoGuarantee, steps: int, besides: Event | None = None) -> Composition:
+    """`steps` rounds, and what is released `besides`.
+
+    >>> measured = repeated(poisson_release(8.0, sampling_rate=0.01), 2)
+    >>> whole = run_event(poisson_release(1.0, sampling_rate=0.01), 20, measured)
     >>> [(part.noise_multiplier, count) for part, count in whole.parts]
     [(1.0, 20), (8.0, 2)]
     """
-    if measured is None or isinstance(step, NoGuarantee):
-        return repeated(step, steps)
-    if isinstance(step, CorrelatedRelease):  # measured on anybody, not on a group, and with noise that is its own
-        other = poisson_release(measured.noise_multiplier, sampling_rate=step.sampling_rate / step.cycle)
-    else:
-        other = replace(step, noise_multiplier=measured.noise_multiplier)
-    return composed(repeated(step, steps), repeated(other, measured.count))
+    rounds = repeated(step, steps)
+    return rounds if besides is None else composed(rounds, besides)
 
 
 def parts_of(event: Event) -> tuple[tuple[Release | NoGuarantee, int], ...]:

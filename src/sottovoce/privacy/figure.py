@@ -89,4 +89,6 @@ def _epsilon_at(plan: PlannedRun, sigma_dp: float, population_size: int, max_coh
     cohort = max(1, round(plan.sampling_rate * population_size))
     cohort = cohort if max_cohort is None else min(cohort, max_cohort)
     step = poisson_release(sigma_dp * cohort, sampling_rate=cohort / population_size)
-    return event_epsilon(run_event(step, plan.central_steps, measured_by(plan, cohort)), delta=plan.delta)
+    asked = measured_by(plan, cohort)
+    besides = None if asked is None else asked.event(population_size=population_size, cohort_size=cohort)
+    return event_epsilon(run_event(step, plan.central_steps, besides), delta=plan.delta)

@@ -64,11 +64,8 @@ def odds(event: Event) -> Odds:
         return Odds(1.0, 1.0)
     epsilons = np.concatenate([[0.0], np.geomspace(1e-3, _LARGEST, _POINTS)])
     deltas = np.array([delta_of_curve(curve, epsilon=one)[0] for one in epsilons.tolist()])
-    if (distribution := compose_pld(event, cap=QUICK).distribution) is not None:
-        with np.errstate(over="ignore"):
-            by_pld = np.asarray(distribution.get_delta_for_epsilon(epsilons), dtype=np.float64)
-        # A transform's rounding leaves 10⁻¹³ in a probability: never below that.
-        deltas = np.minimum(deltas, np.where(np.isfinite(by_pld), np.maximum(by_pld, 1e-12), 1.0))
+    if (composed := compose_pld(event, cap=QUICK)).distribution is not None:
+        deltas = np.minimum(deltas, composed.deltas(epsilons))
     return odds_of_profile(epsilons, deltas)
 
 

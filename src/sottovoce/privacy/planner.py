@@ -156,7 +156,10 @@ def plan_run(
         _check_positive("noise_multiplier", noise_multiplier)
         z = noise_multiplier
     step = poisson_release(z, sampling_rate=sampling_rate)
-    spent = epsilon(run_event(step, central_steps, measured), delta, cap=cap)
+    besides = None
+    if measured is not None:
+        besides = measured.event(population_size=population_size, cohort_size=cohort_size)
+    spent = epsilon(run_event(step, central_steps, besides), delta, cap=cap)
     return PlannedRun(
         population_size=population_size,
         cohort_size=cohort_size,

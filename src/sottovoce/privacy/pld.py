@@ -10,6 +10,18 @@ be told in advance:
 
 Points = range/interval, so the interval that keeps to the cap is (cost per point × ranges)/cap. A coarser interval
 only ever rounds losses up ("connect the dots"): ε stays a valid upper bound, and grows by about T·interval²/8.
+
+dp-accounting counts the tails that it drops (10⁻¹⁵ of each composition) as infinite losses, but not what float64 rounds
+off. `rounding` bounds that, and is added to every δ; u = 2⁻⁵³, and T steps of probabilities p become n points:
+
+* a step's own probabilities have relative errors of a few u, and so T times as much of δ, which is next to nothing;
+* a Fourier transform leaves an error of about u·√log₂n·‖p‖₂ in each frequency, and up to u·Σp = u in the lowest, which
+  adds up all points. Their T-th powers have T times as much of it, and T·u more by computing the power. As weights of
+  points in δ are at most 1, by Parseval δ has no more than T·u·(2 + √log₂n·‖p‖₂) of all this;
+* convolving two parts is the same with T = 1.
+
+These are the errors of roundings that are as often up as down (Higham, Mary 2019); in the worst case, in which all of
+them conspire, they are √log₂n times as large. Sums over points lose at most (points·u) of δ, and as much of a loss.
 """
 
 import math
@@ -37,8 +49,9 @@ _FEWEST_STEP_POINTS = 2000  # much noise, tiny losses: the grid must still see t
 _LARGEST_INTERVAL = 500.0  # exp(interval) must stay a float64
 # dp-accounting takes steps of fewer points for sparse, and raises their number to the power of the steps.
 _SPARSE_POINTS, _MOST_SPARSE_STEPS = 2000, 100_000
-# Fourier transforms leave about 10⁻¹³ of noise in a probability, so smaller δ are beyond this method.
+# Below it rounding would be most of δ.
 SMALLEST_DELTA = 1e-12
+_UNIT = 2.0**-53  # float64 rounds by at most so much of a number
 
 
 @dataclass(frozen=True)
@@ -93,11 +106,42 @@ def predicted_cost(event: Event) -> PldCost:
 
 @dataclass(frozen=True)
 class Pld:
-    """A composed privacy loss distribution and the interval it was built on; or why there is none."""
+    """A composed privacy loss distribution and the interval it was built on; or why there is none.
+
+    `rounding` is what float64 may have taken from δ.
+    """
 
     distribution: Any | None
     interval: float | None
     reason: str | None
+    rounding: float = 0.0
+
+    def epsilon(self, delta: float) -> float | None:
+        """The smallest ε with δ(ε) ≤ `delta`, rounded up; None where there is none that float64 can tell.
+
+        Guarantee: an upper bound on the releases' own ε.
+        """
+        if self.distribution is None:
+            return None
+        points = _points(self.distribution)
+        left = delta * (1 - points * _UNIT) - self.rounding
+        if left <= 0:
+            return None
+        # Losses near 700 and above: their exponentials leave float64, and there is no answer.
+        with np.errstate(over="ignore"):
+            value = float(self.distribution.get_epsilon_for_delta(left))
+        if not math.isfinite(value):
+            return None
+        # dp-accounting counts losses down from the largest, each time with a rounding of its own.
+        return value + points * _UNIT * (value + points * (self.interval or 0.0)) if value > 0 else 0.0
+
+    def deltas(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+        """δ at each of the ε, rounded up; infinite where float64 cannot tell. Guarantee: upper bounds."""
+        assert self.distribution is not None
+        with np.errstate(over="ignore"):
+            found = np.asarray(self.distribution.get_delta_for_epsilon(epsilons), dtype=np.float64)
+        found = np.maximum(found, 0.0) * (1 + _points(self.distribution) * _UNIT) + self.rounding
+        return np.where(np.isfinite(found), found, np.inf)
 
 
 def compose_pld(event: Event, *, cap: PldCap = CAREFUL) -> Pld:
@@ -126,26 +170,53 @@ def compose_pld(event: Event, *, cap: PldCap = CAREFUL) -> Pld:
     steps = max(count for _, count in releases)
     if steps > _MOST_SPARSE_STEPS and cost.shortest_step_range < _SPARSE_POINTS * interval:
         return Pld(None, None, f"{steps} steps are too many for a PLD {within}: on a grid of {interval:.3g} they blur")
-    composed = None
+    composed, rounding = None, 0.0
     for release, count in releases:
-        part = _release_pld(release, count, interval)
-        composed = part if composed is None else composed.compose(part)
-    return Pld(composed, interval, None)
+        part, lost = _release_pld(release, count, interval)
+        rounding += lost
+        if composed is not None:
+            first = max(_norm(composed), _norm(part))
+            composed = composed.compose(part)
+            rounding += _transform_rounding(composed, norm=first)
+        else:
+            composed = part
+    return Pld(composed, interval, None, rounding)
 
 
 def _releases(event: Event) -> list[tuple[GaussianRelease, int]]:
     return [(part, count) for part, count in accounted(event) if count and isinstance(part, GaussianRelease)]
 
 
-def _release_pld(release: GaussianRelease, count: int, interval: float) -> Any:
+def _release_pld(release: GaussianRelease, count: int, interval: float) -> tuple[Any, float]:
+    """The distribution of `count` releases, and its rounding."""
     from dp_accounting.pld import privacy_loss_distribution as dp_pld
 
     z = release.effective_multiplier
     if release.sampling_rate == 1.0:
-        return dp_pld.from_gaussian_mechanism(z / math.sqrt(count), value_discretization_interval=interval)
+        whole = dp_pld.from_gaussian_mechanism(z / math.sqrt(count), value_discretization_interval=interval)
+        return whole, 4 * _UNIT  # nothing was transformed
     assert release.sampling_rate is not None
     step = step_distribution(release.sampling_rate, z, interval=interval)
-    return step.self_compose(count)
+    composed = step.self_compose(count)
+    return composed, count * _transform_rounding(composed, norm=_norm(step))
+
+
+def _transform_rounding(composed: Any, *, norm: float) -> float:
+    """What one Fourier transform to so many points takes from a δ: of probabilities with this Euclidean norm."""
+    return _UNIT * (2 + math.sqrt(math.log2(max(_points(composed), 2))) * norm)
+
+
+def _sides(distribution: Any) -> tuple[Any, Any]:
+    """Losses of one who is removed, and of one who is added; dp-accounting keeps them to itself."""
+    return distribution._pmf_remove, distribution._pmf_add
+
+
+def _points(distribution: Any) -> int:
+    return max(int(side.size) for side in _sides(distribution))
+
+
+def _norm(distribution: Any) -> float:
+    return max(float(np.linalg.norm(side.to_dense_pmf()._probs)) for side in _sides(distribution))
 
 
 def _loss_ranges(release: GaussianRelease, count: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from typing import Any
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import Epsilon, RunningEpsilon, epsilon
 from sottovoce.privacy.calibration import steps_for
-from sottovoce.privacy.client_wer import is_due, planned
+from sottovoce.privacy.client_wer import ClientWer, is_due, planned
 from sottovoce.privacy.events import (
     Composition,
     CorrelatedRelease,
@@ -26,8 +26,12 @@ from sottovoce.privacy.events import (
     event_from_json,
     parts_of,
     repeated,
+    run_event,
 )
 from sottovoce.privacy.ledger_report import LedgerReport
+from sottovoce.privacy.outside import rests_on
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Mode
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Promise:
 
     @cached_property
     def epsilon(self) -> Epsilon:
+        """Every ε that is told of the run."""
         return epsilon(self.event, self.delta)
 
     @property
@@ -67,79 +72,173 @@ class Promise:
         )
 
 
-def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Promise:
-    """The promise of the run behind a ledger; `central_steps` is its T where the ledger does not say it (older ones).
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """How much of a run is made: rounds, attempts at them, measurements, attempts at those, and all that was charged
+    for these."""
 
-    Steps that are still to come are promised with those that are made, each repeated attempt on top. A budget takes
-    away what it would not allow.
+    steps: int
+    attempts: int
+    measured: int
+    measured_attempts: int
+    spent: Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRun:
+    """All releases that a run sets out to make, as its plan has them before it and the header of its ledger after.
+
+    The only source of what is promised: whatever prints an ε of a run asks `promise`. `measurement` is what measuring
+    clients' word error rate releases each time, after every so many rounds and after the last. `accepted` is how many
+    attempts at rounds (`attempts`) and measurements (`client_wers`) the people of a release over a network accepted.
     """
-    release, attempts = parts_of(ledger.spent)[0][0], ledger.attempts
-    delta, steps = ledger.header["delta"], ledger.header.get("central_steps") or central_steps or 0
-    if not isinstance(steps, int):
-        raise InputError(f"{ledger.path} line 1: central_steps={steps!r}: expected a whole number")
-    if ledger.header.get("client_wer") is not None:
-        return _with_client_wer(ledger, release, steps)
-    left = _still_accepted(ledger, "attempts", max(steps - ledger.steps, 0), made=attempts)
-    if left and ledger.epsilon_budget is not None:
-        left = min(left, max(_affordable(release, ledger.epsilon_budget, delta=delta) - attempts, 0))
-    return _promise(ledger, repeated(release, attempts + left), steps=ledger.steps + left)
+
+    release: Release | NoGuarantee
+    steps: int
+    delta: float
+    simulated: bool
+    privacy_unit: str | None = None
+    measurement: Release | NoGuarantee | None = None
+    every: int | None = None
+    epsilon_budget: float | None = None
+    accepted: Mapping[str, int] | None = None
+    outside: str | None = None
+
+    @property
+    def event(self) -> Composition:
+        """Every release that is planned, whether a budget allows it or not."""
+        besides = None
+        if self.measurement is not None:
+            besides = repeated(self.measurement, planned(self.steps, every=self.every))
+        return run_event(self.release, self.steps, besides)
+
+    def promise(self, made: Made | None = None) -> Promise:
+        """What is promised, with so much of it `made` (nothing, if not given).
+
+        Steps that are still to come are promised with those that are made, each repeated attempt on top. A budget
+        takes away what it would not allow.
+        """
+        made = made or self._spare(0)
+        rounds, measured = self._left(made)
+        event = composed(made.spent, repeated(self.release, rounds))
+        if self.measurement is not None:
+            event = composed(event, repeated(self.measurement, measured))
+        return Promise(
+            event=event,
+            delta=self.delta,
+            privacy_unit=self.privacy_unit,
+            simulated=self.simulated,
+            steps=made.steps + rounds,
+            made=made.steps,
+            measured=made.measured + measured,
+            outside=self.outside,
+        )
+
+    def promise_with_spare(self, attempts: int) -> Promise:
+        """What is promised where so many attempts at rounds, and at measurements, are repeated before the last."""
+        return self.promise(self._spare(attempts))
+
+    def _spare(self, attempts: int) -> Made:
+        """Nothing but so many attempts at rounds and at measurements that came to nothing."""
+        spent = repeated(self.release, attempts)
+        if self.measurement is not None:
+            spent = composed(spent, repeated(self.measurement, attempts))
+        return Made(steps=0, attempts=attempts, measured=0, measured_attempts=attempts, spent=spent)
+
+    def _still_accepted(self, name: str, left: int, *, made: int) -> int:
+        """How many of `left` people have accepted, with all attempts that were `made`."""
+        return left if self.accepted is None else min(left, max(self.accepted[name] - made, 0))
+
+    def _left(self, made: Made) -> tuple[int, int]:
+        """Rounds and measurements that are still to come, as far as people accepted and a budget allows them."""
+        rounds, budget = max(self.steps - made.steps, 0), self.epsilon_budget
+        rounds = self._still_accepted("attempts", rounds, made=made.attempts)
+        if self.measurement is not None:
+            measured = max(planned(max(self.steps, made.steps), every=self.every) - made.measured, 0)
+            measured = self._still_accepted("client_wers", measured, made=made.measured_attempts)
+            return (rounds, measured) if budget is None else self._paid_for(made, rounds, measured, budget=budget)
+        if rounds and budget is not None:
+            rounds = min(rounds, max(_affordable(self.release, budget, delta=self.delta) - made.attempts, 0))
+        return rounds, 0
+
+    def _paid_for(self, made: Made, rounds: int, measured: int, *, budget: float) -> tuple[int, int]:
+        """How many of these a budget allows, in the order in which they come: as a run will find out."""
+        assert self.measurement is not None
+        spent = RunningEpsilon(delta=self.delta)
+        spent.add(made.spent)
+        # Those that are due by now and were never made (somebody stopped) may still be.
+        late = measured - sum(self._is_due(step) for step in range(made.steps + 1, self.steps + 1))
+        allowed = [0, 0]
+        for step in range(made.steps, made.steps + rounds + 1):
+            if step > made.steps:
+                if spent.peek(self.release) > budget:
+                    break
+                spent.add(self.release)
+                allowed[0] += 1
+            for _ in range(late if step == made.steps else int(self._is_due(step))):
+                if spent.peek(self.measurement) <= budget:
+                    spent.add(self.measurement)
+                    allowed[1] += 1
+        return allowed[0], allowed[1]
+
+    def _is_due(self, step: int) -> bool:
+        return is_due(step, steps=self.steps, every=self.every)
 
 
-def _still_accepted(ledger: LedgerReport, name: str, left: int, *, made: int) -> int:
-    """How many of `left` the people of a release over a network have accepted, with all attempts that were `made`."""
-    accepted = ledger.header.get("accepted")
-    return left if accepted is None else min(left, max(accepted[name] - made, 0))
+def whole_run(plan: Plan, *, central_steps: int, client_wer: ClientWer | None = None) -> WholeRun:
+    """All that a run of `plan` sets out to release, before anything is.
 
-
-def _promise(ledger: LedgerReport, event: Event, *, steps: int, measured: int = 0) -> Promise:
-    return Promise(
-        event=event,
-        delta=ledger.header["delta"],
-        privacy_unit=(ledger.header.get("plan") or {}).get("privacy_unit"),
-        simulated=ledger.header["mode"] != "secure",
-        steps=steps,
-        made=ledger.steps,
-        measured=measured,
-        outside=ledger.outside,
+    >>> from sottovoce.flat.layout import Layout
+    >>> from sottovoce.privacy.settings import PrivacySettings
+    >>> settings = PrivacySettings(population_size=1000, privacy_unit="speaker", cohort_size=10, clip_bound=1.0,
+    ...                            noise_multiplier=1.0, delta=1e-5, root_seed=7)
+    >>> plan = Plan(settings, Layout(("w",), ((4,),)))
+    >>> asked = ClientWer(words=50, noise_multiplier=8.0, every=10)
+    >>> print(whole_run(plan, central_steps=20, client_wer=asked).promise().words)
+    ε = 0.455 (PLD) / 1.082 (RDP) promised for 20 rounds and 2 WERs of clients; 0 made
+    """
+    return WholeRun(
+        release=plan.event,
+        steps=central_steps,
+        delta=plan.settings.delta,
+        simulated=plan.settings.mode is not Mode.SECURE,
+        privacy_unit=plan.settings.privacy_unit,
+        measurement=None if client_wer is None else client_wer.plan(plan).event,
+        every=None if client_wer is None else client_wer.every,
+        epsilon_budget=plan.settings.epsilon_budget,
+        outside=None if isinstance(plan.event, NoGuarantee) else rests_on(plan.describe()),
     )
 
 
-def _with_client_wer(ledger: LedgerReport, release: Release | NoGuarantee, steps: int) -> Promise:
-    """The same where clients' word error rate is measured between the rounds: all that is still to come of both."""
-    told = ledger.header["client_wer"]
-    every, measure = told.get("every"), event_from_json(told["event"])
+def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Promise:
+    """The promise of the run behind a ledger; `central_steps` is its T where an old ledger does not say it."""
+    header, steps = ledger.header, ledger.header.get("central_steps") or central_steps or 0
+    if not isinstance(steps, int):
+        raise InputError(f"{ledger.path} line 1: central_steps={steps!r}: expected a whole number")
+    told = header.get("client_wer") or {}
+    every = told.get("every")
     if every is not None and not (isinstance(every, int) and every > 0):
         raise InputError(f"{ledger.path} line 1: client_wer.every={every!r}: expected a whole number, or none")
-    rounds = _still_accepted(ledger, "attempts", max(steps - ledger.steps, 0), made=ledger.attempts)
-    measured = max(planned(max(steps, ledger.steps), every=every) - ledger.measured, 0)
-    measured = _still_accepted(ledger, "client_wers", measured, made=ledger.measured_attempts)
-    if ledger.epsilon_budget is not None:
-        rounds, measured = _paid_for(ledger, release, measure, rounds, measured, steps=steps, every=every)
-    event = composed(ledger.spent, repeated(release, rounds), repeated(measure, measured))
-    return _promise(ledger, event, steps=ledger.steps + rounds, measured=ledger.measured + measured)
-
-
-def _paid_for(
-    ledger: LedgerReport, release: Event, measure: Event, rounds: int, measured: int, *, steps: int, every: int | None
-) -> tuple[int, int]:
-    """How many of these a budget allows, in the order in which they come: as a run will find out."""
-    assert ledger.epsilon_budget is not None
-    spent, budget = RunningEpsilon(delta=ledger.header["delta"]), ledger.epsilon_budget
-    spent.add(ledger.spent)
-    # Those that are due by now and were never made (somebody stopped) may still be.
-    late = measured - sum(is_due(step, steps=steps, every=every) for step in range(ledger.steps + 1, steps + 1))
-    made = [0, 0]
-    for step in range(ledger.steps, ledger.steps + rounds + 1):
-        if step > ledger.steps:
-            if spent.peek(release) > budget:
-                break
-            spent.add(release)
-            made[0] += 1
-        for _ in range(late if step == ledger.steps else int(is_due(step, steps=steps, every=every))):
-            if spent.peek(measure) <= budget:
-                spent.add(measure)
-                made[1] += 1
-    return made[0], made[1]
+    whole = WholeRun(
+        release=parts_of(ledger.spent)[0][0],
+        steps=steps,
+        delta=header["delta"],
+        simulated=header["mode"] != "secure",
+        privacy_unit=(header.get("plan") or {}).get("privacy_unit"),
+        measurement=parts_of(event_from_json(told["event"]))[0][0] if told else None,
+        every=every,
+        epsilon_budget=ledger.epsilon_budget,
+        accepted=header.get("accepted"),
+        outside=ledger.outside,
+    )
+    made = Made(
+        steps=ledger.steps,
+        attempts=ledger.attempts,
+        measured=ledger.measured,
+        measured_attempts=ledger.measured_attempts,
+        spent=ledger.spent,
+    )
+    return whole.promise(made)
 
 
 def _affordable(release: Event, epsilon_budget: float, *, delta: float) -> int:

@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 
 def guarantee(plan: "Plan") -> str:
     """The promise in one line, without its ε (which grows with the steps), or why there is none."""
+    return _guarantee(plan, f"{_drawn(plan)}, z={plan.settings.z:g}")
+
+
+def run_guarantee(plan: "Plan", *, rounds: int, wer_plan: "Plan | None" = None, measured: int = 0) -> str:
+    """The same of a whole run: so many `rounds`, and so often what clients' word error rate is measured by."""
+    released = f"{rounds:,} rounds with {_drawn(plan)}, z={plan.settings.z:g}"
+    if wer_plan is not None:
+        released += f"; {measured:,} WERs of clients with {_drawn(wer_plan)}, z={wer_plan.settings.z:g}"
+    return _guarantee(plan, released)
+
+
+def _guarantee(plan: "Plan", released: str) -> str:
     settings = plan.settings
     if isinstance(plan.event, NoGuarantee):
         return f"no guarantee: {plan.event.reason}"
@@ -26,7 +38,7 @@ def guarantee(plan: "Plan") -> str:
     simulated = " (simulated)" if settings.mode is Mode.SEEDED else ""
     return (
         f"δ={settings.delta:g} for each {settings.privacy_unit} against {relation}: "
-        f"{_drawn(plan)}, z={settings.z:g}{simulated}"
+        f"{released}{simulated}"
         + ("" if settings.time_line is None else f"; {DRAWN_WHEN_DRY}")
         + ("" if plan.server_event is None else f"; to the server, z={plan.server_event.noise_multiplier:g} each time")
         + ("" if (outside := rests_on(plan.describe())) is None else f"; {outside}")

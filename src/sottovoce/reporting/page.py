@@ -21,6 +21,7 @@ from sottovoce.reporting.drawings import Drawing, titled
 from sottovoce.reporting.dynamics import dynamics_section
 from sottovoce.reporting.gradients import gradient_section
 from sottovoce.reporting.html import Html, Part, Section, render
+from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.opening import verdict_section
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.sections import (
@@ -208,19 +209,22 @@ def _key_figures(run: RunRecord, judged: Verdict) -> str:
         if privacy.get("epsilon_rdp") is None:
             cells.append(("ε at this population", "none", "no noise, no guarantee"))
         else:
-            best = privacy["epsilon_rdp"] if privacy.get("epsilon_pld") is None else privacy["epsilon_pld"]
+            tight = privacy.get("epsilon_pld")
+            best, by = (privacy["epsilon_rdp"], "RDP") if tight is None else (tight, "PLD")
             told = f"PLD {epsilon(privacy.get('epsilon_pld'))}, RDP {epsilon(privacy['epsilon_rdp'])}"
             told += f"; δ = {privacy.get('delta', 0):g}"
             if privacy.get("promised_steps", privacy.get("steps")) != privacy.get("steps"):
                 told += f"; promised for {privacy['promised_steps']:,} rounds, {privacy['steps']:,} made"
-            cells.append(("ε at this population", epsilon(best), told))
-        useful = privacy.get("useful") or {}
+            cells.append((f"ε at this population ({by})", epsilon(best), told))
+        accountant = accountant_of([run])
+        useful = larger_population(privacy, accountant) or {}
+        heading = f"population for ε ≤ 8 ({accountant.upper()})"
         if "population_size" in useful:
             needs = f"with a cohort of {integer(useful['cohort_size'])}; same noise, rate and rounds"
             needs += "; δ would have to be smaller there" if useful.get("delta_too_large") else ""
-            cells.append(("population for ε ≤ 8", integer(useful["population_size"]), needs))
+            cells.append((heading, integer(useful["population_size"]), needs))
         elif useful:
-            cells.append(("population for ε ≤ 8", NOTHING, "no population is large enough for this recipe"))
+            cells.append((heading, NOTHING, "no population is large enough for this recipe"))
         cells.append(("status", *judged.status))
     items = "".join(
         f'<div><dt>{escape(term)}</dt><dd class="large">{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'

@@ -19,6 +19,7 @@ from sottovoce.privacy.promise import written_out
 from sottovoce.reporting.cells import integer
 from sottovoce.reporting.curves import Points
 from sottovoce.reporting.drawings import Drawing, Pen, dress, label_decades, new_axes, pens, plot
+from sottovoce.reporting.larger_population import Accountant, accountant_of, larger_population
 from sottovoce.reporting.records import RunRecord
 
 MOST = 6  # curves, which take a second each
@@ -38,6 +39,7 @@ class _Recipe:
     delta: float
     measured: Measured | None
     useful: tuple[float, float] | None
+    accountant: Accountant
 
 
 def population_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
@@ -52,6 +54,7 @@ def population_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
     every = {pen.label: pen for pen in pens([run.label for run in runs])}  # each keeps its colour
     colours = {_named(labels): replace(every[labels[0]], label=_named(labels)) for labels in recipes.values()}
     curves = {labels: _curve(recipe) for labels, recipe in shown.items()}
+    by = sorted({recipe.accountant.upper() for recipe in shown.values()})
     left_out = f" Of {len(recipes)} recipes the first {MOST}." if len(recipes) > MOST else ""
     told = [_told(labels, recipe, curves[labels]) for labels, recipe in shown.items()]
     return [
@@ -59,8 +62,9 @@ def population_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
             "epsilon-population",
             "ε against population",
             "ε by PLD of the same recipe (noise on the mean, sampling rate, rounds, δ) with more people. The filled "
-            "point is the run's own population, the only one that anybody has; the star is where ε ≤ 8 (dashed) by RDP "
-            "too. With more people than 1/δ, δ would have to be smaller and ε larger than drawn." + left_out,
+            "point is the run's own population, the only one that anybody has; the star is where ε ≤ 8 (dashed) by "
+            f"{' or '.join(by)}. With more people than 1/δ, δ would have to be smaller and ε larger than drawn."
+            + left_out,
             f"ε against population. {'; '.join(told)}.",
             partial(_figure, shown, curves, colours),
         )
@@ -79,7 +83,8 @@ def _recipe(run: RunRecord) -> _Recipe | None:
     for part, count in besides:
         assert isinstance(part, GaussianRelease)
         measured = Measured(count=count, noise_multiplier=part.noise_multiplier)
-    useful = run.privacy.get("useful") or {}
+    accountant = accountant_of([run])
+    useful = larger_population(run.privacy, accountant) or {}
     known: float = next((useful[name] for name in ("epsilon_pld", "epsilon_rdp") if useful.get(name) is not None), 0.0)
     return _Recipe(
         population_size=plan["population_size"],
@@ -89,6 +94,7 @@ def _recipe(run: RunRecord) -> _Recipe | None:
         delta=promise.delta,
         measured=measured,
         useful=(useful["population_size"], known) if "population_size" in useful else None,
+        accountant=accountant,
     )
 
 

@@ -17,6 +17,7 @@ from sottovoce.reporting.cells import Table as Cells
 from sottovoce.reporting.cells import epsilon
 from sottovoce.reporting.differences import difference_table
 from sottovoce.reporting.joint import together
+from sottovoce.reporting.larger_population import Accountant, accountant_of, larger_population
 from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
@@ -30,8 +31,12 @@ REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
 TEST_SET = "test set"
 ERRORS, FIGURES = ("WER", "95 % interval"), ("loss", "accuracy")
-EPSILON, POPULATION = "ε here (PLD / RDP)", "population for ε ≤ 8"
-BRIEFLY = {EPSILON: "ε here\n(PLD / RDP)", POPULATION: "population\nfor ε ≤ 8"}
+EPSILON = "ε here (PLD / RDP)"
+POPULATION: Mapping[Accountant, str] = {"pld": "population for ε ≤ 8 (PLD)", "rdp": "population for ε ≤ 8 (RDP)"}
+BRIEFLY = {
+    EPSILON: "ε here\n(PLD / RDP)",
+    **{heading: heading.replace(" for", "\nfor") for heading in POPULATION.values()},
+}
 
 
 @dataclass(frozen=True)
@@ -143,18 +148,19 @@ def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
     """
     runs = [record for record in records if record.tests]
     federated = [run for run in runs if run.privacy]
-    private = (EPSILON, POPULATION) if federated else ()
+    accountant = accountant_of(federated)
+    private = (EPSILON, POPULATION[accountant]) if federated else ()
     figures = _figures_of(runs)
     headings = ("", TEST_SET, *figures, *private)
     rows = [
         *_start_rows(federated, figures),
-        *(row for run in runs for row in _rows(run, figures, private=bool(federated))),
+        *(row for run in runs for row in _rows(run, figures, accountant=accountant if federated else None)),
     ]
     return Summary(
         path,
         headings,
         tuple(rows),
-        tuple(_notes(runs)),
+        tuple(_notes(runs, accountant)),
         together=together(records),
         tables=_of_papers(runs),
         differences=difference_table(runs, start=START),
@@ -201,8 +207,8 @@ def _without_people(tests: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {key: value for key, value in test.items() if key != "per_speaker"} for name, test in tests.items()}
 
 
-def _rows(run: RunRecord, figures: tuple[str, ...], *, private: bool) -> list[tuple[str, ...]]:
-    privacy = (_epsilon(run.privacy), _population(run.privacy)) if private else ()
+def _rows(run: RunRecord, figures: tuple[str, ...], *, accountant: Accountant | None) -> list[tuple[str, ...]]:
+    privacy = () if accountant is None else (_epsilon(run.privacy), _population(run.privacy, accountant))
     return [(run.label, run.named(name), *_row(run.tests[name], figures), *privacy) for name in _tests_first(run)]
 
 
@@ -228,19 +234,17 @@ def _epsilon(privacy: Record) -> str:
     return f"{epsilon(privacy['epsilon_pld'])} / {epsilon(privacy['epsilon_rdp'])}"
 
 
-def _population(privacy: Record) -> str:
-    useful = privacy.get("useful")
+def _population(privacy: Record, accountant: Accountant) -> str:
+    useful = larger_population(privacy, accountant)
     if useful is None:
         return ""
     if "unreachable" in useful:
         return "none"
     too_large = "; δ is too large for it" if useful.get("delta_too_large") else ""
-    return (
-        f"{useful['population_size']:,} (cohort {useful['cohort_size']:,}, ε = {useful['epsilon_rdp']:.2g}{too_large})"
-    )
+    return f"{useful['population_size']:,} (cohort {useful['cohort_size']:,}, ε = {useful['epsilon']:.2g}{too_large})"
 
 
-def _notes(runs: Sequence[RunRecord]) -> list[str]:
+def _notes(runs: Sequence[RunRecord], accountant: Accountant) -> list[str]:
     notes = []
     for run in runs:
         notes += _deaf(run)
@@ -260,7 +264,7 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
         notes.append(found[0]["covers"] + ".")
         notes.append(
             "A large ε promises next to nothing. The last column is the population at which the same recipe (noise on "
-            "the mean, sampling rate, rounds) reaches ε ≤ 8 by RDP, with a cohort that grows along."
+            f"the mean, sampling rate, rounds) reaches ε ≤ 8 by {accountant.upper()}, with a cohort that grows along."
         )
     return notes
 

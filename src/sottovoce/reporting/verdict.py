@@ -16,6 +16,7 @@ from sottovoce.privacy.promise import Promise, both, written_out
 from sottovoce.reporting.audit import audit_alarm
 from sottovoce.reporting.cells import integer, listed
 from sottovoce.reporting.costs import Cost, cost_of, gap_of, gap_words
+from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.records import RunRecord
 
 USEFUL = 8.0  # ε up to which a guarantee is called one, as everywhere in reports
@@ -307,13 +308,14 @@ def _had(run: RunRecord, promise: Promise) -> str:
         rounds = f"all {promise.steps:,} rounds that were promised ({promise.made:,} are made)"
     told = f"ε = {both(promise.epsilon)} is for the {people} people of this run and {rounds}, by its ledger."
     told = f"On paper, as a simulation has it: {told}" if promise.simulated else f"Had: {told}"
-    useful = run.privacy.get("useful") or {}
+    accountant = accountant_of([run])
+    useful = larger_population(run.privacy, accountant) or {}
     if promise.epsilon.headline <= USEFUL:
         return f"{told} No larger population is imagined."
     if "population_size" in useful:
         return (
             f"{told} Extrapolated, and had by nobody: with {integer(useful['population_size'])} people the same recipe "
-            f"would have ε ≤ {USEFUL:g}."
+            f"would have ε ≤ {USEFUL:g} ({accountant.upper()})."
         )
     return f"{told} No larger population is known with which the same recipe would have ε ≤ {USEFUL:g}."
 

@@ -13,8 +13,8 @@ import torch
 from sottovoce.config import Recipe
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.saved import Recogniser, fresh
-from sottovoce.privacy.accounting import Epsilon, epsilon
-from sottovoce.privacy.events import NoGuarantee, repeated
+from sottovoce.privacy.accounting import Epsilon
+from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.promise import both
 from sottovoce.privacy.settings import Mode, Sampling
 from sottovoce.seeds import torch_stream
@@ -261,10 +261,11 @@ def _epsilon(recipe: Recipe, model: Recogniser, around: Surroundings) -> Epsilon
     plan = private_plan(recipe, population, model, seed=None, around=around)
     if isinstance(plan.event, NoGuarantee):
         return None
+    promised = settings.whole_run(plan).promise()
     independent = plan.settings.sampling is Sampling.POISSON and plan.settings.mechanism is None
     if independent and plan.settings.mode is Mode.SEEDED:
-        other_populations(settings, plan, settings.steps)  # as the run will do at its end
-    return epsilon(repeated(plan.event, settings.steps), settings.privacy.delta)
+        other_populations(settings, plan, promised)  # as the run will do at its end
+    return promised.epsilon
 
 
 def _free(folder: Path) -> int:

@@ -108,6 +108,7 @@ class Federating(Loop):
         self._key = key
         asked = recipe.federated.client_wer
         self._wer_plan = None if asked is None else asked.plan(plan)
+        self._guarantee = recipe.federated.guarantee(plan)
         self._interrupted: Callable[[], bool] = lambda: False
         self._layout: Layout = plan.layout
         part = trained_part(recipe, start)
@@ -389,7 +390,7 @@ class Federating(Loop):
 
     @property
     def _about(self) -> dict[str, Any]:
-        return {"guarantee": self._plan.guarantee}
+        return {"guarantee": self._guarantee}
 
     def evaluate(self) -> tuple[Score, Record]:
         model, (store, split) = self._model(), self._dev

@@ -1,5 +1,6 @@
 """What a finished run may say of its privacy: the ε it promised by both accountants, and that of other populations."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -7,14 +8,16 @@ from typing import Any
 
 from sottovoce.config import Federation
 from sottovoce.errors import InputError
+from sottovoce.privacy.accounting import Epsilon
+from sottovoce.privacy.calibration import Accountant
 from sottovoce.privacy.events import Measured
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.noise import sigma_dp_of
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.planner import plan_run, smallest_population
+from sottovoce.privacy.planner import PlannedRun, plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
-from sottovoce.privacy.promise import figures, promise_of
-from sottovoce.privacy.settings import Mode, Sampling
+from sottovoce.privacy.promise import Promise, figures, promise_of
+from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling
 from sottovoce.training.run_folder import LEDGER, RunFolder
 
 USEFUL_EPSILON = 8.0
@@ -28,7 +31,7 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
     released = ledger.released
     assert released is not None
     report = {
-        "guarantee": plan.guarantee,
+        "guarantee": settings.guarantee(plan),
         "simulated": plan.settings.mode is Mode.SEEDED,
         "covers": COVERS,
         **figures(promised, ledger),
@@ -47,12 +50,12 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
         return report | {"mechanism": plan.settings.mechanism.as_json()}
     if report["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON or fixed_count_noise:
         return report
-    return report | other_populations(settings, plan, promised.steps)
+    return report | other_populations(settings, plan, promised)
 
 
-def other_populations(settings: Federation, plan: Plan, steps: int) -> dict[str, Any]:
+def other_populations(settings: Federation, plan: Plan, promised: Promise) -> dict[str, Any]:
     """What the same noise on the mean would be worth elsewhere; takes seconds."""
-    return {"useful": _useful(settings, plan, steps), "extrapolated": _extrapolated(settings, plan, steps)}
+    return {"useful": _useful(settings, plan, promised), "extrapolated": _extrapolated(settings, plan, promised.steps)}
 
 
 def promise_in(run: RunFolder, settings: Federation) -> str | None:
@@ -61,18 +64,42 @@ def promise_in(run: RunFolder, settings: Federation) -> str | None:
     return promised.words if promised.made < promised.steps else None
 
 
-def _useful(settings: Federation, plan: Plan, steps: int) -> dict[str, Any]:
-    """The smallest population for which the same recipe (σ_DP, q, T) is worth something."""
-    private = plan.settings
+def _useful(settings: Federation, plan: Plan, promised: Promise) -> dict[str, Any]:
+    """The smallest population for which the same recipe (σ_DP, q, T) is worth something: by RDP, and by PLD besides."""
+    private, measured = plan.settings, settings.measured
     found = _smallest_useful(
         private.population_size,
         cohort_size=private.cohort_size,
         z=private.z,
         delta=private.delta,
-        steps=steps,
-        measured=settings.measured,
+        steps=promised.steps,
+        measured=None if measured is None else replace(measured, count=promised.measured),
     )
-    return dict(found)
+    spent = promised.epsilon
+    by_rdp = _no_more_than_here(found["rdp"], private, spent, by=spent.rdp)
+    by_pld = _no_more_than_here(found["pld"], private, spent, by=spent.pld)
+    # Where no PLD beats RDP there is none by PLD.
+    told = {"pld": by_pld} if "unreachable" in by_pld or by_pld["epsilon_pld"] is not None else {}
+    return {"target_epsilon": USEFUL_EPSILON, **by_rdp, **told}
+
+
+def _no_more_than_here(
+    found: Mapping[str, Any], private: PrivacySettings, spent: Epsilon, *, by: float | None
+) -> Mapping[str, Any]:
+    """Searches are quick, and may overstate ε: where the run's own `by` an accountant will do, its people do."""
+    if by is None or by > USEFUL_EPSILON or found.get("population_size", math.inf) <= private.population_size:
+        return found
+    return _worth(private.population_size, private.cohort_size, spent, delta=private.delta)
+
+
+def _worth(population_size: int, cohort_size: int, found: Epsilon, *, delta: float) -> Mapping[str, Any]:
+    return {
+        "population_size": population_size,
+        "cohort_size": cohort_size,
+        "epsilon_rdp": found.rdp,
+        "epsilon_pld": found.pld,
+        "delta_too_large": delta * population_size >= 1,
+    }
 
 
 @lru_cache(maxsize=64)  # the runs of a suite often share it, and it takes seconds
@@ -88,18 +115,15 @@ def _smallest_useful(
         cap=QUICK,
         measured=measured,
     )
+    return {"rdp": _smallest_by(planned, "rdp"), "pld": _smallest_by(planned, "pld")}
+
+
+def _smallest_by(planned: PlannedRun, accountant: Accountant) -> Mapping[str, Any]:
     try:
-        found = smallest_population(planned, target_epsilon=USEFUL_EPSILON, accountant="rdp", cap=QUICK)
+        found = smallest_population(planned, target_epsilon=USEFUL_EPSILON, accountant=accountant, cap=QUICK)
     except InputError as error:
-        return {"target_epsilon": USEFUL_EPSILON, "unreachable": str(error)}
-    return {
-        "target_epsilon": USEFUL_EPSILON,
-        "population_size": found.population_size,
-        "cohort_size": found.cohort_size,
-        "epsilon_rdp": found.epsilon.rdp,
-        "epsilon_pld": found.epsilon.pld,
-        "delta_too_large": delta * found.population_size >= 1,
-    }
+        return {"unreachable": str(error)}
+    return _worth(found.population_size, found.cohort_size, found.epsilon, delta=planned.delta)
 
 
 def _extrapolated(settings: Federation, plan: Plan, steps: int) -> list[dict[str, Any]]:

@@ -386,7 +386,7 @@ def _run_federated(
                 around.say(describe_part(trained_part(recipe, start), model_bits=settings.model_bits))
             beside = None if around.stand_in else beside_the_paper(recipe, clients=plan.settings.population_size)
             is_others = around.stand_in and plan.settings.z > 0
-            promised = (NO_EPSILON,) if is_others else (*plan.warnings, plan.guarantee)
+            promised = (NO_EPSILON,) if is_others else (*plan.warnings, settings.guarantee(plan))
             for line in filter(None, (beside, *promised, NO_EVENTS if is_release else None)):
                 around.say(line)
             if is_release and isinstance(plan.sampler, CyclicSampler):

@@ -3,7 +3,7 @@
 from sottovoce.config import Federation
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import rdp_epsilon
-from sottovoce.privacy.events import NoGuarantee, run_event
+from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Sampling
 
@@ -16,7 +16,7 @@ def met_target(settings: Federation, plan: Plan) -> str:
             f"federation.privacy.target_epsilon={private.target_epsilon:g} cannot be kept: {plan.event.reason}"
         )
     accountant = private.accountant or "pld"
-    by_rdp = rdp_epsilon(run_event(plan.event, settings.steps, settings.measured), private.delta)
+    by_rdp = rdp_epsilon(settings.whole_run(plan).event, private.delta)
     budget = private.epsilon_budget
     if budget is not None and by_rdp > budget:
         raise InputError(
