@@ -45,7 +45,7 @@ def test_without_sampling_it_is_a_gaussian_with_half_the_noise() -> None:
 
 
 def test_no_pair_of_updates_within_the_bound_is_worse() -> None:
-    """Hockey-stick divergences of random pairs in the plane, summed on a grid: none above the pair that is accounted."""
+    """Hockey-stick divergences of random pairs in the plane, on a grid: none above the pair that is accounted."""
     rng, cells = np.random.default_rng(1), np.linspace(-8, 8, 161)
     x, y = np.meshgrid(cells, cells)
     area, epsilons = (cells[1] - cells[0]) ** 2, np.array([0.0, 0.1, 0.5, 1.5])

@@ -106,9 +106,11 @@ def _promised(invitation: Invitation) -> str:
     assert invitation.epsilon is not None
     measures = invitation.recipe.federated.client_wer is not None
     measured, seen = (" and word counts", " and the error rates") if measures else ("", "")
+    inside = invitation.epsilon_inside
+    one = "" if inside is None else f" (for one speaker inside a silo ε = {both(inside)})"
     return (
-        f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}, "
-        f"for all rounds{measured} together, against everybody who sees the models{seen}{_but_not(invitation)}."
+        f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}"
+        f"{one}, for all rounds{measured} together, against everybody who sees the models{seen}{_but_not(invitation)}."
     )
 
 

@@ -33,11 +33,12 @@ from sottovoce.flat.layout import Layout
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.clipping import Normalise, Share
-from sottovoce.privacy.events import NoGuarantee, run_event
+from sottovoce.privacy.events import Event, NoGuarantee, replaced, run_event
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
 from sottovoce.seeds import derive
+from sottovoce.units import unit_named
 from sottovoce.users.population import PRIVACY_UNITS
 
 LARGEST = 1 << 26  # bytes of an invitation: half a million nodes
@@ -222,11 +223,22 @@ class Invitation:
     @cached_property
     def epsilon(self) -> Epsilon | None:
         """ε of all rounds, and of what is measured between them; None where nothing is promised."""
-        event = self.outline.event
+        event = self._event
+        return None if event is None else epsilon(event, self.private.delta)
+
+    @cached_property
+    def epsilon_inside(self) -> Epsilon | None:
+        """ε of one speaker whose silo takes part; None where nothing is promised, or a client is one person."""
+        inside = None if self.private.privacy_unit is None else unit_named(self.private.privacy_unit).inside
+        event = self._event
+        return None if event is None or inside is None else epsilon(replaced(event), self.private.delta)
+
+    @property
+    def _event(self) -> Event | None:
+        event, settings = self.outline.event, self.recipe.federated
         if isinstance(event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
-        settings = self.recipe.federated
-        return epsilon(run_event(event, settings.steps, settings.measured), self.private.delta)
+        return run_event(event, settings.steps, settings.measured)
 
 
 # As it travels: with the certificate of whoever signs the orders that follow.

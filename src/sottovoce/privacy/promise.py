@@ -26,8 +26,10 @@ from sottovoce.privacy.events import (
     event_from_json,
     parts_of,
     repeated,
+    replaced,
 )
 from sottovoce.privacy.ledger_report import LedgerReport
+from sottovoce.units import PrivacyUnit, unit_named
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,22 @@ class Promise:
         return epsilon(self.event, self.delta)
 
     @property
+    def unit(self) -> PrivacyUnit:
+        """Whom ε is for."""
+        return unit_named(self.privacy_unit or "client")
+
+    @property
+    def event_inside(self) -> Event | None:
+        """What is released of one person inside a unit that holds several; None where a unit is one person."""
+        return None if self.unit.inside is None else replaced(self.event)
+
+    @cached_property
+    def epsilon_inside(self) -> Epsilon | None:
+        """ε of that person, at the same δ: larger than the unit's, since their speech changes the unit's update by up
+        to twice the clip bound."""
+        return None if self.event_inside is None else epsilon(self.event_inside, self.delta)
+
+    @property
     def release(self) -> Release | NoGuarantee:
         """One step."""
         return parts_of(self.event)[0][0]
@@ -62,9 +80,15 @@ class Promise:
         if isinstance(self.release, NoGuarantee):
             return None
         measured = f" and {self.measured:,} WERs of clients" if self.measured else ""
-        return f"ε = {both(self.epsilon)} promised for {self.steps:,} rounds{measured}; {self.made:,} made" + (
-            "" if self.outside is None else f"; {self.outside}"
-        )
+        told = f"ε = {both(self.epsilon)} promised for {self.steps:,} rounds{measured}; {self.made:,} made"
+        return "; ".join(filter(None, (told, self.words_inside, self.outside)))
+
+    @property
+    def words_inside(self) -> str | None:
+        """What is promised to one person inside a unit that holds several."""
+        if self.epsilon_inside is None or isinstance(self.release, NoGuarantee):
+            return None
+        return f"that is for {self.unit.one}; for one {self.unit.inside} inside it ε = {both(self.epsilon_inside)}"
 
 
 def promise_of(ledger: LedgerReport, *, central_steps: int | None = None) -> Promise:
@@ -200,7 +224,16 @@ def figures(promise: Promise, ledger: LedgerReport) -> dict[str, Any]:
         "epsilon_pld": found.pld,
         "epsilon_pld_reason": found.pld_reason,
         "epsilon_rdp": None if isinstance(promise.release, NoGuarantee) else found.rdp,
+        **_inside_figures(promise),
         "promised_steps": promise.steps,
         **({"promised_client_wers": promise.measured} if promise.measured else {}),
         "spent": {name: spent[name] for name in ("epsilon_pld", "epsilon_rdp")},
     }
+
+
+def _inside_figures(promise: Promise) -> dict[str, Any]:
+    """Of one person inside a unit that holds several, where something is promised."""
+    inside = promise.epsilon_inside
+    if inside is None or isinstance(promise.release, NoGuarantee):
+        return {}
+    return {"unit": promise.unit.name, "inside": {"epsilon_pld": inside.pld, "epsilon_rdp": inside.rdp}}

@@ -11,8 +11,8 @@ convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) the divergence at α′ = 1 
 
 and the best E is a sublevel set of a·exp(−u·x) + b·exp((u′ − u)·x) with a, b > 0. Let t be the direction in which u′
 turns away from u. Both exponents grow along t, so E ends there, and ∫_E (x·t) N(u′)(dx) ≤ 0: to turn u′ away from u
-takes mass of N(u′) from E, and the divergence grows. Once u′ is opposite to u, E is a half line, and longer vectors make
-it grow. For α′ < 1 exchange the two. At q = 1 this is one Gaussian with sensitivity 2C.
+takes mass of N(u′) from E, and the divergence grows. Once u′ is opposite to u, E is a half line, and longer vectors
+make it grow. For α′ < 1 exchange the two. At q = 1 this is one Gaussian with sensitivity 2C.
 """
 
 import math

@@ -254,6 +254,7 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
             f"{_sent(run.results)}; "
             f"{privacy['guarantee']}{_promised(privacy)}"
         )
+        notes += _inside(run)
         notes += _understood(run)
     found = [run.privacy for run in runs if run.privacy]
     if any(privacy["epsilon_rdp"] is not None for privacy in found):
@@ -263,6 +264,12 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
             "the mean, sampling rate, rounds) reaches ε ≤ 8 by RDP, with a cohort that grows along."
         )
     return notes
+
+
+def _inside(run: RunRecord) -> list[str]:
+    """Of units that hold several people: what one of those is promised."""
+    words = None if run.promise is None else run.promise.words_inside
+    return [] if words is None else [f"{run.label}: ε in the table: {words}"]
 
 
 def _understood(run: RunRecord) -> list[str]:
