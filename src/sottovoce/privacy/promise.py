@@ -171,38 +171,49 @@ class Joint:
     """What several runs promise together to somebody who is in all of them.
 
     `unbounded` are the runs that promise nothing, and why: with one of them ε is infinite, and `epsilon` is that of
-    the others. None where nothing can be said of those: fewer than two, or `reason`.
+    the others. None where nothing can be said of those: fewer than two, or `reason`. `whom` it is for, where that is
+    not simply who is protected by each of them; `inside` is ε of one person in a unit that holds several.
     """
 
     epsilon: Epsilon | None
     unbounded: Mapping[str, str]
     reason: str = ""
+    whom: str = ""
+    inside: Epsilon | None = None
 
 
-def joint_epsilon(promises: Mapping[str, Promise]) -> Joint:
+def joint_epsilon(promises: Mapping[str, Promise], *, same_division: bool = False) -> Joint:
     """ε of several runs on the same people, by label, at the smallest δ among them.
 
     Guarantee: whoever sees all of their models learns no more of one client than (ε, δ) allows. Every release of every
-    attempt is composed; runs that protect different units, or against different changes, are not.
+    attempt is composed. Runs that protect different units, or silos of which nobody has shown that they are the same
+    (`same_division`), are composed for one speaker, who is in one silo of each run and is replaced in all of them: that
+    bounds adding and removing, too.
     """
     unbounded = {label: one.release.reason for label, one in promises.items() if isinstance(one.release, NoGuarantee)}
     private = {label: one for label, one in promises.items() if label not in unbounded}
     if len(private) < 2:
         return Joint(None, unbounded)
-    protected = {label: _protected(one) for label, one in private.items()}
-    first = next(iter(private))
-    for label, what in protected.items():
-        if what != protected[first]:
-            reason = f"{first} protects {protected[first]} and {label} {what}: no one ε is for both"
-            return Joint(None, unbounded, reason)
-    whole = composed(*(Composition(accounted(one.event)) for one in private.values()))  # no two share a chain of noise
-    return Joint(epsilon(whole, min(one.delta for one in private.values())), unbounded)
+    runs, delta = list(private.values()), min(one.delta for one in private.values())
+    units, changes = {one.unit for one in runs}, {_change(one) for one in runs}
+    whole = composed(*(Composition(accounted(one.event)) for one in runs))  # no two share a chain of noise
+    replacing = composed(*(replaced(one.event) for one in runs))
+    if len(units) == len(changes) == 1:
+        (unit,) = units
+        if unit.inside is None:
+            return Joint(epsilon(whole, delta), unbounded)
+        if same_division:
+            return Joint(epsilon(whole, delta), unbounded, whom=unit.one, inside=epsilon(replacing, delta))
+    if not all(unit.is_known for unit in units):
+        told = [f"{label} protects each {one.unit.name} against {_change(one)} one" for label, one in private.items()]
+        return Joint(None, unbounded, f"{' and '.join(told)}: no one ε is for all")
+    several = " who is in one silo of each run," if any(unit.inside for unit in units) else ""
+    return Joint(epsilon(replacing, delta), unbounded, whom=f"one speaker,{several} against replacing them in all")
 
 
-def _protected(one: Promise) -> str:
+def _change(one: Promise) -> str:
     assert isinstance(one.release, GaussianRelease | CorrelatedRelease)
-    relation = "adding or removing" if one.release.neighbouring == "add_remove" else "replacing"
-    return f"each {one.privacy_unit} against {relation} one"
+    return "adding or removing" if one.release.neighbouring == "add_remove" else "replacing"
 
 
 def both(found: Epsilon) -> str:

@@ -23,8 +23,10 @@ NOT_COVERED = (
     "The model that training started from, and everything that was done with the speech before the run: recording, "
     "transcribing, choosing who is on the list, storing.",
     "That somebody is on the list of people who might take part; the list, and its length, are taken as public.",
-    "Other runs on the same people: whoever has several models can combine them. `sottovoce report RUN RUN…` states ε "
+    "Other runs on the same people: whoever has several models can combine them. `sottovoce ledger RUN RUN…` states ε "
     "of several together.",
+    "People who are none of this run's clients, but on whom its model was chosen, whom its server has trained on, by "
+    "whom noise was taken out, or whom the model that it started from has heard.",
     "Side channels: how long computations take, memory, swap files, backups, a machine that somebody else controls.",
     "What the model says of people in general: a recogniser that has learnt an accent tells that there are speakers of "
     "it, whether or not one of them took part.",

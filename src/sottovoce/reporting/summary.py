@@ -20,6 +20,7 @@ from sottovoce.reporting.joint import together
 from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
+from sottovoce.reporting.shared_people import NOBODY, Declared
 from sottovoce.reporting.tables import PAPER_WER, paper_tables
 from sottovoce.reporting.verdict import Verdict, told_together, verdicts
 from sottovoce.tables import plain_table
@@ -136,10 +137,11 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     return summary
 
 
-def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
+def summarise(records: Sequence[RunRecord], *, path: Path, declared: Declared = NOBODY) -> Summary:
     """The table and the notes of the finished runs among `records`; `path` is where their page will lie.
 
-    What is promised together is promised by the unfinished ones as well: they have released models, too.
+    What is promised together is promised by the unfinished ones as well: they have released models, too. Of runs that
+    are `declared` to have nobody in common it is said that somebody says so.
     """
     runs = [record for record in records if record.tests]
     federated = [run for run in runs if run.privacy]
@@ -155,7 +157,7 @@ def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
         headings,
         tuple(rows),
         tuple(_notes(runs)),
-        together=together(records),
+        together=together(records, declared),
         tables=_of_papers(runs),
         differences=difference_table(runs, start=START),
         verdicts=verdicts(records),
