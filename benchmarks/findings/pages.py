@@ -96,7 +96,7 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
         **rates,
         **({"dev WER %": per_cent(dev_wer(run))} if writes else {}),
         "privacy": told_epsilon(run) if run.privacy else NOTHING,
-        **({} if (audit := kept_audit(run)) is None else {"audit": told_audit(audit)}),
+        **({} if (audit := kept_audit(run)) is None else {"audit": told_audit(run, audit)}),
         "ledger": _ledger(run),
         **{name: FACTS[name](run) for name in ("rounds or steps", "engine", "commit", "hardware")},
         "again": _again(suite, _label(run)),

@@ -8,15 +8,18 @@ import pytest
 from tests.reporting.conftest import MakeRun, with_event
 from typer.testing import CliRunner
 
+from sottovoce.auditing.audit import DRAWN_BY_CHANCE, HOLDS_TRUTH
 from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.cli import app
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import fixed_size_release, poisson_release
 from sottovoce.privacy.odds import odds
+from sottovoce.reporting.audit import audit_section
 from sottovoce.reporting.html import Html
 from sottovoce.reporting.opening import verdict_table
 from sottovoce.reporting.page import build_report
 from sottovoce.reporting.records import read_run
+from sottovoce.reporting.statement import statement
 from sottovoce.reporting.summary import write_report
 from sottovoce.reporting.verdict import Verdict, told_together, verdict_on, verdicts
 
@@ -311,6 +314,24 @@ def test_an_audit_that_finds_nothing_is_no_alarm_nor_is_one_of_a_release(copied:
         _audited(folder, verdict=verdict, why="as it may be")
         assert verdict_of(folder) == before
         assert not build_report([read_run(name, folder)], title="A title").alarms
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_interval_is_said_to_hold_the_truth_only_where_everybody_takes_part(copied: MakeRun, tmp_path: Path) -> None:
+    """Of 21 people three are drawn in a round: 0 of 30 intervals held the truth where a tenth was (docs/audit.md)."""
+    folder = copied("noisy")
+    _audited(folder, verdict="consistent", why="nothing speaks against what is promised")
+    run = read_run("noisy", folder)
+    everybody = with_event(run, poisson_release(8.0, sampling_rate=1.0))
+    for one, said, other in ((run, DRAWN_BY_CHANCE, HOLDS_TRUTH), (everybody, HOLDS_TRUTH, DRAWN_BY_CHANCE)):
+        section = audit_section([one])
+        assert section is not None
+        page = " ".join(part.content if isinstance(part, Html) else getattr(part, "note", "") for part in section.parts)
+        text = statement(one, verdict_on(one))
+        for where in (page, text):
+            assert said.lower() in where.lower()
+            assert other.lower() not in where.lower()
+    assert "98" not in statement(run, verdict_on(run)).split("| audit |")[1].splitlines()[0]
 
 
 def _audited(folder: Path, *, verdict: str, why: str) -> None:

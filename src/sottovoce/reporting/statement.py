@@ -11,6 +11,7 @@ from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.events import CorrelatedRelease, GaussianRelease, NoGuarantee, Release
 from sottovoce.privacy.promise import Promise, written_out
+from sottovoce.reporting.audit import audit_words
 from sottovoce.reporting.cells import integer, percent
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.reporting.run_facts import short_commit
@@ -141,6 +142,8 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
     )
     if verdict.cost is not None:
         yield f"word error rate ({verdict.cost.test})", percent(verdict.cost.wer)
+    if (audited := audit_words(run)) is not None:
+        yield "audit", audited
     mark = ledger.report.mark
     yield "ledger", f"{mark.length:,} lines, sound; its head is `{mark.head}`"
     yield "to verify", f"`sottovoce ledger {run.label}`, with the run's folder"
