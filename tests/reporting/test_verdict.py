@@ -39,7 +39,7 @@ def test_a_simulation_protects_nobody_and_says_what_a_release_would_be_worth(run
     found = verdict_of(runs / "noisy")
     assert found.kind == "simulation"
     assert found.headline == (
-        "A simulation, which itself protects nobody. Released, ε = 0.07051 at δ = 0.001 would hold."
+        "A simulation, which itself protects nobody. Released, ε = 0.07051 at δ = 0.001 would hold (strong)."
     )
     told = points_of(found)
     assert told["What somebody can find out"].startswith("Of a release of the same recipe: somebody who tosses a coin")
@@ -51,7 +51,7 @@ def test_a_simulation_protects_nobody_and_says_what_a_release_would_be_worth(run
 def test_a_release_with_eight_is_one_and_says_what_that_allows(releases: Path) -> None:
     found = verdict_of(releases / "eight")
     assert found.kind == "release"
-    assert found.headline == "A release with a guarantee: ε = 8 at δ = 0.001."
+    assert found.headline == "A release with a guarantee: ε = 8 at δ = 0.001 (moderate)."
     assert found.odds is not None
     told = points_of(found)
     learn = told["What somebody can find out"]
@@ -156,7 +156,7 @@ def test_of_silos_both_are_stated_the_silo_and_one_speaker_inside(releases: Path
     found = verdict_on(run)
     assert found.headline == (
         f"A release with a guarantee: ε = {silo:.4g} for one silo and ε = {speaker:.4g} for one speaker inside it, "
-        "at δ = 0.001."
+        "at δ = 0.001 (moderate)."
     )
     told = points_of(found)
     assert f"Each silo, with everything it holds: ε = {silo:.4g} (PLD)" in told["For whom"]

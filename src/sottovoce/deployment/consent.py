@@ -6,6 +6,7 @@ from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.promise import both
+from sottovoce.privacy.scale import step_of
 from sottovoce.privacy.settings import Mode, Weighting
 
 
@@ -108,9 +109,11 @@ def _promised(invitation: Invitation) -> str:
     measured, seen = (" and word counts", " and the error rates") if measures else ("", "")
     inside = invitation.epsilon_inside
     one = "" if inside is None else f" (for one speaker inside a silo ε = {both(inside)})"
+    step = step_of((inside or invitation.epsilon).headline)
     return (
         f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}"
-        f"{one}, for all rounds{measured} together, against everybody who sees the models{seen}{_but_not(invitation)}."
+        f"{one}, for all rounds{measured} together, against everybody who sees the models{seen}{_but_not(invitation)}. "
+        f"In words, {step.words}: {step.means}."
     )
 
 

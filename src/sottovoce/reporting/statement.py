@@ -11,10 +11,12 @@ from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.events import CorrelatedRelease, GaussianRelease, NoGuarantee, Release
 from sottovoce.privacy.promise import Promise, written_out
+from sottovoce.privacy.scale import step_of
 from sottovoce.reporting.audit import audit_words
 from sottovoce.reporting.cells import integer, percent
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.reporting.run_facts import short_commit
+from sottovoce.reporting.titles import about_of
 from sottovoce.reporting.verdict import Verdict, odds_words
 from sottovoce.units import PrivacyUnit
 
@@ -107,7 +109,7 @@ def _caution(verdict: Verdict) -> str:
 
 
 def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
-    yield "run", f"{run.label}: {run.config.get('about') or 'no description'}"
+    yield "run", f"{run.label}: {about_of(run) or 'no description'}"
     yield (
         "made with",
         f"Sottovoce {run.environment.get('sottovoce', 'of an unknown release')}"
@@ -173,6 +175,7 @@ def _mechanism(promise: Promise, plan: Record) -> Iterator[tuple[str, str]]:
     if inside is not None:
         yield f"ε that counts for one {unit.inside} inside a {unit.short}", _inside(promise)
     worst = stated.headline if inside is None else inside.headline
+    yield "on the scale of ε", f"{step_of(worst).words} (docs/privacy.md, One scale of ε)"
     yield "odds of 1 : 1 become", f"at most {odds_words(worst)}, but for a chance of δ"
 
 

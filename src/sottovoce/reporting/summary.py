@@ -22,6 +22,7 @@ from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
 from sottovoce.reporting.shared_people import NOBODY, Declared
 from sottovoce.reporting.tables import PAPER_WER, paper_tables
+from sottovoce.reporting.titles import title_for
 from sottovoce.reporting.verdict import Verdict, told_together, verdicts
 from sottovoce.tables import plain_table
 from sottovoce.training.run_folder import RESULTS, hide_times
@@ -60,7 +61,7 @@ class Summary:
         """The page that opens with it."""
         return build_report(
             records,
-            title=title,
+            title=title_for(title, records),
             judged=self.verdicts,
             headline=self.headline,
             differences=self.differences,
@@ -120,7 +121,7 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     write_page(summary.path, summary.report(records, title=title))
     tables = [(table.title, *_aligned((table.headings, *table.rows)), table.note, "") for table in summary.tables_below]
     lines = [
-        title,
+        title_for(title, records),
         "",
         summary.verdict,
         "",

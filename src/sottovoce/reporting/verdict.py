@@ -13,15 +13,13 @@ from sottovoce.evaluation.gaps import Gap
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, accounted
 from sottovoce.privacy.odds import Odds, believed, odds
 from sottovoce.privacy.promise import Promise, both, written_out
+from sottovoce.privacy.scale import GUARANTEE, NO_GUARANTEE, step_of
 from sottovoce.reporting.audit import audit_alarm
 from sottovoce.reporting.cells import integer, listed
 from sottovoce.reporting.costs import Cost, cost_of, gap_of, gap_words
 from sottovoce.reporting.records import RunRecord
 from sottovoce.units import PrivacyUnit
 
-USEFUL = 8.0  # ε up to which a guarantee is called one, as everywhere in reports
-# e^20 is half a billion: with such odds one of a hundred million people may be named with confidence.
-NOTHING_LEFT = 20.0
 EVERY_TIME = 0.995
 PRIOR = 0.01
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -68,9 +66,9 @@ class Verdict:
         """For a table. Of a simulation, what its ε would be worth, too."""
         if self.against:
             return "its audit speaks against it"
-        if self.kind != "simulation" or self.epsilon_of_one is None or self.epsilon_of_one <= USEFUL:
+        if self.kind != "simulation" or self.epsilon_of_one is None or self.epsilon_of_one <= GUARANTEE:
             return self.status[0]
-        return f"simulated; released, {'next to nothing' if self.epsilon_of_one > NOTHING_LEFT else 'weak'}"
+        return f"simulated; released, {step_of(self.epsilon_of_one).words}"
 
     @property
     def status(self) -> tuple[str, str]:
@@ -83,6 +81,7 @@ class Verdict:
         private = {
             "epsilon": self.epsilon,
             "delta": self.delta,
+            "scale": None if one is None else step_of(one).words,
             "unit": None if self.unit is None else self.unit.name,
             **inside,
             "odds": math.exp(one) if one is not None and one < 700 else None,
@@ -190,17 +189,18 @@ def _private(
     found = odds(promise.event_inside or promise.event)
     people = run.header["plan"].get("population_size")
     delta_too_large = people is not None and delta * people >= 1
-    nothing, weak = epsilon > NOTHING_LEFT, epsilon > USEFUL or delta_too_large
+    nothing, weak = epsilon > NO_GUARANTEE, epsilon > GUARANTEE or delta_too_large
     kind: Kind = "simulation" if promise.simulated else "nothing" if nothing else "weak" if weak else "release"
     stated = f"ε = {written_out(promise.epsilon.headline)} at δ = {delta:g}"
     if inside is not None:
         unit, whole = promise.unit, written_out(promise.epsilon.headline)
         less = f"ε = {written_out(epsilon)} for one {unit.inside} inside it"
         stated = f"ε = {whole} for {unit.one} and {less}, at δ = {delta:g},"
-    would = "would exclude next to nothing" if nothing else "would be a weak guarantee" if weak else "would hold"
+    holds = f"would hold ({step_of(epsilon).words})"
+    would = "would exclude next to nothing" if nothing else "would be a weak guarantee" if weak else holds
     headline = {
         "simulation": f"A simulation, which itself protects nobody. Released, {stated} {would}.",
-        "release": f"A release with a guarantee: {stated.rstrip(',')}.",
+        "release": f"A release with a guarantee: {stated.rstrip(',')} ({step_of(epsilon).words}).",
         "weak": f"A release with a weak guarantee: {stated.rstrip(',')}.",
         "nothing": f"Practically no guarantee: {stated} excludes next to nothing, however secure its randomness was.",
     }[kind]
@@ -243,7 +243,7 @@ def learn_words(promise: Promise, found: Odds) -> str:
             "Somebody who tosses a coin over whether a person took part is right 50 times in 100; with all that is "
             f"published, at most {hundred} times."
         )
-    if epsilon > NOTHING_LEFT:
+    if epsilon > NO_GUARANTEE:
         undrawn = _never_drawn(promise)
         spared = (
             f" That it is not 100 is owed to chance alone, by which {100 * undrawn:.0f} in 100 are drawn in no round. "
@@ -343,14 +343,14 @@ def _had(run: RunRecord, promise: Promise) -> str:
     told = f"ε = {both(promise.epsilon)} is for {whom} and {rounds}, by its ledger."
     told = f"On paper, as a simulation has it: {told}" if promise.simulated else f"Had: {told}"
     useful = run.privacy.get("useful") or {}
-    if promise.epsilon.headline <= USEFUL:
+    if promise.epsilon.headline <= GUARANTEE:
         return f"{told} No larger population is imagined."
     if "population_size" in useful:
         return (
             f"{told} Extrapolated, and had by nobody: with {integer(useful['population_size'])} {promise.unit.several} "
-            f"the same recipe would have ε ≤ {USEFUL:g}."
+            f"the same recipe would have ε ≤ {GUARANTEE:g}."
         )
-    return f"{told} No larger population is known with which the same recipe would have ε ≤ {USEFUL:g}."
+    return f"{told} No larger population is known with which the same recipe would have ε ≤ {GUARANTEE:g}."
 
 
 def _drawn(promise: Promise, *, nothing: bool) -> str:

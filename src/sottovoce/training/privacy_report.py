@@ -14,10 +14,10 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
 from sottovoce.privacy.promise import figures, promise_of
+from sottovoce.privacy.scale import GUARANTEE
 from sottovoce.privacy.settings import Mode, Sampling
 from sottovoce.training.run_folder import LEDGER, RunFolder
 
-USEFUL_EPSILON = 8.0
 COVERS = "ε covers this run alone: not the tuning before it, nor the seed model, which is trained without privacy"
 
 
@@ -85,11 +85,11 @@ def _smallest_useful(
         measured=measured,
     )
     try:
-        found = smallest_population(planned, target_epsilon=USEFUL_EPSILON, accountant="rdp", cap=QUICK)
+        found = smallest_population(planned, target_epsilon=GUARANTEE, accountant="rdp", cap=QUICK)
     except InputError as error:
-        return {"target_epsilon": USEFUL_EPSILON, "unreachable": str(error)}
+        return {"target_epsilon": GUARANTEE, "unreachable": str(error)}
     return {
-        "target_epsilon": USEFUL_EPSILON,
+        "target_epsilon": GUARANTEE,
         "population_size": found.population_size,
         "cohort_size": found.cohort_size,
         "epsilon_rdp": found.epsilon.rdp,
