@@ -61,7 +61,7 @@ def step_distribution(sampling_rate: float, noise_multiplier: float, *, interval
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
     high = math.ceil(largest_loss(sampling_rate, noise_multiplier) / interval)
-    losses = np.arange(-high, high + 1) * interval
+    losses: Array = np.arange(-high, high + 1, dtype=np.float64) * interval
     deltas = deltas_of(losses, sampling_rate, noise_multiplier)
     return privacy_loss_distribution.PrivacyLossDistribution(
         pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -high, high, deltas)

@@ -8,7 +8,7 @@ from sottovoce.auditing.audit import Observer, interval_words
 from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.auditing.speech_audit import in_words
 from sottovoce.parsing import Unreadable, parse_json
-from sottovoce.privacy.events import NoGuarantee
+from sottovoce.privacy.events import NoGuarantee, poisson_release
 from sottovoce.reporting.cells import NOTHING, Table, epsilon, percent, said_once
 from sottovoce.reporting.html import Html, Part, Section
 from sottovoce.reporting.records import RunRecord
@@ -89,9 +89,14 @@ def audit_alarm(run: RunRecord) -> str:
 
 
 def interval_of(run: RunRecord, content: Mapping[str, Any]) -> str:
-    """What the interval of its audit is worth, in words, by the run's own ledger."""
-    release = NoGuarantee("no ledger that holds") if run.promise is None else run.promise.release
-    return interval_words(release, content.get("observer", Observer.RELEASES))
+    """What the interval of its audit is worth, in words, by the run's own ledger; without one, by the rate at which the
+    audit says that people are drawn."""
+    observer = content.get("observer", Observer.RELEASES)
+    if run.promise is not None:
+        return interval_words(run.promise.release, observer)
+    rate = (content.get("drawn") or {}).get("sampling_rate_accounted")
+    drawn = poisson_release(1.0, sampling_rate=1.0) if rate == 1 else NoGuarantee("nothing shows who is drawn")
+    return interval_words(drawn, observer)
 
 
 def told(content: Mapping[str, Any]) -> str:
