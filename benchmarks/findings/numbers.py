@@ -8,9 +8,10 @@ from typing import Any
 from findings.keeping import PLANNED, PROBE
 from findings.kept import Kept
 from findings.rates import Difference, scored
+from sottovoce.auditing.audit import HOLDS_TRUTH
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
-from sottovoce.reporting.audit import kept_audit, or_infinite
+from sottovoce.reporting.audit import interval_of, kept_audit, or_infinite
 from sottovoce.reporting.cells import NOTHING, epsilon, integer
 from sottovoce.reporting.layers import norm_profiles
 from sottovoce.reporting.records import RunRecord
@@ -102,11 +103,15 @@ def told_population(run: RunRecord) -> str:
     return f"{integer(useful['population_size'])} people by RDP, {integer(by_pld)} by PLD"
 
 
-def told_audit(found: Mapping[str, Any]) -> str:
-    """What an audit says of the rounds that it tried: beside what they promise, and whether its alarm rang."""
+def told_audit(run: RunRecord, found: Mapping[str, Any]) -> str:
+    """What an audit says of the rounds that it tried: beside what they promise, and whether its alarm rang.
+
+    An interval has a level only where it holds the truth as often.
+    """
     promised = min((one for one in found["promised"].values() if one is not None), default=None)
     estimate, low, high = map(or_infinite, (found["estimate"]["epsilon"], *found["estimate"]["interval"]))
-    level = f"{100 * found['estimate']['level']:.0f} % interval"
+    holds = interval_of(run, found) == HOLDS_TRUTH
+    level = f"{100 * found['estimate']['level']:.0f} % interval" if holds else "what an attack achieved:"
     told = (
         f"ε promised {NOTHING if promised is None else epsilon(promised)}, estimated {estimate} ({level} {low}–{high})"
     )

@@ -13,6 +13,7 @@ from sottovoce.reporting.audit import kept_audit
 from sottovoce.reporting.cells import NOTHING
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.run_facts import FACTS
+from sottovoce.reporting.titles import about_of
 from sottovoce.training.run_folder import CONFIG
 
 TEMPLATE = Path(__file__).with_name("suite.template.md")
@@ -68,7 +69,7 @@ def _page(kept: Kept, suite: str) -> str:
 
 def _told(run: RunRecord, suite: str, **recipe: Any) -> dict[str, Any]:
     label = _label(run)
-    return {"label": label, "about": run.config.get("about") or label, "facts": _facts(run, suite), **recipe}
+    return {"label": label, "about": about_of(run) or label, "facts": _facts(run, suite), **recipe}
 
 
 def _apart(run: RunRecord, other: RunRecord) -> dict[str, str]:
@@ -96,7 +97,7 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
         **rates,
         **({"dev WER %": per_cent(dev_wer(run))} if writes else {}),
         "privacy": told_epsilon(run) if run.privacy else NOTHING,
-        **({} if (audit := kept_audit(run)) is None else {"audit": told_audit(audit)}),
+        **({} if (audit := kept_audit(run)) is None else {"audit": told_audit(run, audit)}),
         "ledger": _ledger(run),
         **{name: FACTS[name](run) for name in ("rounds or steps", "engine", "commit", "hardware")},
         "again": _again(suite, _label(run)),

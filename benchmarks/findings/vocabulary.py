@@ -113,7 +113,7 @@ class Vocabulary:
         record = self.kept.run(run)
         if (found := kept_audit(record)) is None:
             raise MissingRunsError(f"the audit of {run}")
-        return self.kept.link(record, told_audit(found))
+        return self.kept.link(record, told_audit(record, found))
 
     def value(self, run: str, path: str, how: str = "") -> str:
         """What a file says, such as `results.privacy.useful.cohort_size`, by a Python format."""

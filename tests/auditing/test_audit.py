@@ -11,7 +11,15 @@ import torch
 from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of, server_of
 from tests.auditing.planted import less_noise
 
-from sottovoce.auditing.audit import Audit, Observer, Verdict, audit_rounds
+from sottovoce.auditing.audit import (
+    DRAWN_BY_CHANCE,
+    HOLDS_TRUTH,
+    Audit,
+    Observer,
+    Verdict,
+    audit_rounds,
+    interval_words,
+)
 from sottovoce.auditing.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine
 from sottovoce.auditing.rounds import audited_plan
 from sottovoce.auditing.scores import MatchedFilter, others_in, scores_of
@@ -21,6 +29,7 @@ from sottovoce.federated.engines import Trained
 from sottovoce.federated.round import run_round
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.correlated import Correlated
+from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.sampling import CyclicSampler
@@ -293,3 +302,19 @@ def test_without_noise_nothing_is_promised_and_the_canaries_stand_out() -> None:
 def test_the_same_seeds_find_the_same() -> None:
     assert audit_of(canaries=100).as_json() == audit_of(canaries=100).as_json()
     assert audit_of(canaries=100).as_json() != audit_of(canaries=100, seed=2).as_json()
+
+
+def test_what_an_interval_is_worth_is_said_by_who_is_drawn_and_what_is_seen() -> None:
+    """With a tenth of the people in each round, no share of the intervals holds the truth (docs/audit.md: 0 of 30)."""
+    everybody, some, last = (
+        audit_of(canaries=200, **settings) for settings in (EVERYBODY, SOME, {**EVERYBODY, "observer": Observer.FINAL})
+    )
+    assert everybody.interval == "the interval holds the true ε in 98% of audits"
+    assert some.interval.startswith("people are drawn by chance, so estimate and interval are what an attack achieved")
+    assert last.interval.startswith("the attacker sees the last model alone, so estimate and interval are what")
+    told = [one.as_json()["interval_holds_truth"] for one in (everybody, some, last)]
+    assert told == [True, False, False]
+    assert some.as_json()["interval_words"] == some.interval
+    chain = CorrelatedRelease(2.0, 1.0, 3, Banded(column=(1.0, 0.75)))
+    assert interval_words(chain, Observer.RELEASES) == HOLDS_TRUTH, "everybody of a group, in every round of it"
+    assert interval_words(CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0,))), Observer.RELEASES) == DRAWN_BY_CHANCE

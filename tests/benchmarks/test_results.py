@@ -247,7 +247,8 @@ def test_an_audit_is_told_beside_its_run(results: Path, copy: Copy) -> None:
     text = '{{ audit("suite/dim") }}\n{{ value("suite/dim", "audit.canaries") }}\n{{ audit("suite/bare") }}'
     told = rendered(results, text).splitlines()
     assert told[0] == (
-        "[ε promised 7.98, estimated 7.81 (98 % interval 7.02–8.64), at least 2.2, by 1,000 canaries in 20 rounds: "
+        "[ε promised 7.98, estimated 7.81 (what an attack achieved: 7.02–8.64), at least 2.2, by 1,000 canaries in 20 "
+        "rounds: "
         "no alarm](../results/suite.md#dim)"
     )
     assert told[1] == "[1000](../results/suite.md#dim)"
@@ -261,7 +262,7 @@ def test_an_audit_is_told_beside_its_run(results: Path, copy: Copy) -> None:
     )
     (results / "suite.zip").unlink()
     broken = rendered(results, '{{ audit("suite/dim") }}')
-    assert "estimated ∞ (98 % interval 9–∞)" in broken
+    assert "estimated ∞ (what an attack achieved: 9–∞)" in broken
     assert broken.endswith(": **broken**](../results/suite.md#dim)")
 
 

@@ -69,7 +69,7 @@ def test_warnings_go_to_standard_error(sottovoce: Command) -> None:
     done = sottovoce("plan", *SMALL[:-1], 0.001, "--noise-multiplier", 0.05)
     assert done.code == 0
     assert "warning: delta=0.001 is not below 1/population_size=0.0001" in done.err
-    assert "too weak to be useful" in done.err
+    assert "is above 8: next to nothing as a guarantee" in done.err
     assert "warning" not in done.out
 
 

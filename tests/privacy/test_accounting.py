@@ -188,8 +188,11 @@ def test_no_guarantee_is_infinite_and_nothing_is_free() -> None:
     ("event", "message"),
     [
         (
-            GaussianRelease(1.0, "poisson", "replace_one", sampling_rate=0.1),
-            "sampling=poisson with neighbouring=replace_one",
+            composed(
+                poisson_release(1.0, sampling_rate=0.1),
+                GaussianRelease(1.0, "poisson", "replace_one", sampling_rate=0.1),
+            ),
+            r"cannot compose sampling=poisson \(neighbouring=add_remove\) with .* \(neighbouring=replace_one\)",
         ),
         (
             GaussianRelease(1.0, "fixed_size", "add_remove", cohort_size=1, population_size=10),

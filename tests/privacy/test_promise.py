@@ -13,10 +13,12 @@ from sottovoce.privacy.events import (
     fixed_size_release,
     poisson_release,
     repeated,
+    replaced,
 )
 from sottovoce.privacy.ledger import Header, Ledger, verify
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.promise import Promise, joint_epsilon, promise_of
+from sottovoce.units import SILO
 
 STEP = poisson_release(4.0, sampling_rate=0.05)
 DELTA = 1e-6
@@ -108,10 +110,38 @@ def test_a_run_that_promises_nothing_takes_the_promise_from_all() -> None:
     assert joint_epsilon({"a": promised(10), "b": promised(3, event=NoGuarantee("none"))}).epsilon is None
 
 
-def test_what_protects_others_or_against_other_changes_is_not_composed() -> None:
+def test_what_protects_against_other_changes_is_composed_against_replacing() -> None:
     fixed = promised(3, event=fixed_size_release(4.0, cohort_size=5, population_size=100))
     joint = joint_epsilon({"a": promised(10), "b": fixed})
-    assert joint.epsilon is None
-    assert joint.reason.startswith("a protects each speaker against adding or removing one and b each speaker against")
+    assert joint.epsilon == epsilon(composed(replaced(repeated(STEP, 10)), fixed.event), DELTA)
+    assert joint.whom == "one speaker, against replacing them in all"
+    assert joint.epsilon is not None
+    assert joint.epsilon.headline > max(promised(10).epsilon.headline, fixed.epsilon.headline)
+
+
+def silos(count: int, *, z: float = 4.0) -> Promise:
+    event = repeated(poisson_release(z, sampling_rate=1.0), count)
+    return Promise(event, DELTA, SILO.name, simulated=False, steps=count, made=count)
+
+
+def test_silos_are_composed_as_such_only_where_they_are_the_same() -> None:
+    """Two times four rounds with z = 4 and everybody in them: one Gaussian with z = 4/√8, and with half of it for one
+    speaker."""
+    runs = {"ten": silos(4), "twenty": silos(4)}
+    same, other = joint_epsilon(runs, same_division=True), joint_epsilon(runs)
+    assert same.epsilon is not None
+    assert same.epsilon.pld == pytest.approx(epsilon(poisson_release(math.sqrt(2), sampling_rate=1.0), DELTA).pld)
+    assert same.whom == "one silo"
+    assert other.epsilon == same.inside
+    assert other.epsilon is not None
+    assert other.epsilon.pld == pytest.approx(epsilon(poisson_release(math.sqrt(0.5), sampling_rate=1.0), DELTA).pld)
+    assert other.whom == "one speaker, who is in one silo of each run, against replacing them in all"
+    mixed = joint_epsilon({"silos": silos(4), "people": promised(10)}, same_division=True)
+    assert mixed.epsilon == epsilon(composed(replaced(silos(4).event), replaced(repeated(STEP, 10))), DELTA)
+
+
+def test_units_that_nobody_knows_are_not_composed_with_others() -> None:
     device = Promise(repeated(STEP, 3), DELTA, "device of two speakers", simulated=True, steps=3, made=3)
-    assert "b each device of two speakers against" in joint_epsilon({"a": promised(10), "b": device}).reason
+    joint = joint_epsilon({"a": promised(10), "b": device})
+    assert joint.epsilon is None
+    assert "b protects each device of two speakers against adding or removing one" in joint.reason

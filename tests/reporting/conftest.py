@@ -88,12 +88,19 @@ def copied(runs: Path, tmp_path: Path) -> MakeRun:
 
 @pytest.fixture(scope="session")
 def releases(runs: Path) -> Path:
-    """A folder with two more releases: `eight`, with ε = 8, and `thousands`, with hardly any noise."""
+    """More releases: `eight`, with ε = 8, `thousands`, with hardly any noise, and `silos`, eight of them."""
     place = runs.parent
     around = Surroundings(runs=place / "releases", stores=place / "stores", device=torch.device("cpu"))
     noise = {
         "eight": ("federation.privacy.noise_multiplier=null", "federation.privacy.target_epsilon=8"),
         "thousands": ("federation.privacy.noise_multiplier=0.02",),
+        "silos": (
+            "federation.clients.rule=silo",
+            "federation.clients.silos=8",
+            "federation.cohort_size=8",
+            "federation.privacy.noise_multiplier=4",
+            "federation.privacy.extrapolate=[]",
+        ),
     }
     for name, changes in noise.items():
         found = load_recipe(str(place / "federated.yaml"), ["federation.privacy.mode=secure", *changes])

@@ -9,14 +9,18 @@ from tests.doctoring import rechain
 from tests.reporting.conftest import MakeRun, with_event
 from typer.testing import CliRunner
 
+from sottovoce.auditing.audit import DRAWN_BY_CHANCE, HOLDS_TRUTH
 from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.cli import app
+from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import fixed_size_release, poisson_release
 from sottovoce.privacy.odds import odds
+from sottovoce.reporting.audit import audit_section
 from sottovoce.reporting.html import Html
 from sottovoce.reporting.opening import verdict_table
 from sottovoce.reporting.page import build_report
 from sottovoce.reporting.records import read_run
+from sottovoce.reporting.statement import statement
 from sottovoce.reporting.summary import write_report
 from sottovoce.reporting.verdict import Verdict, told_together, verdict_on, verdicts
 
@@ -36,7 +40,7 @@ def test_a_simulation_protects_nobody_and_says_what_a_release_would_be_worth(run
     found = verdict_of(runs / "noisy")
     assert found.kind == "simulation"
     assert found.headline == (
-        "A simulation, which itself protects nobody. Released, ε = 0.07051 at δ = 0.001 would hold."
+        "A simulation, which itself protects nobody. Released, ε = 0.07051 at δ = 0.001 would hold (strong)."
     )
     told = points_of(found)
     assert told["What somebody can find out"].startswith("Of a release of the same recipe: somebody who tosses a coin")
@@ -48,7 +52,7 @@ def test_a_simulation_protects_nobody_and_says_what_a_release_would_be_worth(run
 def test_a_release_with_eight_is_one_and_says_what_that_allows(releases: Path) -> None:
     found = verdict_of(releases / "eight")
     assert found.kind == "release"
-    assert found.headline == "A release with a guarantee: ε = 8 at δ = 0.001."
+    assert found.headline == "A release with a guarantee: ε = 8 at δ = 0.001 (moderate)."
     assert found.odds is not None
     told = points_of(found)
     learn = told["What somebody can find out"]
@@ -139,9 +143,50 @@ def test_cohorts_of_fixed_size_hide_a_replacement_and_silos_say_what_is_left_for
     fixed = with_event(run, fixed_size_release(8.0, cohort_size=3, population_size=18), privacy_unit="silo")
     told = points_of(verdict_on(fixed))["For whom"]
     assert "whether it was one silo or another in their place" in told
-    assert "ε counts twice" in told
+    assert "One speaker inside a silo has less: ε = " in told, "by the name of older ledgers too"
     served = with_event(run, poisson_release(8.0, sampling_rate=0.1), sum_bits=32)
     assert "Not against the server" in points_of(verdict_on(served))["Against whom"]
+
+
+def test_of_silos_both_are_stated_the_silo_and_one_speaker_inside(releases: Path) -> None:
+    """Four rounds with all silos and z = 4 are one Gaussian with z = 2; one speaker moves it by up to 2C: z = 1."""
+    run = read_run("silos", releases / "silos")
+    assert run.promise is not None
+    silo, speaker = (epsilon(poisson_release(z, sampling_rate=1.0), 1e-3).pld for z in (2.0, 1.0))
+    inside = run.promise.epsilon_inside
+    assert inside is not None
+    assert run.promise.epsilon.pld == pytest.approx(silo, abs=1e-3)
+    assert inside.pld == pytest.approx(speaker, abs=1e-3)
+    found = verdict_on(run)
+    assert found.headline == (
+        f"A release with a guarantee: ε = {silo:.4g} for one silo and ε = {speaker:.4g} for one speaker inside it, "
+        "at δ = 0.001 (moderate)."
+    )
+    told = points_of(found)
+    assert f"Each silo, with everything it holds: ε = {silo:.4g} (PLD)" in told["For whom"]
+    assert f"One speaker inside a silo has less: ε = {speaker:.4g} (PLD)" in told["For whom"]
+    assert "is for the 8 silos of this run" in told["Had or extrapolated"]
+    assert found.odds == odds(run.promise.event_inside), "guesses are about people"
+    assert found.as_json()["epsilon_inside"] == inside.headline
+    assert found.as_json()["unit"] == "silo with all its speakers"
+
+
+def test_a_silo_guarantee_that_is_weak_for_its_speakers_is_called_weak(releases: Path) -> None:
+    run = read_run("silos", releases / "silos")
+    weak = verdict_on(with_event(run, poisson_release(1.6, sampling_rate=1.0)))
+    assert weak.epsilon is not None
+    assert weak.epsilon_inside is not None
+    assert weak.epsilon < 8 < weak.epsilon_inside
+    assert weak.kind == "weak"
+
+
+def test_a_unit_of_somebody_else_is_not_said_to_be_a_person(runs: Path) -> None:
+    other = with_event(
+        read_run("release", runs / "release"), poisson_release(8.0, sampling_rate=0.1), privacy_unit="ward"
+    )
+    told = points_of(verdict_on(other))
+    assert told["For whom"].startswith("Each ward. Whether that is one person, the ledger does not say.")
+    assert "18 units (ward)" in told["Had or extrapolated"]
 
 
 def test_the_odds_are_the_ledgers_own(releases: Path) -> None:
@@ -274,6 +319,24 @@ def test_an_audit_that_finds_nothing_is_no_alarm_nor_is_one_of_a_release(copied:
         _audited(folder, verdict=verdict, why="as it may be")
         assert verdict_of(folder) == before
         assert not build_report([read_run(name, folder)], title="A title").alarms
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_interval_is_said_to_hold_the_truth_only_where_everybody_takes_part(copied: MakeRun, tmp_path: Path) -> None:
+    """Of 21 people three are drawn in a round: 0 of 30 intervals held the truth where a tenth was (docs/audit.md)."""
+    folder = copied("noisy")
+    _audited(folder, verdict="consistent", why="nothing speaks against what is promised")
+    run = read_run("noisy", folder)
+    everybody = with_event(run, poisson_release(8.0, sampling_rate=1.0))
+    for one, said, other in ((run, DRAWN_BY_CHANCE, HOLDS_TRUTH), (everybody, HOLDS_TRUTH, DRAWN_BY_CHANCE)):
+        section = audit_section([one])
+        assert section is not None
+        page = " ".join(part.content if isinstance(part, Html) else getattr(part, "note", "") for part in section.parts)
+        text = statement(one, verdict_on(one))
+        for where in (page, text):
+            assert said.lower() in where.lower()
+            assert other.lower() not in where.lower()
+    assert "98" not in statement(run, verdict_on(run)).split("| audit |")[1].splitlines()[0]
 
 
 def _audited(folder: Path, *, verdict: str, why: str) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sottovoce.auditing.canaries import Canaries, CanaryEngine, JoinedEngine
 from sottovoce.auditing.drawn import Drawn, DrawnMeter
-from sottovoce.auditing.gaussian_fit import Fit, fit_epsilon
+from sottovoce.auditing.gaussian_fit import LEVEL, Fit, fit_epsilon
 from sottovoce.auditing.guesses import Bound, bound_epsilon
 from sottovoce.auditing.noise_found import NoiseFound, NoiseMeter
 from sottovoce.auditing.rounds import audited_plan, make_rounds
@@ -31,7 +31,7 @@ from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import Denoise, ServerPass
 from sottovoce.federated.server import Server
 from sottovoce.privacy.accounting import Epsilon
-from sottovoce.privacy.events import NoGuarantee
+from sottovoce.privacy.events import NoGuarantee, Release
 from sottovoce.privacy.plan import Plan
 
 
@@ -48,10 +48,27 @@ class Verdict(StrEnum):
     BROKEN = "broken"  # it is refuted
 
 
+# What an interval is worth. Its level is that of exactly Gaussian scores, which chance in who is drawn spoils.
+HOLDS_TRUTH = f"the interval holds the true ε in {LEVEL:.0%} of audits"
+ACHIEVED = "estimate and interval are what an attack achieved, usually below ε; no share of audits holds the truth"
+DRAWN_BY_CHANCE = f"people are drawn by chance, so {ACHIEVED}"
+LAST_MODEL_ALONE = f"the attacker sees the last model alone, so {ACHIEVED}"
+
+
+def interval_words(release: Release | NoGuarantee, observer: str) -> str:
+    """What the interval of an audit is worth: it holds the truth as often as it says only where an attacker sees every
+    release and everybody is in every round (or in every round of their group), so that scores are Gaussian."""
+    if observer != Observer.RELEASES:
+        return LAST_MODEL_ALONE
+    everybody = not isinstance(release, NoGuarantee) and release.sampling_rate == 1
+    return HOLDS_TRUTH if everybody else DRAWN_BY_CHANCE
+
+
 @dataclass(frozen=True)
 class Audit:
     """What an audit found. `promised` is the ledger's ε of the rounds that were audited, infinite without a guarantee.
 
+    `interval` says what the intervals of its estimates are worth.
     `worst` is the tensor by whose scores alone canaries are told apart best, with its estimate, the interval widened
     for having looked at all of them.
     """
@@ -69,6 +86,12 @@ class Audit:
     bound: Bound
     noise: NoiseFound | None
     drawn: Drawn | None
+    interval: str
+
+    @property
+    def interval_holds_truth(self) -> bool:
+        """As often as its level says."""
+        return self.interval == HOLDS_TRUTH
 
     @property
     def against(self) -> tuple[tuple[Verdict, str], ...]:
@@ -125,6 +148,8 @@ class Audit:
                 "epsilon_rdp": self.promised_by.rdp if math.isfinite(self.promised) else None,
             },
             "estimate": self.fit.as_json(),
+            "interval_holds_truth": self.interval_holds_truth,
+            "interval_words": self.interval,
             "worst_tensor": {"name": tensor, **fit.as_json()},
             "lower_bound": self.bound.as_json(),
             "noise": None if self.noise is None else self.noise.as_json(),
@@ -187,6 +212,7 @@ def audit_rounds(
         people=count,
         rounds=rounds,
         promised=report.epsilon,
+        interval=interval_words(audited.event, observer),
         noise=None if isinstance(audited.event, NoGuarantee) else watch.noise.found(),
         drawn=watch.drawn_found(),
     )
@@ -239,6 +265,7 @@ def _judged(
     people: int,
     rounds: int,
     promised: Epsilon,
+    interval: str,
     noise: NoiseFound | None,
     drawn: Drawn | None,
 ) -> Audit:
@@ -265,4 +292,5 @@ def _judged(
         bound=bound_epsilon(raw_NH.sum(1), is_in, delta=delta),
         noise=noise,
         drawn=drawn,
+        interval=interval,
     )

@@ -93,6 +93,7 @@ def audit(
         print_wide(_table(found))
         for label, one_audit in found.items():
             say(f"{label}: {one_audit.verdict}: {one_audit.why}", to=stdout)
+            say(f"{label}: {one_audit.interval}", to=stdout)
         for label, attacks in attacked.items():
             for line in in_words(attacks.as_json()):
                 say(f"{label}: {line}", to=stdout)
@@ -134,7 +135,7 @@ def _table(found: "Mapping[str, Audit]") -> "Table":
     from sottovoce.privacy.promise import written_out
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", "ε promised", "ε estimated", "98 % interval", "ε at least", "noise found", "verdict"):
+    for heading in ("", "ε promised", "ε estimated", "interval", "ε at least", "noise found", "verdict"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
     for label, one in found.items():
         table.add_row(

@@ -15,18 +15,27 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from sottovoce.privacy.ledger_report import LedgerReport
     from sottovoce.privacy.ledger_signature import SignatureCheck
+    from sottovoce.privacy.promise import Promise
+    from sottovoce.training.marks import CheckedLedger
 
 END_UNKNOWN = "alone it cannot show that its end is missing"
 
 
 def ledger(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or its ledger.jsonl; either may lie in an archive.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="Folders of runs, or their ledger.jsonl; each may lie in an archive."),
+    ],
     expect_head: Annotated[
         str | None, typer.Option(metavar="HASH", help="Refuse a ledger that never had this head, which you have kept.")
     ] = None,
     key: Annotated[
         str | None,
         typer.Option(metavar="PUBLIC", help="Refuse what this key has not signed: its file, or its fingerprint."),
+    ] = None,
+    disjoint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN,RUN…", help="Of several: declare that nobody is in two of these; it is quoted."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -37,36 +46,34 @@ def ledger(
     Model, checkpoints, recipe and results are held against the digests that the ledger has of them. That all of it was
     not written anew since, only a head that you have kept (--expect-head) or a signature (--key) can show.
 
+    Of several runs it states what they promise together to somebody who is in all of them. Whether somebody is, folders
+    hardly ever show; unknown means shared.
+
     Of a run that was served with open sums it shows everybody's own account besides: in how many rounds they were.
     """
-    from sottovoce.files import named_inside
-    from sottovoce.privacy.ledger import verify
-    from sottovoce.privacy.ledger_signature import check_signature
+    from sottovoce.signatures import expected_fingerprint
+
+    expected = None if key is None else expected_fingerprint(key)
+    if len(runs) > 1:
+        if expect_head is not None:
+            raise InputError("--expect-head is about one run: expected no other")
+        _several(runs, disjoint or [], expected_key=expected, json=json)
+        return
+    if disjoint:
+        raise InputError("--disjoint is about several runs: expected more than one")
     from sottovoce.privacy.promise import figures, promise_of
     from sottovoce.reporting.archives import as_typed, open_path
-    from sottovoce.signatures import expected_fingerprint
-    from sottovoce.training.marks import CheckedLedger, check_ledger
-    from sottovoce.training.run_folder import LEDGER
 
-    place = open_path(run)
-    path = run / LEDGER if place.is_dir() else run
+    (run,) = runs
     try:
-        if place.is_dir() and not (place / LEDGER).exists() and (inside := named_inside(place, LEDGER)):
-            raise InputError(f"{path}: no ledger there, but runs that have one each: expected one of {inside}")
-        expected = None if key is None else expected_fingerprint(key)
-        if place.is_dir():
-            found = check_ledger(place, expected_key=expected)
-        else:
-            alone = verify(place)
-            signature = check_signature(alone, place, expected=expected)
-            found = CheckedLedger(alone, agreeing=(), unread=(), signature=signature)
-        _check_head(found.report, path, expect_head)
+        found = _checked(run, expected_key=expected)
+        _check_head(found.report, _ledger_of(run), expect_head)
     except InputError as error:
         problem = as_typed(str(error))
         if json:
-            print_json({"path": str(path), "valid": False, "problem": problem})
+            print_json({"path": str(_ledger_of(run)), "valid": False, "problem": problem})
         raise InputError(problem) from None
-    report = replace(found.report, path=path)
+    place, path, report = open_path(run), _ledger_of(run), found.report
     accounts = _accounts(place, report)
     promise = promise_of(report)  # of a ledger that does not say how many steps were planned: what is spent
     if json:
@@ -116,6 +123,91 @@ def _proved(signature: "SignatureCheck", head: str | None) -> str:
         "that lines and files fit together; not that nobody has written all of them anew: keep the head elsewhere "
         "(--expect-head), or have it signed (run --sign) and know the key (--key)"
     )
+
+
+def _ledger_of(run: Path) -> Path:
+    """Where the ledger of a run lies, as somebody would type it; `run` is its folder, or the ledger itself."""
+    from sottovoce.reporting.archives import open_path
+    from sottovoce.training.run_folder import LEDGER
+
+    return run / LEDGER if open_path(run).is_dir() else run
+
+
+def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
+    """The ledger of a run, verified; raises InputError where it does not hold."""
+    from sottovoce.files import named_inside
+    from sottovoce.privacy.ledger import verify
+    from sottovoce.privacy.ledger_signature import check_signature
+    from sottovoce.reporting.archives import open_path
+    from sottovoce.training.marks import CheckedLedger, check_ledger
+    from sottovoce.training.run_folder import LEDGER
+
+    place, path = open_path(run), _ledger_of(run)
+    if place.is_dir() and not (place / LEDGER).exists() and (inside := named_inside(place, LEDGER)):
+        raise InputError(f"{path}: no ledger there, but runs that have one each: expected one of {inside}")
+    if place.is_dir():
+        found = check_ledger(place, expected_key=expected_key)
+    else:
+        alone = verify(place)
+        signature = check_signature(alone, place, expected=expected_key)
+        found = CheckedLedger(alone, agreeing=(), unread=(), signature=signature)
+    return replace(found, report=replace(found.report, path=path))
+
+
+def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None, json: bool) -> None:
+    """Each run's promise, and what they promise together. One that does not hold ends it with exit code 2."""
+    from sottovoce.privacy.promise import figures, promise_of
+    from sottovoce.reporting.archives import as_typed, open_path
+    from sottovoce.reporting.joint import groups_of, together
+    from sottovoce.reporting.records import labelled, read_ledger_alone, read_run
+    from sottovoce.reporting.shared_people import Declared
+
+    places = {path.resolve(): path for path in runs}
+    if len(places) < len(runs):
+        raise InputError("the same run is given twice: expected different ones")
+    named = labelled(list(places.values()))
+    declared = Declared.read(disjoint, list(named))
+    told: dict[str, dict[str, Any]] = {}
+    records, problems = [], []
+    table = Table(title="What each promises")
+    for heading in ("", "mode", "for each", "rounds", "ε promised (PLD / RDP)", "δ"):
+        table.add_column(heading)
+    for label, run in named.items():
+        try:
+            report = _checked(run, expected_key=expected_key).report
+        except InputError as error:
+            problems.append(as_typed(str(error)))
+            told[label] = {"path": str(_ledger_of(run)), "valid": False, "problem": problems[-1]}
+            table.add_row(escape(label), "NOT SOUND", "", "", "", "")
+            continue
+        place = open_path(run)
+        record = read_run(label, place) if place.is_dir() else read_ledger_alone(label, report)
+        records.append(record)
+        promise = record.promise or promise_of(report)
+        promised = {name: value for name, value in figures(promise, report).items() if name != "spent"}
+        told[label] = {**report.as_json(), "promised": promised}
+        table.add_row(escape(label), *map(escape, _row(promise, report)))
+    lines = () if problems else together(records, declared)
+    if json:
+        joint = None if problems else [group.as_json() for group in groups_of(records, declared)]
+        print_json({"runs": told, "together": list(lines), "joint": joint})
+    else:
+        stdout.print(table)
+        for line in lines:
+            say(line, to=stdout)
+    if problems:
+        raise InputError(f"{'; '.join(problems)}: what these runs promise together is not stated")
+
+
+def _row(promise: "Promise", report: "LedgerReport") -> tuple[str, ...]:
+    from sottovoce.privacy.promise import both
+
+    rounds = f"{promise.made:,} of {promise.steps:,}"
+    if promise.words is None:
+        return str(report.header["mode"]), "nobody", rounds, "no guarantee", ""
+    inside = promise.epsilon_inside
+    told = both(promise.epsilon) if inside is None else f"{both(promise.epsilon)}; one inside {both(inside)}"
+    return str(report.header["mode"]), promise.unit.short, rounds, told, f"{promise.delta:g}"
 
 
 def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:

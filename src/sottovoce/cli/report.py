@@ -20,6 +20,10 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="Write a statement for a data-protection officer, too; of one run."),
     ] = None,
+    disjoint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN,RUN…", help="Declare that nobody is in two of these runs; the report quotes it."),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="What the page is called.")] = None,
     json: Json = False,
 ) -> None:
@@ -35,6 +39,7 @@ def report(
     from sottovoce.reporting.cells import said_once
     from sottovoce.reporting.page import write_figures, write_page, write_tables
     from sottovoce.reporting.records import find_runs, read_run
+    from sottovoce.reporting.shared_people import Declared
     from sottovoce.reporting.statement import write_statement
     from sottovoce.reporting.summary import summarise
 
@@ -50,7 +55,7 @@ def report(
     if statement is not None and len(folders) > 1:
         raise InputError(f"--statement is on one run: expected one of {', '.join(folders)}")
     records = [read_run(label, folder) for label, folder in folders.items()]
-    summary = summarise(records, path=out)
+    summary = summarise(records, path=out, declared=Declared.read(disjoint or [], list(folders)))
     name = title or (str(records[0].config.get("about") or records[0].label) if len(records) == 1 else "Runs compared")
     made = summary.report(records, title=name)
     written = [out]

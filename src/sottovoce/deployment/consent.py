@@ -6,6 +6,7 @@ from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.promise import both
+from sottovoce.privacy.scale import step_of
 from sottovoce.privacy.settings import Mode, Weighting
 
 
@@ -113,10 +114,13 @@ def _promised(invitation: Invitation) -> str:
     assert invitation.epsilon is not None
     measures = invitation.recipe.federated.client_wer is not None
     measured, seen = (" and word counts", " and the error rates") if measures else ("", "")
+    inside = invitation.epsilon_inside
+    one = "" if inside is None else f" (for one speaker inside a silo ε = {both(inside)})"
+    step = step_of((inside or invitation.epsilon).headline)
     return (
-        f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}, "
-        f"for all rounds{measured} together{_with_spare(invitation)}, against everybody who sees the models{seen}"
-        f"{_but_not(invitation)}."
+        f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}"
+        f"{one}, for all rounds{measured} together{_with_spare(invitation)}, against everybody who sees the models"
+        f"{seen}{_but_not(invitation)}. In words, {step.words}: {step.means}."
     )
 
 

@@ -36,6 +36,7 @@ from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import LARGEST_STEPS, NoGuarantee
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.promise import Promise
 from sottovoce.privacy.settings import Mode, PrivacySettings
 from sottovoce.seeds import derive
 from sottovoce.signatures import PublicKey
@@ -247,18 +248,25 @@ class Invitation:
     def epsilon(self) -> Epsilon | None:
         """ε of all rounds, of what is measured between them, and of all spare attempts at both; None where nothing is
         promised."""
-        return self._epsilon(self.spare_attempts)
+        promised = self._promise(self.spare_attempts)
+        return None if promised is None else promised.epsilon
+
+    @cached_property
+    def epsilon_inside(self) -> Epsilon | None:
+        """ε of one speaker whose silo takes part; None where nothing is promised, or a client is one person."""
+        promised = self._promise(self.spare_attempts)
+        return None if promised is None else promised.epsilon_inside
 
     @cached_property
     def epsilon_without_spare(self) -> Epsilon | None:
-        """The same where no attempt has to be repeated."""
-        return self._epsilon(0)
+        """That of all, where no attempt has to be repeated."""
+        promised = self._promise(0)
+        return None if promised is None else promised.epsilon
 
-    def _epsilon(self, spare: int) -> Epsilon | None:
-        event = self.outline.event
-        if isinstance(event, NoGuarantee) or self.private.mode is Mode.SEEDED:
+    def _promise(self, spare: int) -> Promise | None:
+        if isinstance(self.outline.event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
-        return self.recipe.federated.whole_run(self.outline).promise_with_spare(spare).epsilon
+        return self.recipe.federated.whole_run(self.outline).promise_with_spare(spare)
 
 
 # As it travels: with the certificate of whoever signs the orders that follow.

@@ -275,6 +275,25 @@ def accounted(event: Event) -> tuple[tuple[GaussianRelease | NoGuarantee, int], 
     return tuple(parts)
 
 
+def replaced(event: Event) -> Composition:
+    """The same releases against *replacing* what one client sends, which stays a client: moved by 2C and not by C.
+
+    So is one speaker inside a silo protected, whose speech changes the silo's update and does not remove it. It bounds
+    adding and removing too.
+
+    >>> [(part.neighbouring, part.effective_multiplier) for part, _ in
+    ...     replaced(poisson_release(3.0, sampling_rate=0.1)).parts]
+    [('replace_one', 1.5)]
+    """
+    parts = accounted(event)
+    return Composition(
+        tuple(
+            (part if isinstance(part, NoGuarantee) else replace(part, neighbouring="replace_one"), count)
+            for part, count in parts
+        )
+    )
+
+
 def event_to_json(event: Event) -> dict[str, Any]:
     """A plain dict that `event_from_json` turns back into an equal event."""
     match event:

@@ -12,7 +12,8 @@ from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.calibration import event_epsilon
 from sottovoce.privacy.events import poisson_release, run_event
-from sottovoce.privacy.planner import USEFUL_EPSILON, PlannedRun, measured_by
+from sottovoce.privacy.planner import PlannedRun, measured_by
+from sottovoce.privacy.scale import GUARANTEE
 
 NOISE_FACTORS = (1 / 3, 1.0, 3.0, 10.0)
 
@@ -59,9 +60,9 @@ def draw_population_figure(curves: Sequence[PopulationCurve], *, plan: PlannedRu
     axes.set_xscale("log")
     axes.set_yscale("log")
     bottom, top = axes.get_ylim()
-    axes.set_ylim(bottom, max(top, USEFUL_EPSILON))
-    axes.axhspan(axes.get_ylim()[0], USEFUL_EPSILON, color="tab:green", alpha=0.08)
-    axes.axhline(USEFUL_EPSILON, color="tab:green", linewidth=0.8)
+    axes.set_ylim(bottom, max(top, GUARANTEE))
+    axes.axhspan(axes.get_ylim()[0], GUARANTEE, color="tab:green", alpha=0.08)
+    axes.axhline(GUARANTEE, color="tab:green", linewidth=0.8)
     axes.set_xlabel("population size K")
     axes.set_ylabel(f"ε at δ = {plan.delta:g}")
     axes.set_title(f"sampling rate {plan.sampling_rate:.3g}, {plan.central_steps:,} steps")

@@ -17,9 +17,9 @@ from sottovoce.privacy.calibration import Accountant, noise_of_run, population_f
 from sottovoce.privacy.events import LARGEST_STEPS, Measured, check_sizes, check_whole, poisson_release, run_event
 from sottovoce.privacy.pld import CAREFUL, PldCap
 from sottovoce.privacy.rdp import check_delta
+from sottovoce.privacy.scale import GUARANTEE, step_of
 
 PAPER_CLIP_BOUND = 0.01
-USEFUL_EPSILON = 10.0  # beyond it, the paper and most practice call a guarantee too weak to be useful
 
 
 @dataclass(frozen=True)
@@ -304,10 +304,9 @@ def _warnings(population_size: int, delta: float, epsilon: Epsilon, noise_to_upd
             f"delta={delta:g} is not below 1/population_size={1 / population_size:.3g}: "
             "publishing one whole user at random would pass as private"
         )
-    if epsilon.headline > USEFUL_EPSILON:
-        warnings.append(
-            f"ε = {epsilon.headline:.4g} is above {USEFUL_EPSILON:g}: too weak to be useful at this population"
-        )
+    if epsilon.headline > GUARANTEE:
+        step = step_of(epsilon.headline).words
+        warnings.append(f"ε = {epsilon.headline:.4g} is above {GUARANTEE:g}: {step} as a guarantee, at this population")
     if epsilon.rdp_orders_unconverged:
         orders = epsilon.rdp_orders_unconverged
         warnings.append(
@@ -331,7 +330,7 @@ def _order(order: float | None) -> str:
 def coloured(epsilon: float | None) -> str:
     if epsilon is None:
         return "–"
-    return f"[green]{number(epsilon)}[/]" if epsilon <= USEFUL_EPSILON else number(epsilon)
+    return f"[green]{number(epsilon)}[/]" if epsilon <= GUARANTEE else number(epsilon)
 
 
 def _epsilon_pld(epsilon: Epsilon) -> str:

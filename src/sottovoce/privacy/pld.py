@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from sottovoce.privacy import replaced
 from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, accounted
 from sottovoce.privacy.sampled_gaussian import step_distribution
 
@@ -196,7 +197,10 @@ def _release_pld(release: GaussianRelease, count: int, interval: float) -> tuple
         whole = dp_pld.from_gaussian_mechanism(z / math.sqrt(count), value_discretization_interval=interval)
         return whole, 4 * _UNIT  # nothing was transformed
     assert release.sampling_rate is not None
-    step = step_distribution(release.sampling_rate, z, interval=interval)
+    if release.neighbouring == "replace_one":
+        step = replaced.step_distribution(release.sampling_rate, release.noise_multiplier, interval=interval)
+    else:
+        step = step_distribution(release.sampling_rate, z, interval=interval)
     composed = step.self_compose(count)
     return composed, count * _transform_rounding(composed, norm=_norm(step))
 
@@ -229,6 +233,12 @@ def _loss_ranges(release: GaussianRelease, count: int) -> tuple[float, float]:
         return both, both
     normal = np.linspace(-_GAUSSIAN_REACH, _GAUSSIAN_REACH, 801)
     log_weight = -0.5 * normal**2 - logsumexp(-0.5 * normal**2)
+    if release.neighbouring == "replace_one":
+        z, high = release.noise_multiplier, replaced.largest_loss(q, release.noise_multiplier)
+        outcomes = np.concatenate([z * normal, z * normal - 1])
+        losses = np.clip(replaced.losses_of(outcomes, q, z), -high, high) + high
+        log_losses = np.concatenate([math.log1p(-q) + log_weight, math.log(q) + log_weight])
+        return 2 * high, _composed_range(losses, log_losses, count, 2 * high)
     absent, present = _step_loss(z * normal, q, z), _step_loss(1 + z * normal, q, z)
     low, high = float(absent[0]), float(present[-1])
     removed = np.concatenate([absent, present]) - low

@@ -26,12 +26,14 @@ from sottovoce.privacy.events import (
     event_from_json,
     parts_of,
     repeated,
+    replaced,
     run_event,
 )
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.outside import rests_on
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
+from sottovoce.units import PrivacyUnit, unit_named
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,22 @@ class Promise:
         return epsilon(self.event, self.delta)
 
     @property
+    def unit(self) -> PrivacyUnit:
+        """Whom ε is for."""
+        return unit_named(self.privacy_unit or "client")
+
+    @property
+    def event_inside(self) -> Event | None:
+        """What is released of one person inside a unit that holds several; None where a unit is one person."""
+        return None if self.unit.inside is None else replaced(self.event)
+
+    @cached_property
+    def epsilon_inside(self) -> Epsilon | None:
+        """ε of that person, at the same δ: larger than the unit's, since their speech changes the unit's update by up
+        to twice the clip bound."""
+        return None if self.event_inside is None else epsilon(self.event_inside, self.delta)
+
+    @property
     def release(self) -> Release | NoGuarantee:
         """One step."""
         return parts_of(self.event)[0][0]
@@ -67,9 +85,15 @@ class Promise:
         if isinstance(self.release, NoGuarantee):
             return None
         measured = f" and {self.measured:,} WERs of clients" if self.measured else ""
-        return f"ε = {both(self.epsilon)} promised for {self.steps:,} rounds{measured}; {self.made:,} made" + (
-            "" if self.outside is None else f"; {self.outside}"
-        )
+        told = f"ε = {both(self.epsilon)} promised for {self.steps:,} rounds{measured}; {self.made:,} made"
+        return "; ".join(filter(None, (told, self.words_inside, self.outside)))
+
+    @property
+    def words_inside(self) -> str | None:
+        """What is promised to one person inside a unit that holds several."""
+        if self.epsilon_inside is None or isinstance(self.release, NoGuarantee):
+            return None
+        return f"that is for {self.unit.one}; for one {self.unit.inside} inside it ε = {both(self.epsilon_inside)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,38 +277,49 @@ class Joint:
     """What several runs promise together to somebody who is in all of them.
 
     `unbounded` are the runs that promise nothing, and why: with one of them ε is infinite, and `epsilon` is that of
-    the others. None where nothing can be said of those: fewer than two, or `reason`.
+    the others. None where nothing can be said of those: fewer than two, or `reason`. `whom` it is for, where that is
+    not simply who is protected by each of them; `inside` is ε of one person in a unit that holds several.
     """
 
     epsilon: Epsilon | None
     unbounded: Mapping[str, str]
     reason: str = ""
+    whom: str = ""
+    inside: Epsilon | None = None
 
 
-def joint_epsilon(promises: Mapping[str, Promise]) -> Joint:
+def joint_epsilon(promises: Mapping[str, Promise], *, same_division: bool = False) -> Joint:
     """ε of several runs on the same people, by label, at the smallest δ among them.
 
     Guarantee: whoever sees all of their models learns no more of one client than (ε, δ) allows. Every release of every
-    attempt is composed; runs that protect different units, or against different changes, are not.
+    attempt is composed. Runs that protect different units, or silos of which nobody has shown that they are the same
+    (`same_division`), are composed for one speaker, who is in one silo of each run and is replaced in all of them: that
+    bounds adding and removing, too.
     """
     unbounded = {label: one.release.reason for label, one in promises.items() if isinstance(one.release, NoGuarantee)}
     private = {label: one for label, one in promises.items() if label not in unbounded}
     if len(private) < 2:
         return Joint(None, unbounded)
-    protected = {label: _protected(one) for label, one in private.items()}
-    first = next(iter(private))
-    for label, what in protected.items():
-        if what != protected[first]:
-            reason = f"{first} protects {protected[first]} and {label} {what}: no one ε is for both"
-            return Joint(None, unbounded, reason)
-    whole = composed(*(Composition(accounted(one.event)) for one in private.values()))  # no two share a chain of noise
-    return Joint(epsilon(whole, min(one.delta for one in private.values())), unbounded)
+    runs, delta = list(private.values()), min(one.delta for one in private.values())
+    units, changes = {one.unit for one in runs}, {_change(one) for one in runs}
+    whole = composed(*(Composition(accounted(one.event)) for one in runs))  # no two share a chain of noise
+    replacing = composed(*(replaced(one.event) for one in runs))
+    if len(units) == len(changes) == 1:
+        (unit,) = units
+        if unit.inside is None:
+            return Joint(epsilon(whole, delta), unbounded)
+        if same_division:
+            return Joint(epsilon(whole, delta), unbounded, whom=unit.one, inside=epsilon(replacing, delta))
+    if not all(unit.is_known for unit in units):
+        told = [f"{label} protects each {one.unit.name} against {_change(one)} one" for label, one in private.items()]
+        return Joint(None, unbounded, f"{' and '.join(told)}: no one ε is for all")
+    several = " who is in one silo of each run," if any(unit.inside for unit in units) else ""
+    return Joint(epsilon(replacing, delta), unbounded, whom=f"one speaker,{several} against replacing them in all")
 
 
-def _protected(one: Promise) -> str:
+def _change(one: Promise) -> str:
     assert isinstance(one.release, GaussianRelease | CorrelatedRelease)
-    relation = "adding or removing" if one.release.neighbouring == "add_remove" else "replacing"
-    return f"each {one.privacy_unit} against {relation} one"
+    return "adding or removing" if one.release.neighbouring == "add_remove" else "replacing"
 
 
 def both(found: Epsilon) -> str:
@@ -306,7 +341,16 @@ def figures(promise: Promise, ledger: LedgerReport) -> dict[str, Any]:
         "epsilon_pld": found.pld,
         "epsilon_pld_reason": found.pld_reason,
         "epsilon_rdp": None if isinstance(promise.release, NoGuarantee) else found.rdp,
+        **_inside_figures(promise),
         "promised_steps": promise.steps,
         **({"promised_client_wers": promise.measured} if promise.measured else {}),
         "spent": {name: spent[name] for name in ("epsilon_pld", "epsilon_rdp")},
     }
+
+
+def _inside_figures(promise: Promise) -> dict[str, Any]:
+    """Of one person inside a unit that holds several, where something is promised."""
+    inside = promise.epsilon_inside
+    if inside is None or isinstance(promise.release, NoGuarantee):
+        return {}
+    return {"unit": promise.unit.name, "inside": {"epsilon_pld": inside.pld, "epsilon_rdp": inside.rdp}}

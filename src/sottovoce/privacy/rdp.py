@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from sottovoce.errors import InputError
+from sottovoce.privacy import replaced
 from sottovoce.privacy.events import (
     Composition,
     CorrelatedRelease,
@@ -48,8 +49,8 @@ _ROUNDING_OF_LOG_A = 1e-14
 _LARGEST_QUADRATURE = 100_000  # points; below z ≈ 0.015 the series is exact anyway
 
 _RELATIONS = {"add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE"}  # dp-accounting's names
-# What dp-accounting bounds; the rest is refused by name.
-_BOUNDED = {("poisson", "add_remove"), ("fixed_size", "replace_one")}
+# What dp-accounting bounds, and `replaced`; the rest is refused by name.
+_BOUNDED = {("poisson", "add_remove"), ("poisson", "replace_one"), ("fixed_size", "replace_one")}
 
 
 def neighbouring_of(event: Event) -> Neighbouring | None:
@@ -61,7 +62,7 @@ def neighbouring_of(event: Event) -> Neighbouring | None:
         if (part.sampling, part.neighbouring) not in _BOUNDED:
             raise InputError(
                 f"sampling={part.sampling} with neighbouring={part.neighbouring}: no bound is known for this pair; "
-                "expected poisson with add_remove, or fixed_size with replace_one"
+                "expected poisson, or fixed_size with replace_one"
             )
         first = first or part
         if part.neighbouring != first.neighbouring:
@@ -87,6 +88,8 @@ class RdpCurve:
 def release_curve(release: GaussianRelease) -> RdpCurve:
     """The RDP curve of one release (hundredths of a second the first time)."""
     neighbouring_of(release)
+    if release.sampling == "poisson" and release.neighbouring == "replace_one":
+        return _replaced_curve(release)
     is_sampled = release.sampling_rate is not None and release.sampling_rate < 1
     values = _sampled(release) if is_sampled else _by_dp_accounting(release)
     unconverged = tuple(float(order) for order in ORDERS[np.isinf(values)])
@@ -99,6 +102,19 @@ def release_curve(release: GaussianRelease) -> RdpCurve:
     values = np.maximum(values, 0.0) + _ROUNDING_OF_LOG_A / (ORDERS - 1)
     values.flags.writeable = False
     return RdpCurve(values, unconverged)
+
+
+def _replaced_curve(release: GaussianRelease) -> RdpCurve:
+    """Of Poisson sampling, where an update is replaced: the worst pair's moments, or those without sampling."""
+    assert release.sampling_rate is not None
+    values: Curve = ORDERS / (2 * release.effective_multiplier**2)
+    if release.sampling_rate < 1:
+        q, z = release.sampling_rate, release.noise_multiplier
+        sampled = [replaced.log_moment(q, z, order) / (order - 1) for order in ORDERS.tolist()]
+        values = np.minimum(values, sampled)
+    values = values + _ROUNDING_OF_LOG_A / (ORDERS - 1)
+    values.flags.writeable = False
+    return RdpCurve(values, ())
 
 
 def _sampled(release: GaussianRelease) -> Curve:

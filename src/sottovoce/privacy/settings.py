@@ -48,7 +48,7 @@ BY_DATA = (Weighting.UTTERANCES, Weighting.SECONDS)
 class PrivacySettings:
     """Everything a plan is made of. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
 
-    `privacy_unit` is who is protected, in the population's words ("speaker", "silo with all its speakers"), or None
+    `privacy_unit` is who is protected, as in `sottovoce.units` ("speaker", "silo with all its speakers"), or None
     with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
     seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
     nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). `denominator` is what sums are

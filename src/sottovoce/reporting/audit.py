@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from sottovoce.auditing.audit import Observer, interval_words
 from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.auditing.speech_audit import in_words
 from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.privacy.events import NoGuarantee, poisson_release
 from sottovoce.reporting.cells import NOTHING, Table, epsilon, percent, said_once
 from sottovoce.reporting.html import Html, Part, Section
 from sottovoce.reporting.records import RunRecord
@@ -14,8 +16,9 @@ from sottovoce.training.run_folder import CONFIG
 
 INTRO = (
     "ε is a promise worked out on paper. Here it was tried: canaries, made-up users, took part in the same rounds, and "
-    "the attacker was asked which of them did. The estimate is what the attacker's success looks like as an ε; the "
-    "bound is what it proves. Both should be below what is promised."
+    "the attacker was asked which of them did. The estimate is what the attacker's success looks like as an ε, and no "
+    "more than that where people are drawn by chance; the bound is what it proves. Both should be below what is "
+    "promised."
 )
 WITHHELD = (
     "was made in secure mode: its audit made more rounds with the same people, which no ledger charges, so nothing of "
@@ -31,6 +34,7 @@ VERDICTS = {
 def audit_section(runs: Sequence[RunRecord]) -> Section | None:
     """What audits of these runs found; None where there is none. Those of releases are left out."""
     found: dict[str, Mapping[str, Any]] = {}
+    records = {run.label: run for run in runs}
     withheld = said_once((run.label, WITHHELD) for run in runs if run.is_release and kept_at(run.folder).is_file())
     parts: list[Part] = [_notice(f"{labels} {words}") for labels, words in withheld]
     for run in runs:
@@ -46,12 +50,16 @@ def audit_section(runs: Sequence[RunRecord]) -> Section | None:
     rows = tuple(_row(label, content) for label, content in found.items())
     headings = ("run", "ε promised", "ε estimated", "interval", "ε at least", "noise found", "canaries", "verdict")
     note = (
-        f"Promised for the rounds audited, by the ledger's better accountant. The interval holds the truth in "
-        f"{_level(found):.0%} of audits. Noise found is the least in any tensor, as a share of what is accounted."
+        "Promised for the rounds audited, by the ledger's better accountant. Noise found is the least in any tensor, "
+        "as a share of what is accounted."
     )
     parts.append(Table("audit", "What leaks, measured", headings, rows, note=note))
     for label, content in found.items():
-        lines = [told(content), *map(_sentence, in_words(content.get("speech") or NO_ATTACKS))]
+        lines = [
+            told(content),
+            _sentence(interval_of(records[label], content)),
+            *map(_sentence, in_words(content.get("speech") or NO_ATTACKS)),
+        ]
         parts += [Html(f"<p>{escape(label)}: {escape(line)}</p>") for line in lines]
     return Section("audit", "Audit", INTRO, tuple(parts))
 
@@ -80,9 +88,35 @@ def audit_alarm(run: RunRecord) -> str:
     return "" if content is None or content["verdict"] == "consistent" else told(content)
 
 
+def interval_of(run: RunRecord, content: Mapping[str, Any]) -> str:
+    """What the interval of its audit is worth, in words, by the run's own ledger; without one, by the rate at which the
+    audit says that people are drawn."""
+    observer = content.get("observer", Observer.RELEASES)
+    if run.promise is not None:
+        return interval_words(run.promise.release, observer)
+    rate = (content.get("drawn") or {}).get("sampling_rate_accounted")
+    drawn = poisson_release(1.0, sampling_rate=1.0) if rate == 1 else NoGuarantee("nothing shows who is drawn")
+    return interval_words(drawn, observer)
+
+
 def told(content: Mapping[str, Any]) -> str:
     """The verdict of an audit, and why."""
     return f"{VERDICTS[content['verdict']]} {_sentence(content['why'])}"
+
+
+def audit_words(run: RunRecord) -> str | None:
+    """What was measured of a run's privacy, in one line; None where nothing is kept, or may be told."""
+    try:
+        content = kept_audit(run)
+    except Unreadable:
+        return None
+    if content is None:
+        return None
+    _, promised, estimated, interval, bound, *_ = _row(run.label, content)
+    return (
+        f"{content['verdict']}: ε promised {promised}, estimated {estimated} ({interval}), at least {bound}; "
+        f"{interval_of(run, content)}"
+    )
 
 
 def _sentence(words: str) -> str:
@@ -112,8 +146,3 @@ def _notice(words: str) -> Html:
 def or_infinite(value: float | None) -> str:
     """ε of an audit's file, which has nothing for what is beyond all bounds."""
     return "∞" if value is None else epsilon(value)
-
-
-def _level(found: Mapping[str, Mapping[str, Any]]) -> float:
-    level: float = next(iter(found.values()))["estimate"]["level"]
-    return level

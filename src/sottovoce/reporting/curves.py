@@ -114,7 +114,7 @@ def privacy(runs: Sequence[RunRecord]) -> list[Drawing]:
                 "epsilon",
                 "ε spent over the rounds",
                 "ε by RDP as the ledger charged it, at the run's own population, on a logarithmic axis. "
-                "It can only grow; below the dashed line (ε = 8) a guarantee begins to be worth something.",
+                "It can only grow; up to the dashed line (ε = 8) a guarantee is moderate, above it weak.",
                 told_ends("ε by RDP", spent),
                 lambda: _lines(spent, x="rounds", y="ε (RDP)", finish=_logarithmic_epsilon_y, marks=False),
             )

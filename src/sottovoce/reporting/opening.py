@@ -58,7 +58,9 @@ def _cells(one: Verdict) -> Row:
     private = (NOTHING, "any", "any")
     if one.epsilon is not None and one.odds is not None:
         right = "100" if one.odds.right >= EVERY_TIME else f"{of_hundred(one.odds.right)}"
-        private = (epsilon(one.epsilon), right, odds_words(one.epsilon))
+        assert one.epsilon_of_one is not None
+        inside = "" if one.epsilon_inside is None else f" (one inside: {epsilon(one.epsilon_inside)})"
+        private = (epsilon(one.epsilon) + inside, right, odds_words(one.epsilon_of_one))
     base, cost = NOTHING, (NOTHING, NOTHING)
     if one.cost is not None and one.cost.base is not None:
         base, cost = one.cost.base, (points(one.cost.difference), between(one.cost.interval))

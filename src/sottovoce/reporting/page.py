@@ -38,6 +38,7 @@ from sottovoce.reporting.sections import (
     transcript_section,
 )
 from sottovoce.reporting.tables import speaker_table
+from sottovoce.reporting.titles import about_of
 from sottovoce.reporting.verdict import Verdict, verdicts
 
 
@@ -137,7 +138,7 @@ def write_tables(folder: Path, report: Report) -> list[Path]:
 def _lead(runs: Sequence[RunRecord], title: str) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs: {', '.join(run.label for run in runs)}."
-    about = runs[0].config.get("about")
+    about = about_of(runs[0])
     return f"One run, {runs[0].label}: {about}." if about and about != title else f"One run: {runs[0].label}."
 
 

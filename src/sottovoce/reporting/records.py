@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from sottovoce.training.run_folder import (
     DIAGNOSTICS,
     ENGINE,
     ENVIRONMENT,
+    INPUTS,
     LEDGER,
     METRICS,
     NO_EPSILON,
@@ -85,6 +86,7 @@ class RunRecord:
     ledger: LedgerCheck | None
     problems: tuple[str, ...]
     damaged: tuple[str, ...] = ()
+    inputs: Record = field(default_factory=dict)
 
     @property
     def federation(self) -> Record:
@@ -214,9 +216,15 @@ def read_run(label: str, folder: Path) -> RunRecord:
         metrics=_read_lines(folder / METRICS, torn),
         diagnostics=_read_lines(folder / DIAGNOSTICS, torn),
         ledger=_check_ledger(folder),
+        inputs=_read(folder / INPUTS, parse_json, damaged) or {},
         problems=(*damaged, *torn),
         damaged=tuple(damaged),
     )
+
+
+def read_ledger_alone(label: str, report: LedgerReport) -> RunRecord:
+    """A run of which there is a sound ledger and nothing else."""
+    return RunRecord(label, report.path.parent, {}, {}, {}, {}, {}, (), (), LedgerCheck(report=report), ())
 
 
 def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
@@ -234,12 +242,17 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
         if not inside:
             raise InputError(f"run={path}: neither a run ({CONFIG}, {METRICS}) nor a folder of runs")
         found += [folder for folder in inside if folder.resolve() not in {known.resolve() for known in found}]
-    longest = max(len(folder.resolve().parts) for folder in found)
+    return labelled(found)
+
+
+def labelled(paths: Sequence[Path]) -> dict[str, Path]:
+    """Different paths by the shortest ends of them that tell them apart."""
+    longest = max(len(path.resolve().parts) for path in paths)
     for depth in range(1, longest + 1):
-        labels = ["/".join(folder.resolve().parts[-depth:]) for folder in found]
+        labels = ["/".join(path.resolve().parts[-depth:]) for path in paths]
         if len(set(labels)) == len(labels):
             break
-    return dict(zip(labels, found, strict=True))
+    return dict(zip(labels, paths, strict=True))
 
 
 def _is_run(folder: Path) -> bool:

@@ -6,9 +6,10 @@ from typing import Any
 
 from sottovoce.reporting.cells import NOTHING, Table, integer, text
 from sottovoce.reporting.records import RunRecord
+from sottovoce.reporting.titles import about_of
 
 FACTS: dict[str, Callable[[RunRecord], str]] = {
-    "recipe": lambda run: text(run.config.get("about")),
+    "recipe": lambda run: text(about_of(run)),
     "kind": lambda run: _kind(run),
     "seed": lambda run: text(run.config.get("seed")),
     "data": lambda run: text((run.config.get("data") or {}).get("store")),

@@ -11,10 +11,14 @@ from sottovoce.errors import InputError
 from sottovoce.files import as_utf8, written_atomically
 from sottovoce.privacy.events import CorrelatedRelease, GaussianRelease, NoGuarantee, Release
 from sottovoce.privacy.promise import Promise, written_out
+from sottovoce.privacy.scale import step_of
+from sottovoce.reporting.audit import audit_words
 from sottovoce.reporting.cells import integer, percent
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.reporting.run_facts import short_commit
+from sottovoce.reporting.titles import about_of
 from sottovoce.reporting.verdict import Verdict, odds_words
+from sottovoce.units import PrivacyUnit
 
 NOT_COVERED = (
     "Settings that were chosen by trying runs on the same people which are not reported. Were there any? [yes or no; "
@@ -22,8 +26,10 @@ NOT_COVERED = (
     "The model that training started from, and everything that was done with the speech before the run: recording, "
     "transcribing, choosing who is on the list, storing.",
     "That somebody is on the list of people who might take part; the list, and its length, are taken as public.",
-    "Other runs on the same people: whoever has several models can combine them. `sottovoce report RUN RUN…` states ε "
+    "Other runs on the same people: whoever has several models can combine them. `sottovoce ledger RUN RUN…` states ε "
     "of several together.",
+    "People who are none of this run's clients, but on whom its model was chosen, whom its server has trained on, by "
+    "whom noise was taken out, or whom the model that it started from has heard.",
     "Side channels: how long computations take, memory, swap files, backups, a machine that somebody else controls.",
     "What the model says of people in general: a recogniser that has learnt an accent tells that there are speakers of "
     "it, whether or not one of them took part.",
@@ -122,7 +128,7 @@ def _caution(verdict: Verdict) -> str:
 
 
 def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
-    yield "run", f"{run.label}: {run.config.get('about') or 'no description'}"
+    yield "run", f"{run.label}: {about_of(run) or 'no description'}"
     yield (
         "made with",
         f"Sottovoce {run.environment.get('sottovoce', 'of an unknown release')}"
@@ -137,8 +143,11 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
     assert ledger is not None
     assert ledger.report is not None
     people, cohort = plan["population_size"], plan["cohort_size"]
-    yield "population", f"{integer(people)} people on a list that was fixed before the run"
-    yield "sampling", _sampling(promise.release, cohort=cohort, people=people)
+    unit = promise.unit
+    yield "population", f"{integer(people)} {unit.several} on a list that was fixed before the run"
+    if unit.inside is not None:
+        yield f"{unit.inside}s in these {unit.several}", "[how many; the ledger counts them nowhere]"
+    yield "sampling", _sampling(promise.release, cohort=cohort, people=people, unit=unit)
     yield "rounds", f"{promise.steps:,} promised before the first model was released, {promise.made:,} made"
     repeats = ledger.report.attempts - ledger.report.steps
     if repeats:
@@ -155,6 +164,8 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
     )
     if verdict.cost is not None:
         yield f"word error rate ({verdict.cost.test})", percent(verdict.cost.wer)
+    if (audited := audit_words(run)) is not None:
+        yield "audit", audited
     mark = ledger.report.mark
     yield "ledger", f"{mark.length:,} lines, sound; its head is `{mark.head}`"
     for note in ledger.notes:
@@ -184,29 +195,47 @@ def _mechanism(promise: Promise, plan: Record) -> Iterator[tuple[str, str]]:
     chained = ", correlated over rounds" if isinstance(release, CorrelatedRelease) else ""
     yield "noise", f"Gaussian{chained}, {release.noise_multiplier:g} times that bound, on the sum of a round, once"
     relation = "added or removed" if release.neighbouring == "add_remove" else "replaced by another"
-    yield "unit of privacy", f"one {promise.privacy_unit}, {relation}, with everything they said in the run"
+    unit, inside = promise.unit, promise.epsilon_inside
+    yield "unit of privacy", f"{unit.one}, {relation}, {unit.holds}"
     if promise.measured:
         yield "measured besides", f"clients' word error rate, {promise.measured:,} times, with noise; in ε"
     below = "below" if promise.delta * people < 1 else "NOT BELOW"
-    yield "δ", f"{promise.delta:g}, {below} one over the population ({1 / people:.2g})"
+    counted = "the population" if unit.inside is None else f"the number of {unit.several}"
+    yield "δ", f"{promise.delta:g}, {below} one over {counted} ({1 / people:.2g})"
     tight = f"none: {stated.pld_reason}" if stated.pld is None else written_out(stated.pld)
     yield "ε by privacy loss distributions", tight
     yield "ε by Rényi accounting", written_out(stated.rdp)
     yield "ε that counts", f"{written_out(stated.headline)}: both are upper bounds, so the smaller one holds"
-    yield "odds of 1 : 1 become", f"at most {odds_words(stated.headline)}, but for a chance of δ"
+    if inside is not None:
+        yield f"ε that counts for one {unit.inside} inside a {unit.short}", _inside(promise)
+    worst = stated.headline if inside is None else inside.headline
+    yield "on the scale of ε", f"{step_of(worst).words} (docs/privacy.md, One scale of ε)"
+    yield "odds of 1 : 1 become", f"at most {odds_words(worst)}, but for a chance of δ"
 
 
-def _sampling(release: Release | NoGuarantee, *, cohort: int, people: int) -> str:
+def _inside(promise: Promise) -> str:
+    """Of one person in a unit that holds several."""
+    inside, unit = promise.epsilon_inside, promise.unit
+    assert inside is not None
+    tight = "" if inside.pld is None else f"{written_out(inside.pld)} by privacy loss distributions, "
+    return (
+        f"{written_out(inside.headline)} ({tight}{written_out(inside.rdp)} by Rényi accounting): what they said moves "
+        f"the {unit.short}’s update by up to twice the clip bound. For who is in one {unit.short} alone"
+    )
+
+
+def _sampling(release: Release | NoGuarantee, *, cohort: int, people: int, unit: PrivacyUnit) -> str:
+    one = "person" if unit.inside is None and unit.is_known else unit.short
     if isinstance(release, CorrelatedRelease):
         whom = (
-            "each person of it"
+            f"each {one} of it"
             if release.sampling_rate == 1
             else f"each of it with probability {release.sampling_rate:.4g}"
         )
         return f"one of {release.cycle:,} groups after the other, {whom}"
     if isinstance(release, GaussianRelease) and release.sampling == "fixed_size":
-        return f"{integer(cohort)} different people in each round, every set of them equally likely"
-    return f"each person alone, with probability {cohort / people:.4g} in each round ({integer(cohort)} expected)"
+        return f"{integer(cohort)} different {unit.several} in each round, every set of them equally likely"
+    return f"each {one} alone, with probability {cohort / people:.4g} in each round ({integer(cohort)} expected)"
 
 
 def _not_covered(run: RunRecord) -> Iterator[str]:

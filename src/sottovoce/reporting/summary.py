@@ -21,7 +21,9 @@ from sottovoce.reporting.larger_population import Accountant, accountant_of, lar
 from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
+from sottovoce.reporting.shared_people import NOBODY, Declared
 from sottovoce.reporting.tables import PAPER_WER, paper_tables
+from sottovoce.reporting.titles import title_for
 from sottovoce.reporting.verdict import Verdict, told_together, verdicts
 from sottovoce.tables import plain_table
 from sottovoce.training.run_folder import RESULTS, hide_times
@@ -64,7 +66,7 @@ class Summary:
         """The page that opens with it."""
         return build_report(
             records,
-            title=title,
+            title=title_for(title, records),
             judged=self.verdicts,
             headline=self.headline,
             differences=self.differences,
@@ -124,7 +126,7 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     write_page(summary.path, summary.report(records, title=title))
     tables = [(table.title, *_aligned((table.headings, *table.rows)), table.note, "") for table in summary.tables_below]
     lines = [
-        title,
+        title_for(title, records),
         "",
         summary.verdict,
         "",
@@ -141,10 +143,11 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     return summary
 
 
-def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
+def summarise(records: Sequence[RunRecord], *, path: Path, declared: Declared = NOBODY) -> Summary:
     """The table and the notes of the finished runs among `records`; `path` is where their page will lie.
 
-    What is promised together is promised by the unfinished ones as well: they have released models, too.
+    What is promised together is promised by the unfinished ones as well: they have released models, too. Of runs that
+    are `declared` to have nobody in common it is said that somebody says so.
     """
     runs = [record for record in records if record.tests]
     federated = [run for run in runs if run.privacy]
@@ -161,7 +164,7 @@ def summarise(records: Sequence[RunRecord], *, path: Path) -> Summary:
         headings,
         tuple(rows),
         tuple(_notes(runs, accountant)),
-        together=together(records),
+        together=together(records, declared),
         tables=_of_papers(runs),
         differences=difference_table(runs, start=START),
         verdicts=verdicts(records),
@@ -258,6 +261,7 @@ def _notes(runs: Sequence[RunRecord], accountant: Accountant) -> list[str]:
             f"{_sent(run.results)}; "
             f"{privacy['guarantee']}{_promised(privacy)}"
         )
+        notes += _inside(run)
         notes += _understood(run)
     found = [run.privacy for run in runs if run.privacy]
     if any(privacy["epsilon_rdp"] is not None for privacy in found):
@@ -267,6 +271,12 @@ def _notes(runs: Sequence[RunRecord], accountant: Accountant) -> list[str]:
             f"the mean, sampling rate, rounds) reaches ε ≤ 8 by {accountant.upper()}, with a cohort that grows along."
         )
     return notes
+
+
+def _inside(run: RunRecord) -> list[str]:
+    """Of units that hold several people: what one of those is promised."""
+    words = None if run.promise is None else run.promise.words_inside
+    return [] if words is None else [f"{run.label}: ε in the table: {words}"]
 
 
 def _understood(run: RunRecord) -> list[str]:

@@ -13,28 +13,20 @@ from sottovoce.evaluation.gaps import Gap
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, accounted
 from sottovoce.privacy.odds import Odds, believed, odds
 from sottovoce.privacy.promise import Promise, both, written_out
+from sottovoce.privacy.scale import GUARANTEE, NO_GUARANTEE, step_of
 from sottovoce.reporting.audit import audit_alarm
 from sottovoce.reporting.cells import integer, listed
 from sottovoce.reporting.costs import Cost, cost_of, gap_of, gap_words
 from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.records import RunRecord
+from sottovoce.units import PrivacyUnit
 
-USEFUL = 8.0  # ε up to which a guarantee is called one, as everywhere in reports
-# e^20 is half a billion: with such odds one of a hundred million people may be named with confidence.
-NOTHING_LEFT = 20.0
 EVERY_TIME = 0.995
 PRIOR = 0.01
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Kind = Literal["unsound", "not private", "simulation", "release", "weak", "nothing"]
 
-UNITS = {
-    "speaker": ("one speaker", "Each speaker of the run, with everything they said in it"),
-    "silo": (
-        "one silo",
-        "Each silo, with everything it holds. One speaker inside a silo has less: ε counts twice, δ (1 + e^ε) times",
-    ),
-}
 SEEDED = (
     "Simulated: cohorts and noise came from a seed, and whoever has the seed can take the noise out again. The model "
     "itself protects nobody; the figures say what a release of this recipe would be worth."
@@ -46,7 +38,8 @@ SECURE = "In secure mode: cohorts and noise came from the operating system, once
 class Verdict:
     """What is to be said of one run, the most important first. `points` are questions and their answers.
 
-    `short` is for a terminal. `epsilon` is the smaller bound, None without a guarantee; so is `odds`.
+    `short` is for a terminal. `epsilon` is the smaller bound for a `unit` of privacy, None without a guarantee; so is
+    `odds`. `epsilon_inside` is that of one person inside a unit that holds several, of whom `odds` are then.
     `against` is what an audit says against it, empty where there is nothing.
     """
 
@@ -61,15 +54,22 @@ class Verdict:
     cost: Cost | None = None
     gap: Gap | None = None
     against: str = ""
+    unit: PrivacyUnit | None = None
+    epsilon_inside: float | None = None
+
+    @property
+    def epsilon_of_one(self) -> float | None:
+        """ε of one person, whatever the unit is."""
+        return self.epsilon if self.epsilon_inside is None else self.epsilon_inside
 
     @property
     def brief(self) -> str:
         """For a table. Of a simulation, what its ε would be worth, too."""
         if self.against:
             return "its audit speaks against it"
-        if self.kind != "simulation" or self.epsilon is None or self.epsilon <= USEFUL:
+        if self.kind != "simulation" or self.epsilon_of_one is None or self.epsilon_of_one <= GUARANTEE:
             return self.status[0]
-        return f"simulated; released, {'next to nothing' if self.epsilon > NOTHING_LEFT else 'weak'}"
+        return f"simulated; released, {step_of(self.epsilon_of_one).words}"
 
     @property
     def status(self) -> tuple[str, str]:
@@ -77,10 +77,15 @@ class Verdict:
         return STATUS[self.kind]
 
     def as_json(self) -> dict[str, Any]:
+        one = self.epsilon_of_one
+        inside = {} if self.unit is None or self.epsilon_inside is None else {"epsilon_inside": self.epsilon_inside}
         private = {
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "odds": math.exp(self.epsilon) if self.epsilon is not None and self.epsilon < 700 else None,
+            "scale": None if one is None else step_of(one).words,
+            "unit": None if self.unit is None else self.unit.name,
+            **inside,
+            "odds": math.exp(one) if one is not None and one < 700 else None,
             "right_guesses": None if self.odds is None else self.odds.right,
             "found_at_one_false_alarm_in_100": None if self.odds is None else self.odds.found,
         }
@@ -179,17 +184,25 @@ def _not_private(run: RunRecord, measured: tuple[tuple[str, str], ...], cost: Co
 def _private(
     run: RunRecord, promise: Promise, measured: tuple[tuple[str, str], ...], cost: Cost | None, gap: Gap | None
 ) -> Verdict:
-    epsilon, delta, found = promise.epsilon.headline, promise.delta, odds(promise.event)
+    delta, inside = promise.delta, promise.epsilon_inside
+    # What is called a guarantee is one for people: of a silo, for each speaker inside.
+    epsilon = promise.epsilon.headline if inside is None else inside.headline
+    found = odds(promise.event_inside or promise.event)
     people = run.header["plan"].get("population_size")
     delta_too_large = people is not None and delta * people >= 1
-    nothing, weak = epsilon > NOTHING_LEFT, epsilon > USEFUL or delta_too_large
+    nothing, weak = epsilon > NO_GUARANTEE, epsilon > GUARANTEE or delta_too_large
     kind: Kind = "simulation" if promise.simulated else "nothing" if nothing else "weak" if weak else "release"
-    stated = f"ε = {written_out(epsilon)} at δ = {delta:g}"
-    would = "would exclude next to nothing" if nothing else "would be a weak guarantee" if weak else "would hold"
+    stated = f"ε = {written_out(promise.epsilon.headline)} at δ = {delta:g}"
+    if inside is not None:
+        unit, whole = promise.unit, written_out(promise.epsilon.headline)
+        less = f"ε = {written_out(epsilon)} for one {unit.inside} inside it"
+        stated = f"ε = {whole} for {unit.one} and {less}, at δ = {delta:g},"
+    holds = f"would hold ({step_of(epsilon).words})"
+    would = "would exclude next to nothing" if nothing else "would be a weak guarantee" if weak else holds
     headline = {
         "simulation": f"A simulation, which itself protects nobody. Released, {stated} {would}.",
-        "release": f"A release with a guarantee: {stated}.",
-        "weak": f"A release with a weak guarantee: {stated}.",
+        "release": f"A release with a guarantee: {stated.rstrip(',')} ({step_of(epsilon).words}).",
+        "weak": f"A release with a weak guarantee: {stated.rstrip(',')}.",
         "nothing": f"Practically no guarantee: {stated} excludes next to nothing, however secure its randomness was.",
     }[kind]
     learnt = learn_words(promise, found)
@@ -205,13 +218,24 @@ def _private(
         points.append(("What it rests on", f"{promise.outside}."))
     short = f"{headline} {learnt}"
     return Verdict(
-        run.label, kind, headline, short, (*points, *measured), epsilon, delta, odds=found, cost=cost, gap=gap
+        run.label,
+        kind,
+        headline,
+        short,
+        (*points, *measured),
+        promise.epsilon.headline,
+        delta,
+        odds=found,
+        cost=cost,
+        gap=gap,
+        unit=promise.unit,
+        epsilon_inside=None if inside is None else inside.headline,
     )
 
 
 def learn_words(promise: Promise, found: Odds) -> str:
     """What all that is published can tell of one person, in guesses and in odds."""
-    epsilon, delta = promise.epsilon.headline, promise.delta
+    epsilon, delta = (promise.epsilon_inside or promise.epsilon).headline, promise.delta
     hundred = of_hundred(found.right)
     if found.right >= EVERY_TIME:
         guess = "Somebody who guesses whether a person took part may be right every time."
@@ -220,7 +244,7 @@ def learn_words(promise: Promise, found: Odds) -> str:
             "Somebody who tosses a coin over whether a person took part is right 50 times in 100; with all that is "
             f"published, at most {hundred} times."
         )
-    if epsilon > NOTHING_LEFT:
+    if epsilon > NO_GUARANTEE:
         undrawn = _never_drawn(promise)
         spared = (
             f" That it is not 100 is owed to chance alone, by which {100 * undrawn:.0f} in 100 are drawn in no round. "
@@ -278,12 +302,22 @@ def _never_drawn(promise: Promise) -> float:
 
 def _for_whom(promise: Promise) -> str:
     assert not isinstance(promise.release, NoGuarantee)
-    unit, words = UNITS.get(promise.privacy_unit or "", (f"one {promise.privacy_unit}", f"Each {promise.privacy_unit}"))
-    if promise.release.neighbouring == "add_remove":
-        hidden = f"Hidden is whether {unit} took part at all, and so what they said"
+    unit, inside = promise.unit, promise.epsilon_inside
+    if inside is not None:
+        both_lines = (
+            f"Each {unit.short}, {unit.holds}: ε = {both(promise.epsilon)}. One {unit.inside} inside a {unit.short} "
+            f"has less: ε = {both(inside)}, since what they said changes the {unit.short}’s update by up to twice the "
+            f"clip bound and does not take it away. That is for who is in one {unit.short} alone."
+        )
+    elif unit.is_known:
+        both_lines = f"Each {unit.short} of the run, with everything they said in it."
     else:
-        hidden = f"Hidden is whether it was {unit} or another in their place; that so many took part is not"
-    return f"{words}. {hidden}. That they are on the list of those who might take part is public."
+        both_lines = f"Each {unit.short}. Whether that is one person, the ledger does not say."
+    if promise.release.neighbouring == "add_remove":
+        hidden = f"Hidden is whether {unit.one} took part at all, and so what they said"
+    else:
+        hidden = f"Hidden is whether it was {unit.one} or another in their place; that so many took part is not"
+    return f"{both_lines} {hidden}. That they are on the list of those who might take part is public."
 
 
 def _against(run: RunRecord) -> str:
@@ -306,18 +340,19 @@ def _had(run: RunRecord, promise: Promise) -> str:
     rounds = "1 round" if promise.steps == 1 else f"{promise.steps:,} rounds"
     if promise.steps != promise.made:
         rounds = f"all {promise.steps:,} rounds that were promised ({promise.made:,} are made)"
-    told = f"ε = {both(promise.epsilon)} is for the {people} people of this run and {rounds}, by its ledger."
+    whom = f"the {people} {promise.unit.several} of this run"
+    told = f"ε = {both(promise.epsilon)} is for {whom} and {rounds}, by its ledger."
     told = f"On paper, as a simulation has it: {told}" if promise.simulated else f"Had: {told}"
     accountant = accountant_of([run])
     useful = larger_population(run.privacy, accountant) or {}
-    if promise.epsilon.headline <= USEFUL:
+    if promise.epsilon.headline <= GUARANTEE:
         return f"{told} No larger population is imagined."
     if "population_size" in useful:
         return (
-            f"{told} Extrapolated, and had by nobody: with {integer(useful['population_size'])} people the same recipe "
-            f"would have ε ≤ {USEFUL:g} ({accountant.upper()})."
+            f"{told} Extrapolated, and had by nobody: with {integer(useful['population_size'])} {promise.unit.several} "
+            f"the same recipe would have ε ≤ {GUARANTEE:g} ({accountant.upper()})."
         )
-    return f"{told} No larger population is known with which the same recipe would have ε ≤ {USEFUL:g}."
+    return f"{told} No larger population is known with which the same recipe would have ε ≤ {GUARANTEE:g}."
 
 
 def _drawn(promise: Promise, *, nothing: bool) -> str:

@@ -17,10 +17,10 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import PlannedRun, plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
 from sottovoce.privacy.promise import Promise, figures, promise_of
+from sottovoce.privacy.scale import GUARANTEE
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling
 from sottovoce.training.run_folder import LEDGER, RunFolder
 
-USEFUL_EPSILON = 8.0
 COVERS = "ε covers this run alone: not the tuning before it, nor the seed model, which is trained without privacy"
 
 
@@ -80,14 +80,14 @@ def _useful(settings: Federation, plan: Plan, promised: Promise) -> dict[str, An
     by_pld = _no_more_than_here(found["pld"], private, spent, by=spent.pld)
     # Where no PLD beats RDP there is none by PLD.
     told = {"pld": by_pld} if "unreachable" in by_pld or by_pld["epsilon_pld"] is not None else {}
-    return {"target_epsilon": USEFUL_EPSILON, **by_rdp, **told}
+    return {"target_epsilon": GUARANTEE, **by_rdp, **told}
 
 
 def _no_more_than_here(
     found: Mapping[str, Any], private: PrivacySettings, spent: Epsilon, *, by: float | None
 ) -> Mapping[str, Any]:
     """Searches are quick, and may overstate ε: where the run's own `by` an accountant will do, its people do."""
-    if by is None or by > USEFUL_EPSILON or found.get("population_size", math.inf) <= private.population_size:
+    if by is None or by > GUARANTEE or found.get("population_size", math.inf) <= private.population_size:
         return found
     return _worth(private.population_size, private.cohort_size, spent, delta=private.delta)
 
@@ -120,7 +120,7 @@ def _smallest_useful(
 
 def _smallest_by(planned: PlannedRun, accountant: Accountant) -> Mapping[str, Any]:
     try:
-        found = smallest_population(planned, target_epsilon=USEFUL_EPSILON, accountant=accountant, cap=QUICK)
+        found = smallest_population(planned, target_epsilon=GUARANTEE, accountant=accountant, cap=QUICK)
     except InputError as error:
         return {"unreachable": str(error)}
     return _worth(found.population_size, found.cohort_size, found.epsilon, delta=planned.delta)

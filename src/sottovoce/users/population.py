@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.seeds import name_key
+from sottovoce.units import SILO, SPEAKER
 from sottovoce.users.clients import dealt, devices, shuffled, silos
 from sottovoce.users.groups import Groups, Integers
 from sottovoce.users.rules import ClientRule, PopulationSettings, exactly
@@ -36,7 +37,7 @@ from sottovoce.users.used_utterances import (
 # Capping sorts all utterances of the clients above the cap: a portion of this size stays in the processor's cache.
 CLIENTS_PER_PORTION = 1 << 12
 
-PRIVACY_UNITS: Mapping[ClientRule, str] = {"speaker": "speaker", "silo": "silo with all its speakers"}
+PRIVACY_UNITS: Mapping[ClientRule, str] = {"speaker": SPEAKER.name, "silo": SILO.name}
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,0 +1,103 @@
+"""One scale of ε for whoever signs, whoever takes part and whoever trains; and no simulation that claims one."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sottovoce.config import Suite, load_experiment, recipe_names
+from sottovoce.privacy import figure, planner, scale
+from sottovoce.privacy.events import poisson_release
+from sottovoce.privacy.mechanisms import single_release
+from sottovoce.privacy.odds import odds
+from sottovoce.reporting.archives import open_path
+from sottovoce.reporting.records import read_run
+from sottovoce.reporting.statement import statement
+from sottovoce.reporting.titles import about_of, title_for
+from sottovoce.reporting.verdict import odds_words, of_hundred, verdict_on
+from sottovoce.training import privacy_report
+from sottovoce.training.suites import recipes_of
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("docs/privacy.md", "docs/guides/for-whoever-signs.md", "docs/guides/taking-part.md")
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The rows of its table of ε, without its head."""
+    lines = (ROOT / page).read_text().splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("| ε | odds"))
+    rows = []
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_has_the_steps_of_the_scale(page: str) -> None:
+    rows = rows_of(page)
+    for step, row in zip(scale.SCALE, rows, strict=False):
+        last = step is scale.NEXT_TO_NOTHING
+        assert row[0] == (f"above {scale.NO_GUARANTEE:g}" if last else f"up to {step.most:g}")
+        assert any(re.match(rf"{step.words}\b", cell) for cell in row[2:]), row
+        if not last and step.most < 20:
+            assert row[1].replace(" to ", " : ") == odds_words(step.most)
+    assert len(rows) - len(scale.SCALE) <= 1, "and, for who takes part, that nothing may be promised"
+
+
+def test_what_the_steps_mean_stands_where_people_read_it() -> None:
+    for page in ("docs/privacy.md", "docs/guides/taking-part.md"):
+        text = (ROOT / page).read_text()
+        assert all(step.means in text for step in scale.SCALE)
+
+
+def test_right_guesses_are_those_of_one_gaussian_release() -> None:
+    for step, row in zip(scale.SCALE[:3], rows_of("docs/privacy.md"), strict=False):
+        z = single_release(step.most, delta=1e-6)
+        assert int(row[2]) == of_hundred(odds(poisson_release(z, sampling_rate=1.0)).right)
+
+
+def test_no_other_page_has_a_scale_of_its_own() -> None:
+    """Nobody calls an ε useful, of use or strong by another number."""
+    others = re.compile(
+        r"(8|10) is (useful|what people call)|8 or 10|promises little|a guarantee of use", re.IGNORECASE
+    )
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guides").glob("*.md")]
+    assert [page.name for page in pages if others.search(page.read_text())] == []
+    source = [path for path in (ROOT / "src").rglob("*.py") if re.search(r"USEFUL\w* = \d", path.read_text())]
+    assert source == []
+    assert planner.GUARANTEE == privacy_report.GUARANTEE == figure.GUARANTEE == scale.GUARANTEE == 8
+
+
+def test_no_recipe_of_a_simulation_says_that_its_epsilon_holds() -> None:
+    found = []
+    for name in recipe_names():
+        experiment = load_experiment(name)
+        recipes = recipes_of(experiment) if isinstance(experiment, Suite) else {name: experiment}
+        for label, recipe in recipes.items():
+            for words in (experiment.about, recipe.about):
+                if re.search(r"ε ?[=≤] ?\d", words) and not re.search("would|release", words):
+                    found.append((name, label, words))
+    assert found == []
+
+
+def test_no_page_of_kept_runs_has_such_a_title() -> None:
+    for page in (ROOT / "results").glob("*.md"):
+        outside = re.sub(r"<details>.*?</details>", "", page.read_text(), flags=re.DOTALL)
+        assert "for these very people" not in outside, page.name
+    for page in ("README.md", "docs/RESULTS.md", "docs/results.template.md"):
+        assert not re.search(r"ε = \d+ (holds )?for (these|the) (very|\d)", (ROOT / page).read_text()), page
+
+
+def test_a_report_says_of_a_simulation_that_a_release_would_have_it() -> None:
+    """Also of older runs, whose titles stay as they were."""
+    kept = open_path(ROOT / "results/had.zip/epsilon-8")
+    run = read_run("epsilon-8", kept)
+    assert run.config["about"].endswith("ε = 8 for these very people")
+    assert about_of(run) == "1,900 people, each in all of ten rounds (simulated)"
+    release = replace(run, config={**run.config, "federation": {"privacy": {"mode": "secure"}}})
+    assert title_for("ε = 8 for all", [release]) == "ε = 8 for all"
+    assert title_for("What a release would have: ε = 8", [run]) == "What a release would have: ε = 8"
+    assert "very people" not in statement(run, verdict_on(run))
