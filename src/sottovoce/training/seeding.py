@@ -18,11 +18,10 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.store import Store
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
-from sottovoce.training.speakers import public_people, speakers_of
+from sottovoce.training.speakers import speakers_of
 from sottovoce.training.stores import find_place, open_place
 from sottovoce.users.population import Population, shared_speakers
 
-DENOISE = "federation.denoise.data"
 SERVER_PASS = "federation.server_pass.data"
 SHARED_DEV = "federation.shared_dev"
 
@@ -121,16 +120,14 @@ def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
 
 
 def _beside_training(recipe: Recipe, stores: Path) -> dict[str, tuple[str, "Keys"]]:
-    """Whom a run has looked at besides those it trains on: where its model was chosen, its server's own, what its
-    clients were weighted by, and whose updates it was denoised by. Each with the digest of their store."""
+    """Whom a run has looked at besides those it trains on: where its model was chosen, its server's own, and
+    what its clients were weighted by. Each with the digest of their store."""
     settings = recipe.federation
     own = None if settings is None or settings.server_pass is None else settings.server_pass.data
     shared = None if settings is None or settings.weighed_on is None else settings.weighed_on.data
     named = {"data.dev": recipe.data.dev, SERVER_PASS: own, SHARED_DEV: shared}
     places = {what: find_place(place, recipe, stores) for what, place in named.items() if place is not None}
-    found = {what: (store.digest, split_keys(store, split)) for what, (store, split) in places.items()}
-    public = public_people(recipe, stores)
-    return found if public is None else found | {DENOISE: (public.store.digest, keys_of(public))}
+    return {what: (store.digest, split_keys(store, split)) for what, (store, split) in places.items()}
 
 
 def ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe | None]]:

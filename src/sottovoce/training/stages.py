@@ -35,7 +35,6 @@ from sottovoce.training import central
 from sottovoce.training.agreement import Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.client_results import client_results
 from sottovoce.training.client_wer import check_client_wer, listeners_here, measured_wers
-from sottovoce.training.denoise import check_denoise, learn_denoise
 from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
@@ -310,8 +309,6 @@ def _run_federated(
         if elsewhere is not None:
             plan = elsewhere.planned(plan)
         facts["plan"] = plan.describe()
-        if processes.first:  # who is refused here is refused for all
-            check_denoise(recipe, start, population, places)
         server_pass = None
         if places.of_server is not None:
             check_language(start, places.of_server[0])
@@ -369,11 +366,6 @@ def _run_federated(
             for line in filter(None, (beside, *promised, NO_EVENTS if is_release else None)):
                 around.say(line)
             write_json(run.path / POPULATION, _public(population, plan))
-            denoise = None
-            if places.public is not None:
-                around.on_stage("learning what to take out of releases")
-                denoise = learn_denoise(recipe, start, places.public, plan, device=around.device)
-                around.say(denoise.about)
             distant = None if elsewhere is None else elsewhere.clients(run, plan, start)
             federating = Federating(
                 recipe,
@@ -393,7 +385,6 @@ def _run_federated(
                 inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),
                 device=around.device,
                 server_pass=server_pass,
-                denoise=denoise,
                 turns=clients_turns(recipe, population, start, plan),
                 on_report=around.on_report,
                 say=around.say,
