@@ -5,11 +5,9 @@ TORCH  ?=
 VENV   := .venv$(TORCH:%=-%)
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-NETWORK := .venv-network
-PACKAGES := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test network check format lock bench results docs clean
+.PHONY: help setup demo test check format lock bench results docs clean
 
 help:  ## print this help
 	@echo "Sottovoce: speech recognition trained on speech that never leaves its speaker"
@@ -24,28 +22,15 @@ $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	sed '$(TORCH:%=s/^torch==.*/torch==%/)' constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[demo,network,dev]'
 	@touch $@
 
 demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd (about 5 minutes)
 	$(BIN)/sottovoce run demo
 
 # CI runs them with MARKS='not long'.
-test: $(STAMP)  ## run the tests
+test: $(STAMP)  ## run the tests, those of clients over a network included
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(if $(MARKS),-m '$(MARKS)')
-
-# All files that skip where flwr is not installed. CI runs them with MARKS='not long_network'. Groups share a village.
-network: $(NETWORK)/.installed  ## run the tests of clients over a network with real processes (minutes)
-	$(NETWORK)/bin/python -m pytest --numprocesses auto --dist loadgroup $(if $(MARKS),-m '$(MARKS)') \
-	  $$(grep --files-with-matches importorskip tests/deployment/test_*.py)
-
-# flwr asks for older packages than those in constraints.txt. Its environment has these, and behind them, for all else,
-# the packages of .venv: they are shared and not installed twice. (pip says that virtualenv would like a newer one.)
-$(NETWORK)/.installed: $(STAMP)
-	test -x $(NETWORK)/bin/python || $(BIN)/python -m venv $(NETWORK)
-	echo "import site; site.addsitedir('$$($(BIN)/python -c $(PACKAGES))')" > "$$($(NETWORK)/bin/python -c $(PACKAGES))/behind.pth"
-	$(NETWORK)/bin/python -m pip install --quiet --editable '.[federation]'
-	@touch $@
 
 check: $(STAMP)  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
@@ -75,4 +60,4 @@ lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean:  ## remove .venv and everything the demo made
-	rm -rf $(VENV) $(NETWORK) runs/demo runs/demo-seed runs/demo-crdnn* stores/demo-crowd stores/demo-studio
+	rm -rf $(VENV) runs/demo runs/demo-seed runs/demo-crdnn* stores/demo-crowd stores/demo-studio

@@ -6,7 +6,7 @@
     python benchmarks/deployment.py lora             what base with LoRA (r = 16) sends, to and from eight nodes
     python benchmarks/deployment.py start            its frozen gigabyte, to one node, once
 
-It needs the extra `federation` (`make network` makes an environment with it). `rounds` and `silos` run
+It needs the extra `network` (`make setup` installs it). `rounds` and `silos` run
 `sottovoce serve` and `sottovoce join` as they are, each in a process, and a simulation on the same grid, whose model
 and ledger must come out the same to the bit. The others have nodes that send fixed vectors (`networks/light_node.py`).
 Figures go to benchmarks/deployment.json, one entry a command. Wall seconds are of a machine that all processes share;

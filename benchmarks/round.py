@@ -13,7 +13,6 @@ round are done once before, unmeasured: what is compiled or recorded for their s
                no clipping, nothing summed
     no privacy a round: cohort, loading, local training, updates, sum, server step
     private    the same with clipping per layer, noise and the ledger
-    denoised   a private one whose noise is taken out by what some clients' updates are like (`federation.denoise`)
 
 `--engines sequential stacked shared --local-steps 1` compares them where clients take one step; nothing is clipped
 locally then, so that `shared` may sum without privacy.
@@ -39,8 +38,7 @@ from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, Rende
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
 from sottovoce.federated.cohort import ClientsHere
-from sottovoce.federated.denoise import Moments, WienerFilter
-from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, SharedEngine, StackedEngine, Trained
+from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, SharedEngine, StackedEngine
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.round import run_round
 from sottovoce.federated.server import Server, ServerSettings
@@ -61,7 +59,6 @@ from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1
 LETTERS = "abcdefghij"
-LEARNED_FROM = 4  # clients
 FIRST_SIGN = 0x4E00  # of a script that has more signs than any model has tokens
 NOISE = stream(SEED, "noise").integers(-3000, 3000, size=10 * SAMPLE_RATE).astype(np.int16)
 
@@ -159,24 +156,13 @@ class Row(ABC):
 class Rounds(Row):
     """Rounds of one engine; the one without privacy makes it ready for the other."""
 
-    def __init__(
-        self, setting: Setting, engine: Engine, *, private: bool, cohort: int, name: str, denoised: bool = False
-    ) -> None:
+    def __init__(self, setting: Setting, engine: Engine, *, private: bool, cohort: int, name: str) -> None:
         self._engine, self._private = engine, private
         self._plan = setting.plan(private=private, cohort=cohort)
         server = ServerSettings(optimiser={"name": "lamb"}, schedule={"name": "constant", "lr": 1e-9})
         self._server = Server(server, setting.layout, setting.start_P.clone())
         header = self._plan.ledger_header(run=name)
         self._ledger = Ledger(setting.folder / f"{name}.jsonl", header=header)
-        self._denoise = self._learned(setting) if denoised else None
-
-    def _learned(self, setting: Setting) -> WienerFilter:
-        """What whose updates they are changes nothing of the time that it takes."""
-        moments = Moments(setting.layout, device=setting.device)
-        for trained in self._engine.train(setting.start_P, range(LEARNED_FROM), step=0):
-            assert isinstance(trained, Trained)
-            moments.add(self._plan.clip(trained.update))
-        return moments.filter()
 
     def prepare(self, step: int) -> None:
         if not self._private:
@@ -191,7 +177,6 @@ class Rounds(Row):
             ledger=self._ledger,
             step=step,
             digest=fingerprint(self._server.parameters_P),
-            denoise=self._denoise,
         )
         assert done.private is not None
         assert not done.private.dropped, done.private.dropped
@@ -289,13 +274,11 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
     if "sequential" in arguments.engines:
         rows["floor"] = Floor(setting, arguments.cohort)
     for engine_name in arguments.engines:
-        for kind in ("no privacy", "private", "denoised"):
-            private, name = kind != "no privacy", f"{engine_name}, {kind}"
-            if not private or (engine_name == "shared" and kind == "private"):
+        for kind in ("no privacy", "private"):
+            private, name = kind == "private", f"{engine_name}, {kind}"
+            if not private or engine_name == "shared":
                 engine = setting.engine(engine_name, private=private)
-            rows[name] = Rounds(
-                setting, engine, private=private, cohort=arguments.cohort, name=name, denoised=kind == "denoised"
-            )
+            rows[name] = Rounds(setting, engine, private=private, cohort=arguments.cohort, name=name)
     return table(rows, arguments, device)
 
 

@@ -48,7 +48,7 @@ def test_there_are_a_server_and_a_node() -> None:
 def test_a_unit_starts_a_command_of_ours_and_stops_it_in_order(path: Path) -> None:
     service = unit(path)["Service"]
     program, *words = filled(service["ExecStart"])
-    assert program.endswith("/federation/bin/sottovoce")
+    assert program.endswith("/.venv/bin/sottovoce")
     check(path.stem, parsed(words))
     assert (service["KillSignal"], service["RestartPreventExitStatus"]) == ("SIGINT", "2")
     if path.stem == "server":  # which ends with it when it is told to stop: no failure

@@ -241,7 +241,8 @@ def _check_recipe(given: dict[str, Any], guide: Path) -> None:
     name = given["recipe"]
     if name.endswith(".yaml"):
         assert name in [block.file for block in blocks(guide, "yaml")], f"{guide.name} runs {name} and does not show it"
-    load_experiment(name, given["overrides"] or ())
+    overrides = given["overrides"]
+    load_experiment(name, overrides if isinstance(overrides, list) else ())  # click has a value of its own for none
 
 
 PLANS = [

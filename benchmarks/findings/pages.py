@@ -25,6 +25,8 @@ OF_GUIDES = {
     "guide-model": ("gru.yaml", "guides/your-own-model.md"),
     "guide-parts": ("parts.yaml", "guides/training-a-part.md"),
 }
+# Runs of a feature that was removed: what they are kept for stands on the page of results.
+REMOVED = {"real-had": ("denoised", "federation.denoise")}
 FEW = 12  # settings in which a run may differ from one above it whose recipe stands there whole
 
 
@@ -106,6 +108,9 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
 
 def _again(suite: str, label: str) -> str:
     """The command; a recipe that stands on a page may be a run by itself, of the same name."""
+    prefix, key = REMOVED.get(suite, (None, None))
+    if prefix is not None and label.startswith(prefix):
+        return f"no longer: `{key}` was removed; the commit above has it"
     alone = suite in OF_GUIDES and recipe_of(suite).startswith(f"{label}.")
     return f"`sottovoce run {recipe_of(suite)}`" if alone else f"`sottovoce run {recipe_of(suite)} --only {label}`"
 

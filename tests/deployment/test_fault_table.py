@@ -34,7 +34,7 @@ def test_every_test_exists(file: str) -> None:
 @pytest.mark.parametrize("file", sorted({file for file, _, _ in named(2, 3)}))
 def test_it_is_run_in_so_many_ways(file: str) -> None:
     if "importorskip" in (HERE / f"{file}.py").read_text(encoding="utf-8"):
-        pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation`)")
+        pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")
     module = importlib.import_module(f"tests.deployment.{file}")
     said = {test: ways for where, test, ways in named(2, 3) if where == file}
     assert said == {test: ways_of(module, test) for test in said}

@@ -15,7 +15,7 @@ from sottovoce.deployment.network import CLIPPED_AGAIN
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.privacy.chain import read_chain
 
-pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation`)")
+pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")
 
 if TYPE_CHECKING:
     from tests.deployment.hamlet import Hamlet, Service, Sums
@@ -24,7 +24,7 @@ EVERYBODY = tuple(range(7))
 ANNA = 0
 OTHERS = EVERYBODY[1:]
 EVER, LATE = 600.0, 2.0  # seconds: what nothing here needs, and until nobody is waited for who will not answer
-LONG = pytest.mark.long_network  # what a shorter one shows as well
+LONG = pytest.mark.long  # what a shorter one shows as well
 pytestmark = pytest.mark.xdist_group("hamlet")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 flower = pytest.importorskip(
-    "sottovoce.deployment.flower", reason="flwr is not installed (the extra `federation`)", exc_type=ImportError
+    "sottovoce.deployment.flower", reason="flwr is not installed (the extra `network`)", exc_type=ImportError
 )
 
 import httpx  # noqa: E402  # flwr brings it

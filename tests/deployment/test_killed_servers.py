@@ -23,14 +23,14 @@ from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.run_folder import LEDGER
 
-pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation`)")
+pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")
 
 THREE, ROUNDS = NAMES[:3], 2
 ASKED = Point("sottovoce.deployment.network:Attempts.begin")
 TRAINED = Point("sottovoce.deployment.conversation:Conversation.ask", nth=3)  # after the terms, and the start model
 SUMMED = Point("sottovoce.deployment.network:ClientsOverNetwork.sum")
 NOISED = Point("sottovoce.privacy.plan:Plan.add_noise")
-LONG = pytest.mark.long_network
+LONG = pytest.mark.long
 
 
 @contextmanager

@@ -23,14 +23,14 @@ from sottovoce.deployment.payloads import read_words, total_of, update_bytes, wr
 from sottovoce.deployment.secure_sum import Server as SecureSum
 from sottovoce.deployment.sum_terms import Attempt, Phase, threshold
 
-pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation`)")
+pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")
 
 if TYPE_CHECKING:
     from tests.deployment.hamlet import Hamlet, Lie, Sums
 
 EVERYBODY = tuple(range(7))
 ANNA, BERT = EVERYBODY[:2]
-LONG = pytest.mark.long_network  # what a shorter one shows as well
+LONG = pytest.mark.long  # what a shorter one shows as well
 pytestmark = pytest.mark.xdist_group("hamlet")
 
 

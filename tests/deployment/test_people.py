@@ -39,8 +39,8 @@ def test_it_is_the_population_of_a_store_with_these_people(village_stores: Path)
             "federation.test_clients: needs the clients' speech here, and it stays with them",
         ),
         (
-            {"denoise": {"data": "public:train"}},
-            "federation.denoise: needs the clients' speech here, and it stays with them",
+            {"server_pass": {"data": "public:train", "lr": 0.1, "steps": 1, "batch_seconds": 8.0}},
+            "federation.server_pass: needs the clients' speech here, and it stays with them",
         ),
     ],
 )

@@ -24,7 +24,7 @@ from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.run_folder import LEDGER, RESULTS
 
-pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation`)")
+pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")
 
 THREE = NAMES[:3]
 
@@ -144,7 +144,7 @@ def settled(tmp_path: Path, village_stores: Path) -> Iterator[Settled]:
 OVER = f"this run is over after {ROUNDS} rounds: nothing more is asked of you"
 
 
-@pytest.mark.long_network
+@pytest.mark.long
 def test_nine_processes_with_secure_sums_make_the_model_of_a_simulation(settled: Settled) -> None:
     """One of the nine has recordings in a folder, and no store. All end by themselves when the run is over."""
     nine = settled(NAMES)
@@ -164,7 +164,7 @@ def test_nine_processes_with_secure_sums_make_the_model_of_a_simulation(settled:
     assert read_chain(nine.home(NAMES[0]) / own_home.LEDGER).records[-1]["rounds"] == ROUNDS
 
 
-@pytest.mark.long_network
+@pytest.mark.long
 def test_people_say_how_well_they_are_understood_and_get_models_of_16_bits(settled: Settled, four_each: Path) -> None:
     """Killed when somebody has been asked for a pair, the server asks again, and it is charged once."""
     asked = {"words": 2, "noise_multiplier": 2.0}
@@ -186,7 +186,7 @@ def test_people_say_how_well_they_are_understood_and_get_models_of_16_bits(settl
     assert (ledger.steps, ledger.attempts, ledger.measured, ledger.measured_attempts) == (2, 2, 1, 1)
 
 
-@pytest.mark.long_network
+@pytest.mark.long
 def test_a_server_that_is_killed_in_a_round_goes_on_with_the_same_nodes(settled: Settled) -> None:
     """Nothing is lost, nothing charged twice, and nobody else gets at its ledger meanwhile."""
     three = settled(THREE, cohort_size=3)
@@ -207,7 +207,7 @@ def test_a_server_that_is_killed_in_a_round_goes_on_with_the_same_nodes(settled:
     check_same(three.place.folder / "served", twin.run_here("here", secure=False).folder)
 
 
-@pytest.mark.long_network
+@pytest.mark.long
 def test_a_node_that_is_killed_comes_back_and_a_server_stops_and_goes_on_when_told(settled: Settled) -> None:
     """The round that the node was in goes on without it; the next ones wait for it."""
     three = settled(THREE, cohort_size=3, steps=4)
@@ -227,7 +227,7 @@ def test_a_node_that_is_killed_comes_back_and_a_server_stops_and_goes_on_when_to
     assert (ledger.steps, ledger.attempts) == (4, 4)
 
 
-@pytest.mark.long_network
+@pytest.mark.long
 def test_who_is_paused_is_not_connected_and_who_stays_needs_another_yes_for_another_run(settled: Settled) -> None:
     three = settled(THREE, cohort_size=3)
     server = three.serve("--sums", "open", "--wait-for", "2")
@@ -248,7 +248,7 @@ def test_who_is_paused_is_not_connected_and_who_stays_needs_another_yes_for_anot
     )
 
 
-@pytest.mark.long_network
+@pytest.mark.long
 def test_who_accepted_something_else_or_is_revoked_is_refused_in_one_line(settled: Settled) -> None:
     three = settled(THREE, cohort_size=3)
     server = three.serve("--sums", "open")

@@ -22,7 +22,7 @@ from sottovoce.federated.cohort import Clients, ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine
 from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.private import Private
-from sottovoce.federated.round import Denoise, OnRelease, Round, ServerPass, run_round
+from sottovoce.federated.round import OnRelease, Round, ServerPass, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
@@ -128,7 +128,6 @@ class Small:
         clients: Clients | None = None,
         server_pass: ServerPass | None = None,
         turns: Turns | None = None,
-        denoise: Denoise | None = None,
         on_release: OnRelease | None = None,
     ) -> Round:
         """Make round `step`; with the engine here, unless other `clients` are given."""
@@ -141,7 +140,6 @@ class Small:
             digest=fingerprint(self.server.parameters_P),
             server_pass=server_pass,
             turns=turns,
-            denoise=denoise,
             on_release=on_release,
         )
 

@@ -24,7 +24,6 @@ from sottovoce.models.utterances import record_lines
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.ledger import Charge
-from sottovoce.privacy.plan import Plan
 from sottovoce.seeds import torch_stream
 
 LAMB_EPS = 1e-3  # where gradients lie far below eps, LAMB's direction is as well conditioned as they are
@@ -273,17 +272,9 @@ def test_the_average_is_of_the_models_after_the_pass(tones: Path, tmp_path: Path
     torch.testing.assert_close(ours.server.result_P, 0.75 * start_P + 0.25 * after_P)
 
 
-def test_a_release_is_shown_before_it_is_denoised(tones: Path, tmp_path: Path) -> None:
-    """The server steps against what is left; by plain SGD at a rate of 1, exactly that much."""
+def test_what_is_shown_of_a_release_is_what_the_server_steps_against(tones: Path, tmp_path: Path) -> None:
+    """By plain SGD at a rate of 1, exactly that much."""
     ours = small(tones, tmp_path / "ledger.jsonl", privacy={"noise_multiplier": 0.7})
     start_P, shown = ours.server.parameters_P.clone(), list[torch.Tensor]()
-
-    def halve(mean_P: torch.Tensor, plan: Plan) -> float:
-        assert plan is ours.plan
-        mean_P.mul_(0.5)
-        return 0.25
-
-    done = ours.round(0, denoise=halve, on_release=lambda released_P, _: shown.append(released_P.clone()))
-    assert done.denoise_kept == 0.25
-    assert torch.equal(ours.server.parameters_P, start_P - 0.5 * shown[0])
-    assert small(tones, tmp_path / "other.jsonl").round(0).denoise_kept is None
+    ours.round(0, on_release=lambda released_P, _: shown.append(released_P.clone()))
+    assert torch.equal(ours.server.parameters_P, start_P - shown[0])

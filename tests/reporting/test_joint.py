@@ -105,13 +105,12 @@ def test_people_whom_one_run_uses_and_another_protects_are_named(copied: MakeRun
     config = yaml.safe_load((noisy / "config.yaml").read_text())
     config["data"]["store"], config["data"]["dev"] = "others", "tones:train"
     config["federation"]["server_pass"] = {"data": "tones:train"}
-    config["federation"]["denoise"] = {"data": "more:train"}
     config["federation"]["seed_model"] = "others/seed"
     (noisy / "config.yaml").write_text(yaml.safe_dump(config))
     words = reported(tmp_path, noisy, release)
     assert (
         "noisy promises nothing to people whom it uses besides its clients: data.dev=tones:train (by name, clients "
-        "there); federation.server_pass.data=tones:train (by name, clients there); federation.denoise.data=more:train; "
+        "there); federation.server_pass.data=tones:train (by name, clients there); "
         "federation.seed_model=others/seed. Whoever of them is a client of release has no guarantee" in words
     )
     assert "promises nothing" not in reported(tmp_path, noisy, release, "--disjoint", "noisy,release")

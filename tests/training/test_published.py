@@ -170,7 +170,6 @@ KINDS = {
     "low rank": ["federation.trainable=lora(r=2, alpha=4)"],
     "a part": ["federation.trainable=blocks.1, output"],
     "client_wer": ["federation.client_wer={words: 10, noise_multiplier: 20}", "federation.clients.holdout=0.5"],
-    "denoise": ["federation.denoise={data: public}"],
     "server pass": ["federation.server_pass={data: public, steps: 1, batch_seconds: 4, lr: 0.01}"],
     "16 bits": ["federation.model_bits=16"],
 }

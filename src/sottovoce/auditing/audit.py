@@ -28,7 +28,7 @@ from sottovoce.auditing.rounds import audited_plan, make_rounds
 from sottovoce.auditing.scores import Floats, MatchedFilter, others_in, scores_of
 from sottovoce.errors import InputError
 from sottovoce.federated.engines import Engine
-from sottovoce.federated.round import Denoise, ServerPass
+from sottovoce.federated.round import ServerPass
 from sottovoce.federated.server import Server
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee, Release
@@ -168,7 +168,6 @@ def audit_rounds(
     observer: Observer = Observer.RELEASES,
     has_turns: bool = False,
     server_pass: ServerPass | None = None,
-    denoise: Denoise | None = None,
     model_bits: int | None = None,
     on_round: Callable[[int], None] = lambda _: None,
 ) -> Audit:
@@ -191,7 +190,6 @@ def audit_rounds(
         rounds=rounds,
         has_turns=has_turns,
         server_pass=server_pass,
-        denoise=denoise,
         model_bits=model_bits,
         on_release=watch,
         on_round=on_round,

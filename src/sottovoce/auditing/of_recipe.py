@@ -61,7 +61,6 @@ def audit_recipe(
         observer=settings.observer,
         has_turns=federation.local.time_line is not None,
         server_pass=found.server_pass,
-        denoise=found.denoise,
         model_bits=federation.model_bits,
         on_round=lambda done: on_round(done, rounds),
     )

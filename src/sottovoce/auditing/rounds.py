@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Engine
-from sottovoce.federated.round import Denoise, ServerPass, run_round
+from sottovoce.federated.round import ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.federated.turns import Turns
 from sottovoce.privacy.fingerprint import fingerprint
@@ -57,7 +57,6 @@ def make_rounds(
     rounds: int,
     has_turns: bool = False,
     server_pass: ServerPass | None = None,
-    denoise: Denoise | None = None,
     model_bits: int | None = None,
     on_release: OnRelease = lambda _released, _step, _plan: None,
     on_round: Callable[[int], None] = lambda _: None,
@@ -84,7 +83,6 @@ def make_rounds(
                     model_bits=model_bits,
                     on_release=partial(_shown, on_release, plan),
                     correlated=correlated,
-                    denoise=denoise,
                 )
                 plan = done.plan
                 on_round(step + 1)

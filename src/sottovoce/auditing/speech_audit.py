@@ -104,7 +104,6 @@ def audit_speech(
             rounds=rounds,
             has_turns=recipe.federated.local.time_line is not None,
             server_pass=found.server_pass,
-            denoise=found.denoise,
             model_bits=recipe.federated.model_bits,
             on_round=on_round,
         )

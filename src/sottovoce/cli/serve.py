@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sottovoce.privacy.plan import Plan
     from sottovoce.training.run_folder import RunFolder
 
-NEEDS = "clients over a network need the extra `federation`: pip install 'sottovoce[federation]'"
+NEEDS = "clients over a network need the extra `network`: pip install 'sottovoce[network]'"
 
 
 def serve(

@@ -188,16 +188,6 @@ class PassSettings(Section):
         return build_optimiser(**self.optimiser)
 
 
-class DenoiseSettings(Section):
-    """A Wiener filter on the noised mean, learned from the updates of public people (`federated.denoise`).
-
-    `data` is a place whose people are no clients: `STORE:split`, or `split` of `data.store`. Where that has no split of
-    this name, `seed` is the part that `data.seed_part` sets aside.
-    """
-
-    data: PathText
-
-
 class SharedDev(Section):
     """The speech on which every client's model is tried where `privacy.weighting` is `wer_released`.
 
@@ -220,7 +210,7 @@ class Federation(Section):
     of one local step (FedSGD), whose gradients at the server's model are computed as one batch. `trainable` names
     the part of the model that is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides
     the seed's LayerNorms by this and multiplies the matrices behind them (see `models.rescaling`): the same
-    function, other updates. `denoise` takes noise out of each release, by what public people's updates are like.
+    function, other updates.
     `server_pass` trains on public speech after every round. `shared_dev` is what clients are
     weighted by, under `privacy.weighting: wer_released` alone. `test_clients` says on how many clients' held-out speech
     the model is tested before and after, `all` or so many, in simulations. `test_along: true` scores the test sets too
@@ -233,7 +223,7 @@ class Federation(Section):
     unwritten = frozenset(
         {
             *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer"),
-            *("model_bits", "measure", "denoise"),
+            *("model_bits", "measure"),
         }
     )
 
@@ -245,7 +235,6 @@ class Federation(Section):
     clients: Clients = Clients()
     local: Annotated[LocalTraining, leave_unwritten("batch_utterances", "order", "time_line", "narrow_band")]
     server: ServerSettings
-    denoise: DenoiseSettings | None = None
     server_pass: PassSettings | None = None
     shared_dev: SharedDev | None = None
     privacy: Privacy = Privacy()
@@ -279,7 +268,6 @@ class Federation(Section):
                 "on who else is there, which no clipping bounds; expected auto, sequential or workers"
             )
         self._check_weighting()
-        self._check_denoise()
         if self.local.time_line is not None and self.clients.rule != "speaker":
             raise ValueError(
                 f"local.time_line with clients.rule={self.clients.rule}: a time line is one speaker's; expected speaker"
@@ -308,22 +296,6 @@ class Federation(Section):
             )
         if weighting is not Weighting.WER_RELEASED and self.shared_dev is not None:
             raise ValueError(f"shared_dev with privacy.weighting={weighting}: only wer_released reads it")
-
-    def _check_denoise(self) -> None:
-        """What is taken out must be noise that nobody counts on, the same on all parameters and in all rounds."""
-        if self.denoise is None:
-            return
-        private = self.privacy
-        if not private.adds_noise:
-            raise ValueError("denoise without noise: there is nothing to take out; expected null")
-        reasons = {
-            "mechanism": "what is taken out of one round would be missing where later rounds take it back",
-            "adaptive": "its filter is learned for one clip bound",
-            "noise_scope": "its filter is for the same noise on all parameters",
-        }
-        for what, reason in reasons.items():
-            if getattr(private, what) is not None:
-                raise ValueError(f"denoise with privacy.{what}: {reason}; expected one of them")
 
     @property
     def measured(self) -> Measured | None:

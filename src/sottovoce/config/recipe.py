@@ -49,9 +49,8 @@ class Recipe(Section):
         self._check_narrow_band()
         if self.federation is not None:
             judged = {"data.dev": (self.data.dev,), "data.test": self.data.test}
-            for name in ("server_pass", "denoise"):
-                if (asked := getattr(self.federation, name)) is not None:
-                    self._check_public(f"federation.{name}.data", asked.data, judged)
+            if (asked := self.federation.server_pass) is not None:
+                self._check_public("federation.server_pass.data", asked.data, judged)
         if self.federation is not None and self.federation.shared_dev is not None:
             shared = self.federation.shared_dev.data
             if (

@@ -40,9 +40,6 @@ def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
             # Three splits for four purposes: the server's own people are those it would be chosen by.
             content["federation"]["server_pass"] |= {"data": "dev", "batch_seconds": 8.0, "steps": 1, "epochs": None}
             content["data"]["dev"] = "test"
-        if recipe.federation.denoise is not None:
-            content["federation"]["denoise"] = {"data": "dev"}
-            content["data"]["dev"] = "test"
         if recipe.federation.shared_dev is not None:
             content["federation"]["shared_dev"] = {"utterances": 4}
     return validate(content, where=f"{recipe.about} (smoke)")

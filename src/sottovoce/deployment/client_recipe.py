@@ -33,7 +33,6 @@ NOT_OF_FEDERATION = (
         "seed_model",
         "rescale_norms",
         "server",
-        "denoise",
         "server_pass",
         "shared_dev",
         "engine",

@@ -58,7 +58,6 @@ def roster_population(roster: Roster, recipe: Recipe) -> Population:
             "federation.seed_model: nobody can say whether it has heard people of a silo: they have no names"
         )
     for key, asked in (
-        ("denoise", recipe.federated.denoise),
         ("server_pass", recipe.federated.server_pass),  # nobody could say whether a client said the same
         ("test_clients", recipe.federated.test_clients),
         ("local.time_line", recipe.federated.local.time_line),

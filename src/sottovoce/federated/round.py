@@ -23,8 +23,6 @@ from sottovoce.privacy.plan import Plan
 
 # Training on the server's own data after round `step`: moves the model [P] in place and returns its mean loss.
 ServerPass = Callable[[Tensor, int], float]
-# Shrinks the noised mean [P] of a round of the plan, in place, and returns the share of its energy that it kept.
-Denoise = Callable[[Tensor, Plan], float]
 # Sees the noised mean [P] of round `step`, which is public; it is the server's, and gone when this returns.
 OnRelease = Callable[[Tensor, int], None]
 
@@ -41,7 +39,6 @@ class Round:
     epsilon: float | None
     noise_std: float
     server_pass_loss: float | None
-    denoise_kept: float | None
     interrupted: bool
     private: Private | None
 
@@ -59,7 +56,6 @@ def run_round(
     model_bits: int | None = None,
     on_release: OnRelease | None = None,
     correlated: CorrelatedNoise | None = None,
-    denoise: Denoise | None = None,
 ) -> Round:
     """Round `step`: moves `server` in place. `digest` is the fingerprint of its parameters.
 
@@ -70,8 +66,7 @@ def run_round(
     `turns` is where clients stand on their time lines; everybody in the cohort has had one when this returns. With
     `model_bits` clients train from a rounded model (`as_sent`), and their updates move the server's own. `on_release`
     is shown what the round releases, before the server uses it. `correlated` is the run's noise, where the plan has a
-    mechanism: what attempts that were lost had of it is not used again. `denoise` is done to the release after that
-    was shown, by what is known of people who are no clients: it costs nothing either, and is not checked here.
+    mechanism: what attempts that were lost had of it is not used again.
     """
     among = None if turns is None else turns.among
     if correlated is not None:
@@ -88,7 +83,6 @@ def run_round(
     pseudo_gradient_P = noised_P.div_(summed.denominator)
     if on_release is not None:
         on_release(pseudo_gradient_P, step)
-    kept = None if denoise is None else denoise(pseudo_gradient_P, plan)
     moved = server.step(pseudo_gradient_P, step=step)
     loss = None if server_pass is None else server_pass(server.parameters_P, step)
     server.average()
@@ -101,7 +95,6 @@ def run_round(
         charge.epsilon,
         plan.noise_std_mean,
         loss,
-        kept,
         summed.interrupted,
         private=summed.diagnostics,
     )

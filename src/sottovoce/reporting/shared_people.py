@@ -64,14 +64,12 @@ def same_silos(runs: Sequence[RunRecord]) -> bool:
 class Unprotected:
     """People whom a run uses without a promise: the `setting` that names them, and the `place`.
 
-    `digest` is that of their store, or of the model that has heard them, where it is known. `part` is a division of the
-    store, where it is one part of it.
+    `digest` is that of their store, or of the model that was trained on them, where it is known.
     """
 
     setting: str
     place: str
     digest: str | None
-    part: str = ""
 
     def is_same(self, other: "Unprotected") -> bool:
         """By what is known: digests where both have one, and names."""
@@ -80,7 +78,7 @@ class Unprotected:
 
     @property
     def _named(self) -> tuple[str, str]:
-        return PurePath(self.place).name, self.part
+        return PurePath(self.place).name
 
 
 def unprotected_in(run: RunRecord, other: RunRecord, declared: Declared = NOBODY) -> tuple[Unprotected, ...]:
@@ -106,15 +104,13 @@ def _unprotected(run: RunRecord) -> list[Unprotected]:
     named = {
         "data.dev": data.get("dev"),
         "federation.server_pass.data": (federation.get("server_pass") or {}).get("data"),
-        "federation.denoise.data": (federation.get("denoise") or {}).get("data"),
     }
     found = []
     for setting, name in named.items():
         if name:
             store, _, split = str(name).rpartition(":")
             store = store or str(data.get("store"))
-            part = str(_division(run)) if setting == "federation.denoise.data" and split == SEED_PART else ""
-            found.append(Unprotected(setting, f"{store}:{split}", run.inputs.get(f"{setting} digest"), part))
+            found.append(Unprotected(setting, f"{store}:{split}", run.inputs.get(f"{setting} digest")))
     seed = federation.get("seed_model") or (run.config.get("central") or {}).get("start_from")
     if seed:
         setting = "federation.seed_model" if federation else "central.start_from"

@@ -16,7 +16,6 @@ from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, sketch
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
-from sottovoce.training.denoise import check_denoise
 from sottovoce.training.engines import check_engine
 from sottovoce.training.places import Places
 from sottovoce.training.run_folder import RESULTS
@@ -83,8 +82,8 @@ def _stores_of(recipe: Recipe) -> Iterator[str]:
     places = [recipe.data.dev, *recipe.data.test]
     if recipe.federation is not None:
         shared = recipe.federation.weighed_on
-        public = (recipe.federation.server_pass, recipe.federation.denoise)
-        places += [asked.data for asked in public if asked is not None]
+        own = recipe.federation.server_pass
+        places += [] if own is None else [own.data]
         places += [] if shared is None or shared.data is None else [shared.data]
     yield from (recipe.data.place(place)[0] for place in places)
 
@@ -186,7 +185,6 @@ def _check_federation(
     choose_measure(recipe, start, places, around)
     private_plan(recipe, population, start, seed=seed, around=around, beforehand=True)
     check_engine(settings.engine, start, around.device)
-    check_denoise(recipe, start, population, places)
     if settings.server_pass is not None:
         assert places.of_server is not None
         check_language(start, places.of_server[0])

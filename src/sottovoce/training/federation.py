@@ -27,7 +27,7 @@ from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, scored
 from sottovoce.federated.client_wer import Listeners, measure_wer
 from sottovoce.federated.cohort import Clients, as_sent
 from sottovoce.federated.private import Private
-from sottovoce.federated.round import Denoise, Round, ServerPass, run_round
+from sottovoce.federated.round import Round, ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.federated.time_line import NOTHING_LEFT
 from sottovoce.federated.turns import Turns
@@ -89,7 +89,6 @@ class Federating(Loop):
         inputs: str,
         device: torch.device,
         server_pass: ServerPass | None = None,
-        denoise: Denoise | None = None,
         turns: Turns | None = None,
         ready: Ready | None = None,
         spare_attempts: int | None = None,
@@ -103,7 +102,7 @@ class Federating(Loop):
         self._tests = tests
         self._plan, self._clients, self._team, self._inputs = plan, clients, team, inputs
         self._server_pass, self._turns, self._on_report, self._say = server_pass, turns, on_report, say
-        self._ready, self._end, self._listeners, self._denoise = ready, end, listeners, denoise
+        self._ready, self._end, self._listeners = ready, end, listeners
         self._spare_attempts = spare_attempts
         self._key = key
         asked = recipe.federated.client_wer
@@ -251,7 +250,6 @@ class Federating(Loop):
                 turns=self._turns,
                 model_bits=self._settings.model_bits,
                 correlated=self._correlated,
-                denoise=self._denoise,
             )
         except BudgetSpent as spent:
             if step == 0:
@@ -337,8 +335,6 @@ class Federating(Loop):
             record["trust_ratios"] = by_kind(names, ratios, place=place, join=lambda a, b: (a + b) / 2)
         if done.server_pass_loss is not None:
             record["server_pass_loss"] = done.server_pass_loss
-        if done.denoise_kept is not None:
-            record["denoise_kept"] = done.denoise_kept
         if self._speech_used is not None:  # nothing is promised to anybody then
             record["speech_used"] = self._speech_used
         return record

@@ -29,7 +29,6 @@ from sottovoce.store import Store
 from sottovoce.training import checkpoint
 from sottovoce.training.central import CentralLoop
 from sottovoce.training.checkpoint import Checkpoint
-from sottovoce.training.denoise import FEWEST, learn_denoise
 from sottovoce.training.engines import choose_clients, client_room, clients_turns, for_cpu
 from sottovoce.training.federation import Federating
 from sottovoce.training.keeper import Due, Loop, Record
@@ -211,9 +210,7 @@ def _measure_federated(recipe: Recipe, start: Recogniser, around: Surroundings, 
     measure = choose_measure(recipe, start, places, around)
     run, team = RunFolder(place), places.team(ALONE, start, around.device)
     shared = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
-    own, public = places.of_server, places.public
-    tried = max(FEWEST, small.federated.cohort_size)
-    denoise = None if public is None else learn_denoise(small, start, public, plan, device=around.device, most=tried)
+    own = places.of_server
     loop = Federating(
         small,
         run,
@@ -227,7 +224,6 @@ def _measure_federated(recipe: Recipe, start: Recogniser, around: Surroundings, 
         inputs="",
         device=around.device,
         server_pass=None if own is None else build_server_pass(small, start, population, own, device=around.device),
-        denoise=denoise,
         turns=clients_turns(small, population, start, plan),
         say=around.say,
     )
@@ -235,8 +231,6 @@ def _measure_federated(recipe: Recipe, start: Recogniser, around: Surroundings, 
     with loop.begun(None):
         first, step, audio = _steps(loop, settings.steps, timing=ROUNDS_ON_GPU if _is_gpu(around) else ON_CPU)
         whole = settings.cohort_size * per_client
-        if public is not None:  # each of those trains once
-            begin += step * per_client / max(audio, 1e-9) * max(0, len(public) - tried)
         return _around_steps(
             loop,
             place,

@@ -10,24 +10,21 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.processes import Processes
 from sottovoce.store import Store
 from sottovoce.training.agreement import Facts, Sealed
-from sottovoce.training.seeding import DENOISE, SERVER_PASS, SHARED_DEV
-from sottovoce.training.speakers import public_people, store_of
+from sottovoce.training.seeding import SERVER_PASS, SHARED_DEV
 from sottovoce.training.stores import find_place, open_place
 from sottovoce.training.team import Team
-from sottovoce.users.population import Population
 
 
 @dataclass(frozen=True)
 class Places:
-    """The stores of a run: what it trains on, what it chooses by, what it is tested on, its server's own, what its
-    clients are weighted by, and the public people whose updates it is denoised by."""
+    """The stores of a run: what it trains on, what it chooses by, what it is tested on, its server's own, and what
+    its clients are weighted by."""
 
     store: Store
     dev: tuple[Store, str]
     tests: dict[str, tuple[Store, str]]
     of_server: tuple[Store, str] | None
     shared_dev: tuple[Store, str] | None = None
-    public: Population | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, stores: Path) -> "Places":
@@ -40,7 +37,6 @@ class Places:
             tests,
             None if own is None else find_place(own.data, recipe, stores),
             None if shared is None else find_place(shared.data or recipe.data.dev, recipe, stores),
-            public_people(recipe, stores),
         )
 
     @property
@@ -56,8 +52,7 @@ class Places:
     @property
     def all(self) -> dict[str, Store]:
         own = {} if self.of_server is None else {SERVER_PASS: self.of_server[0]}
-        public = {} if self.public is None else {DENOISE: store_of(self.public)}
-        return {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()} | own | public
+        return {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()} | own
 
     def digests(self) -> dict[str, str]:
         return {f"{what} digest": store.digest for what, store in self.all.items()}

@@ -20,11 +20,10 @@ from sottovoce.models.saved import load as load_recogniser
 from sottovoce.naming import importing_nothing
 from sottovoce.store import Store
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
-from sottovoce.training.speakers import public_people, speakers_of
+from sottovoce.training.speakers import speakers_of
 from sottovoce.training.stores import find_place, open_place
 from sottovoce.users.population import Population, shared_speakers
 
-DENOISE = "federation.denoise.data"
 SERVER_PASS = "federation.server_pass.data"
 SHARED_DEV = "federation.shared_dev"
 NAME_RECIPE = "name the seed's recipe in place of its folder, if you trust it"
@@ -145,12 +144,10 @@ def _still_there(folder: Path, recipe: Recipe, stores: Path) -> bool:
 
 
 def _beside_training(recipe: Recipe, stores: Path) -> dict[str, tuple[str, "Keys"]]:
-    """Whom a run has looked at besides those it trains on: where its model was chosen, its server's own, what its
-    clients were weighted by, and whose updates it was denoised by. Each with the digest of their store."""
+    """Whom a run has looked at besides those it trains on: where its model was chosen, its server's own, and
+    what its clients were weighted by. Each with the digest of their store."""
     places = places_beside(recipe, stores)
-    found = {what: (store.digest, split_keys(store, split)) for what, (store, split) in places.items()}
-    public = public_people(recipe, stores)
-    return found if public is None else found | {DENOISE: (public.store.digest, keys_of(public))}
+    return {what: (store.digest, split_keys(store, split)) for what, (store, split) in places.items()}
 
 
 def places_beside(recipe: Recipe, stores: Path) -> dict[str, tuple[Store, str]]:

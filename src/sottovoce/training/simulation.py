@@ -22,7 +22,7 @@ from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.recognise import choose_device
 from sottovoce.federated.cohort import ClientsHere, as_sent
 from sottovoce.federated.engines import Dropped, Engine, Trained
-from sottovoce.federated.round import Denoise, ServerPass, run_round
+from sottovoce.federated.round import ServerPass, run_round
 from sottovoce.federated.server import Server
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.trainable import Trainable
@@ -32,7 +32,6 @@ from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
-from sottovoce.training.denoise import check_denoise, learn_denoise
 from sottovoce.training.engines import build_engine, clients_turns, likely_fastest
 from sottovoce.training.places import Places
 from sottovoce.training.run_folder import LEDGER
@@ -60,7 +59,6 @@ class Gathered:
     part: Trainable
     server: Server
     server_pass: ServerPass | None
-    denoise: Denoise | None
 
 
 def gather(recipe: Recipe, *, around: Surroundings, fast: bool = False) -> Gathered:
@@ -81,10 +79,6 @@ def gather(recipe: Recipe, *, around: Surroundings, fast: bool = False) -> Gathe
     check_language(start, places.store)
     check_understood(recipe, start)
     plan = private_plan(recipe, population, start, seed=seed, around=around)
-    check_denoise(recipe, start, population, places)
-    denoise = None
-    if places.public is not None:  # before there is another engine: both would not fit into a GPU
-        denoise = learn_denoise(recipe, start, places.public, plan, device=around.device)
     shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
     name = likely_fastest(recipe, start, device=around.device) if fast else "sequential"
     engine = build_engine(name, recipe, population, start, plan, device=around.device, shared_dev=shared_dev)
@@ -93,7 +87,7 @@ def gather(recipe: Recipe, *, around: Surroundings, fast: bool = False) -> Gathe
     if places.of_server is not None:
         server_pass = build_server_pass(recipe, start, population, places.of_server, device=around.device)
     server = Server(settings.server, plan.layout, plan.layout.flatten(part.initial).to(around.device))
-    return Gathered(places, population, start, plan, engine, part, server, server_pass, denoise)
+    return Gathered(places, population, start, plan, engine, part, server, server_pass)
 
 
 @dataclass(frozen=True)
@@ -139,7 +133,7 @@ class Simulation:
         self.store: Store = found.places.store
         self.population, self.start, self.plan = found.population, found.start, found.plan
         self._engine, self._part, self._server = found.engine, found.part, found.server
-        self._server_pass, self._denoise = found.server_pass, found.denoise
+        self._server_pass = found.server_pass
         self._turns = clients_turns(recipe, self.population, self.start, self.plan)
         self._correlated = self.plan.correlated_noise(device=around.device)
         self._header = self.plan.ledger_header(
@@ -197,7 +191,6 @@ class Simulation:
                 turns=self._turns,
                 model_bits=self.recipe.federated.model_bits,
                 correlated=self._correlated,
-                denoise=self._denoise,
             )
             self._mark = ledger.commit(step=self.step, result=fingerprint(server.parameters_P))
         self.step, self.plan = self.step + 1, done.plan

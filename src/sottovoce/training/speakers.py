@@ -1,6 +1,5 @@
 """Whose speech a recipe trains on, and the token set that it is written in."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +21,6 @@ from sottovoce.text.tokens import (
     load_tokens,
     train_sentence_pieces,
 )
-from sottovoce.training.stores import find_place, open_place
 from sottovoce.users import PopulationSettings, build_population
 from sottovoce.users.population import Population
 
@@ -49,18 +47,6 @@ def population_of(recipe: Recipe, store: Store, settings: PopulationSettings) ->
     if not len(population):
         raise InputError(f"store {store.path}: nobody to train on in data.train={', '.join(recipe.data.train)}")
     return population
-
-
-def public_people(recipe: Recipe, stores: Path) -> Population | None:
-    """Whose updates show what noise is (`federation.denoise`), made clients as the recipe's are; None without."""
-    asked = None if recipe.federation is None else recipe.federation.denoise
-    if asked is None:
-        return None
-    settings, own = recipe.federated.clients.population(recipe.data), open_place(recipe.data.store, stores)
-    if asked.data == SEED and SEED not in own.splits and recipe.data.seed_part is not None:
-        return population_of(recipe, own, replace(settings, part="seed"))
-    store, split = find_place(asked.data, recipe, stores)
-    return population_of(recipe, store, replace(settings, split=(split,), seed_part=None, part="federation"))
 
 
 def store_of(people: Population) -> Store:

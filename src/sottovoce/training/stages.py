@@ -39,7 +39,6 @@ from sottovoce.training import central
 from sottovoce.training.agreement import Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.client_results import client_results
 from sottovoce.training.client_wer import check_client_wer, listeners_here, measured_wers
-from sottovoce.training.denoise import check_denoise, learn_denoise
 from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
@@ -330,8 +329,6 @@ def _run_federated(
         if elsewhere is not None:
             plan = elsewhere.planned(plan)
         facts["plan"] = plan.describe()
-        if processes.first:
-            check_denoise(recipe, start, population, places)
         server_pass = None
         if places.of_server is not None:
             check_language(start, places.of_server[0])
@@ -392,11 +389,6 @@ def _run_federated(
             if is_release and isinstance(plan.sampler, CyclicSampler):
                 keep_groups(run.path / SECRETS, population, plan.sampler, begun=(run.path / LEDGER).exists())
             write_json(run.path / POPULATION, _public(population, plan))
-            denoise = None
-            if places.public is not None:
-                around.on_stage("learning what to take out of releases")
-                denoise = learn_denoise(recipe, start, places.public, plan, device=around.device)
-                around.say(denoise.about)
             distant = None if elsewhere is None else elsewhere.clients(run, plan, start)
             federating = Federating(
                 recipe,
@@ -417,7 +409,6 @@ def _run_federated(
                 inputs=_digest(json.dumps(inputs, sort_keys=True).encode()),
                 device=around.device,
                 server_pass=server_pass,
-                denoise=denoise,
                 turns=clients_turns(recipe, population, start, plan),
                 key=key,
                 on_report=around.on_report,

@@ -20,7 +20,7 @@ from sottovoce.models.speech import Rows
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
 from sottovoce.training.seeding import Keys, Seed, ancestors, check_strangers, places_beside, split_keys
-from sottovoce.training.speakers import public_people, speakers_of, store_of
+from sottovoce.training.speakers import speakers_of, store_of
 from sottovoce.training.stores import open_place
 from sottovoce.users.population import Population
 
@@ -69,9 +69,6 @@ def _check_seed(seed: Seed | None, clients: Population, *, runs: Path, stores: P
         check_recordings(f"seed model {folder}", own, speakers_of(recipe, own).utterance_rows(), clients=clients)
         for what, (store, split) in places_beside(recipe, stores).items():
             check_recordings(f"seed model {folder}, {what}", store, split_rows(store, split), clients=clients)
-        if (public := public_people(recipe, stores)) is not None:
-            where = f"seed model {folder}, federation.denoise.data"
-            check_recordings(where, store_of(public), public.utterance_rows(), clients=clients)
 
 
 def check_recordings(where: str, store: Store, rows: Rows, *, clients: Population) -> None:
