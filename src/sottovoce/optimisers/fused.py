@@ -17,16 +17,10 @@ from torch import Tensor
 
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Layout, tensor_layers
-from sottovoce.optimisers.adadelta import Adadelta
-from sottovoce.optimisers.adagrad import AdaGrad
-from sottovoce.optimisers.adam import Adam
+from sottovoce.optimisers.elementwise import SGD, ElementwiseOptimiser
 from sottovoce.optimisers.lars import LARS
 from sottovoce.optimisers.norms import tensor_norms
 from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors
-from sottovoce.optimisers.sgd import SGD
-
-# These ask nothing of a tensor as a whole: the flat vector may as well be one.
-_ELEMENTWISE = (SGD, Adam, AdaGrad, Adadelta)
 
 
 @final
@@ -74,7 +68,7 @@ class FlatOptimiser:
         norms = tensor_norms(gradients, stacked=self._stacked)
         norm, scale = _clip_scale(norms, max_norm)
         gradient.mul_(scale.unsqueeze(-1) if self._stacked else scale)
-        if isinstance(self._optimiser, _ELEMENTWISE):
+        if isinstance(self._optimiser, ElementwiseOptimiser):
             self._optimiser.step([self._master], [gradient], self._state, lr=lr, stacked=self._stacked)
             self._layout.clear_padding(self._master)  # Adam with eps=0 makes 0/0 of it
         else:
