@@ -56,7 +56,8 @@ def test_a_state_saved_before_torch_made_the_steps_is_taken_over() -> None:
     torch.testing.assert_close(after[0], after[1], rtol=1e-6, atol=1e-7)
 
 
-def test_gradients_that_lie_otherwise_in_memory_are_a_bug() -> None:
-    parameters = [torch.zeros(3, 4)]
-    with pytest.raises(AssertionError, match="other strides"):
-        Adam().step(parameters, [torch.ones(4, 3).T], Adam().init(parameters), lr=0.1)
+@pytest.mark.parametrize("strided", [torch.zeros(4, 3).T, torch.zeros(4, 6)[:, :3]], ids=["transposed", "part"])
+def test_tensors_that_are_not_contiguous_are_a_bug(strided: torch.Tensor) -> None:
+    for parameter, gradient in ((strided, strided.clone()), (torch.zeros(strided.shape), strided)):
+        with pytest.raises(AssertionError, match="expected contiguous tensors"):
+            Adam().step([parameter], [gradient], Adam().init([parameter]), lr=0.1)

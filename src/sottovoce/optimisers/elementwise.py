@@ -43,8 +43,8 @@ class ElementwiseOptimiser(Optimiser):
         self, parameters: Tensors, gradients: Tensors, state: State, *, lr: float, stacked: bool = False
     ) -> Tensor | None:
         check_step(parameters, gradients, lr)
-        # torch's fused kernels walk through memory, so they would pair the wrong elements.
-        assert all(p.stride() == g.stride() for p, g in zip(parameters, gradients, strict=True)), "other strides"
+        # torch's fused kernels walk through memory and would not notice strides.
+        assert all(tensor.is_contiguous() for tensor in (*parameters, *gradients)), "expected contiguous tensors"
         steps, slots = state.advance() - 1, [*state.slots.values()]
         self.update([*parameters], [*gradients], slots, steps=steps, lr=lr, weight_decay=0.0, maximize=False)
         return None

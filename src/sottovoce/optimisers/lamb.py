@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sottovoce.optimisers.norms import per_tensor, trust_ratios
+from sottovoce.optimisers.norms import per_tensor, tensor_norms, trust_ratios
 from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step, zeros_for
 from sottovoce.optimisers.ranges import check_range
 
@@ -54,6 +54,7 @@ class LAMB(Optimiser):
         del denominators
         if self.weight_decay:
             torch._foreach_add_(updates, parameters, alpha=self.weight_decay)
-        ratios = trust_ratios(parameters, updates, coefficient=1.0, eps=0.0, stacked=stacked)
+        norms = [tensor_norms(tensors, stacked=stacked) for tensors in (parameters, updates)]
+        ratios = trust_ratios(*norms, coefficient=1.0, eps=0.0)
         torch._foreach_addcmul_(parameters, updates, per_tensor(ratios, updates), value=-lr)
         return ratios
