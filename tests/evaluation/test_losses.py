@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tests.several import in_processes
 
 from sottovoce.errors import InputError
-from sottovoce.evaluation.losses import mean_loss, recordings_loss, usable_speech
+from sottovoce.evaluation.losses import mean_figures, recordings_loss, usable_speech
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.utterances import record_lines
@@ -19,6 +20,10 @@ from sottovoce.text.tokens import CharacterTokens
 
 # Padding, which hangs on who shares a batch, changes the order of float32 sums of at most a few hundred terms.
 ROUNDING = 1e-5
+
+
+def mean_loss(recogniser: Recogniser, store: Store, **options: Any) -> float:
+    return mean_figures(recogniser, store, **options)["loss"]
 
 
 def one_by_one(recogniser: Recogniser, store: Store, split: str) -> list[float]:

@@ -18,7 +18,7 @@ class Halving(Schedule):
 
 
 def test_a_class_is_found_by_its_place_and_gets_its_settings() -> None:
-    assert build_optimiser("sottovoce.optimisers.sgd:SGD", momentum=0.9) == SGD(momentum=0.9)
+    assert build_optimiser("sottovoce.optimisers.elementwise:SGD", momentum=0.9) == SGD(momentum=0.9)
     schedule = build_schedule(f"{__name__}:Halving", lr=8.0)
     assert [schedule(step) for step in range(3)] == [8.0, 4.0, 2.0]
 
@@ -28,13 +28,13 @@ def test_a_class_is_found_by_its_place_and_gets_its_settings() -> None:
     [
         ("no_such_module:SGD", r"cannot be imported \(.*; is its folder in PYTHONPATH\?\)"),
         ("no_such.module:SGD", r"cannot be imported \(.*; is its folder in PYTHONPATH\?\)"),
-        ("sottovoce.optimisers.sgd:GDS", "cannot be imported"),
+        ("sottovoce.optimisers.elementwise:GDS", "cannot be imported"),
         (":SGD", "cannot be imported"),
         (".x:SGD", "cannot be imported"),
         (["sgd"], "expected one of sgd, adam"),
         ({}, "expected one of sgd, adam"),
         ("", "unknown optimiser ''"),
-        ("sottovoce.optimisers.sgd:", "cannot be imported"),
+        ("sottovoce.optimisers.elementwise:", "cannot be imported"),
         ("sottovoce.optimisers.schedules:Constant", "expected a frozen dataclass derived from Optimiser"),
         ("math:sqrt", "expected a frozen dataclass derived from Optimiser"),
     ],
@@ -46,4 +46,4 @@ def test_what_is_no_optimiser_is_one_line(name: str, message: str) -> None:
 
 def test_settings_of_a_class_from_outside_are_checked_like_ours() -> None:
     with pytest.raises(InputError, match="did you mean 'momentum'"):
-        build_optimiser("sottovoce.optimisers.sgd:SGD", momentun=0.9)
+        build_optimiser("sottovoce.optimisers.elementwise:SGD", momentun=0.9)

@@ -202,22 +202,14 @@ class NoiseSettings:
 
 
 def add_noise(
-    waveforms_BN: Tensor,
-    lengths_B: Tensor,
-    *,
-    settings: NoiseSettings,
-    generator: torch.Generator,
-    clips_CN: Tensor | None = None,
+    waveforms_BN: Tensor, lengths_B: Tensor, *, settings: NoiseSettings, generator: torch.Generator
 ) -> Tensor:
-    """Float samples with noise at a random ratio: of `settings.colour`, or from random stretches of `clips_CN`."""
+    """Float samples with noise of `settings.colour` at a random ratio."""
     size = waveforms_BN.shape
     span = settings.highest_snr_db - settings.lowest_snr_db
     snr_db_B = torch.rand(size[0], generator=generator, device=generator.device) * span + settings.lowest_snr_db
-    if clips_CN is None:
-        near = _on_device(generator, waveforms_BN.device)  # a number a sample: drawn where it is used
-        noise_BN = coloured_noise(size[0], size[1], colour=settings.colour, generator=near)
-    else:
-        noise_BN = _random_stretches(clips_CN, size[0], size[1], generator=generator)
+    near = _on_device(generator, waveforms_BN.device)  # a number a sample: drawn where it is used
+    noise_BN = coloured_noise(size[0], size[1], colour=settings.colour, generator=near)
     device = waveforms_BN.device
     return mix_at_snr(waveforms_BN, lengths_B, noise_BN=noise_BN.to(device), snr_db_B=snr_db_B.to(device))
 
@@ -251,15 +243,6 @@ def _on_device(generator: torch.Generator, device: torch.device) -> torch.Genera
     if generator.device.type == device.type:
         return generator
     return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
-
-
-def _random_stretches(clips_CN: Tensor, batch_size: int, samples: int, *, generator: torch.Generator) -> Tensor:
-    """[B, N] from random clips at random places, going round to a clip's beginning when it ends."""
-    device = generator.device
-    clip_B = torch.randint(clips_CN.shape[0], (batch_size,), generator=generator, device=device)
-    start_B = torch.randint(clips_CN.shape[1], (batch_size,), generator=generator, device=device)
-    place_BN = (start_B[:, None] + torch.arange(samples, device=device)) % clips_CN.shape[1]
-    return clips_CN[clip_B.to(clips_CN.device)[:, None], place_BN.to(clips_CN.device)]
 
 
 def _inside(lengths_B: Tensor, samples: int) -> Tensor:

@@ -31,7 +31,6 @@ class Fit:
     low: float
     high: float
     effect: float
-    deviations: tuple[float, float]  # of those in, and of those out
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -56,7 +55,7 @@ def fit_epsilon(
     own = float(scores_in.std(ddof=1)), float(scores_out.std(ddof=1))
     if max(own) == 0:  # nothing hides the difference, if there is one
         certain = math.inf if gap else 0.0
-        return Fit(certain, certain, certain, certain, own)
+        return Fit(certain, certain, certain, certain)
     pooled = math.sqrt(((sizes[0] - 1) * own[0] ** 2 + (sizes[1] - 1) * own[1] ** 2) / (sum(sizes) - 2))
     reach = _reach(tests)
     if _one_variance(own, sizes):
@@ -81,7 +80,7 @@ def _shared(
     spread = (1 / (sum(sizes) - 2) + 1 / dimension) / 2
     error = reach * math.sqrt(1 / sizes[0] + 1 / sizes[1] + effect**2 * spread)
     low, high = (gaussian_epsilon(max(abs(effect) + side * error, 0.0), delta) for side in (-1, 1))
-    return Fit(gaussian_epsilon(abs(effect), delta), low, high, effect, (deviation, deviation))
+    return Fit(gaussian_epsilon(abs(effect), delta), low, high, effect)
 
 
 def _separate(
@@ -102,7 +101,7 @@ def _separate(
     found = at(*fitted)
     error = reach * math.hypot(*(_change(at, fitted, which, errors[which]) for which in range(3)))
     effect = gap / math.sqrt((deviations[0] ** 2 + deviations[1] ** 2) / 2)
-    return Fit(found, max(found - error, 0.0), found + error, effect, own)
+    return Fit(found, max(found - error, 0.0), found + error, effect)
 
 
 def _change(at: Callable[..., float], fitted: tuple[float, ...], which: int, error: float) -> float:

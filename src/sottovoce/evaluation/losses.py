@@ -70,11 +70,6 @@ def recordings_figures(recogniser: Recogniser, recordings: Recordings) -> dict[s
     )
 
 
-def mean_loss(recogniser: Recogniser, store: Store, **options: Any) -> float:
-    """The loss among `mean_figures`."""
-    return mean_figures(recogniser, store, **options)["loss"]
-
-
 def mean_figures(
     recogniser: Recogniser,
     store: Store,

@@ -27,9 +27,7 @@ def sum_by(counts_U4: Counts, owners: NDArray[np.int64], *, owner_count: int) ->
     return sums
 
 
-def interval(
-    counts_S4: Counts, *, generator: np.random.Generator, draws: int = DRAWS, confidence: float = CONFIDENCE
-) -> Interval | None:
+def interval(counts_S4: Counts, *, generator: np.random.Generator, draws: int = DRAWS) -> Interval | None:
     """A bootstrap confidence interval of the error rate (percentiles): speakers are drawn anew, with all they said.
 
     Utterances of one person are alike, so drawing utterances would make the interval too narrow. None where fewer
@@ -38,7 +36,7 @@ def interval(
     if (counts_S4[:, 0] > 0).sum() < FEWEST_SPEAKERS:
         return None
     lengths_S, errors_S = counts_S4[:, 0], counts_S4[:, 1:].sum(axis=1)
-    return percentiles(drawn_rates(lengths_S, errors_S, generator=generator, draws=draws), confidence=confidence)
+    return percentiles(drawn_rates(lengths_S, errors_S, generator=generator, draws=draws))
 
 
 def drawn_rates(

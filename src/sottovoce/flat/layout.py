@@ -91,13 +91,13 @@ class Layout:
             for name, shape, part in zip(self.names, self.shapes, self.parts(flat), strict=True)
         }
 
-    def flatten(self, tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Named tensors, each [..., *shape] with the same leading axes, as one new flat vector [..., P]."""
         if tuple(tensors) != self.names:
             raise InputError(f"tensors={tuple(tensors)}: expected the parameters {self.names}, in this order")
         first = tensors[self.names[0]]
         lead = first.shape[: first.dim() - len(self.shapes[0])]
-        flat = self.zeros(*lead, device=first.device, dtype=dtype or first.dtype)
+        flat = self.zeros(*lead, device=first.device, dtype=first.dtype)
         for name, view in self.views(flat).items():
             view.copy_(tensors[name])
         return flat

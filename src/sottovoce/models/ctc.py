@@ -189,10 +189,10 @@ class Word:
     end: int
 
 
-def words(spans: Sequence[Span], pieces: Sequence[str], *, boundary: str = " ") -> list[Word]:
-    """Join aligned tokens to words. `pieces[i]` is the text of output i; one that begins with `boundary` opens a word.
+def words(spans: Sequence[Span], pieces: Sequence[str]) -> list[Word]:
+    """Join aligned tokens to words. `pieces[i]` is the text of output i; one that begins with a space opens a word.
 
-    That covers characters, where the boundary is a token of its own, and sentence pieces, where it is a prefix.
+    That covers characters, where the space is a token of its own, and sentence pieces, where it is a prefix.
 
     >>> words([Span(1, 0, 2), Span(2, 4, 5), Span(3, 6, 7), Span(2, 8, 9)], ["", "a", "b", " "])
     [Word(text='ab', start=0, end=5), Word(text='b', start=8, end=9)]
@@ -201,8 +201,8 @@ def words(spans: Sequence[Span], pieces: Sequence[str], *, boundary: str = " ") 
     opens = True
     for span in spans:
         piece = pieces[span.token]
-        opens = opens or piece.startswith(boundary)
-        if not (text := piece.removeprefix(boundary)):
+        opens = opens or piece.startswith(" ")
+        if not (text := piece.removeprefix(" ")):
             continue
         if opens:
             found.append(Word(text, span.start, span.end))

@@ -68,7 +68,6 @@ class BeamSearch:
         width: hypotheses kept after each frame.
         language_model: a KenLM file; over characters its word boundary is "|", over sentence pieces "▁".
         words: the words that may come out.
-        threshold: hypotheses this far (in log-score) below the best are dropped.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class BeamSearch:
         lm_weight: float = 0.0,
         words: Iterable[str] | None = None,
         word_score: float = 0.0,
-        threshold: float = math.inf,
     ) -> None:
         if width < 1:
             raise InputError(f"beam search: width={width}, expected at least 1")
@@ -95,7 +93,7 @@ class BeamSearch:
         options: dict[str, Any] = {
             "beam_size": width,
             "beam_size_token": len(pieces),
-            "beam_threshold": threshold,
+            "beam_threshold": math.inf,
             "lm_weight": lm_weight,
             "sil_score": 0.0,
             "log_add": True,

@@ -1,8 +1,6 @@
-"""Optimisers over parameter lists and learning-rate schedules, with the semantics of optax."""
+"""Optimisers over parameter lists and learning-rate schedules, with the formulas of optax."""
 
-from sottovoce.optimisers.adadelta import Adadelta
-from sottovoce.optimisers.adagrad import AdaGrad
-from sottovoce.optimisers.adam import Adam
+from sottovoce.optimisers.elementwise import SGD, Adadelta, AdaGrad, Adam
 from sottovoce.optimisers.lamb import LAMB
 from sottovoce.optimisers.lars import LARS
 from sottovoce.optimisers.newbob import Annealed, NewBob
@@ -17,7 +15,6 @@ from sottovoce.optimisers.schedules import (
     WarmupCosine,
     WarmupInverseSqrt,
 )
-from sottovoce.optimisers.sgd import SGD
 
 __all__ = [
     "LAMB",

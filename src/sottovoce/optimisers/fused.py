@@ -17,16 +17,10 @@ from torch import Tensor
 
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Layout, tensor_layers
-from sottovoce.optimisers.adadelta import Adadelta
-from sottovoce.optimisers.adagrad import AdaGrad
-from sottovoce.optimisers.adam import Adam
+from sottovoce.optimisers.elementwise import SGD, ElementwiseOptimiser
 from sottovoce.optimisers.lars import LARS
-from sottovoce.optimisers.norms import tensor_norms
+from sottovoce.optimisers.norms import tensor_norms, trust_ratios
 from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors
-from sottovoce.optimisers.sgd import SGD
-
-# These ask nothing of a tensor as a whole: the flat vector may as well be one.
-_ELEMENTWISE = (SGD, Adam, AdaGrad, Adadelta)
 
 
 @final
@@ -74,7 +68,7 @@ class FlatOptimiser:
         norms = tensor_norms(gradients, stacked=self._stacked)
         norm, scale = _clip_scale(norms, max_norm)
         gradient.mul_(scale.unsqueeze(-1) if self._stacked else scale)
-        if isinstance(self._optimiser, _ELEMENTWISE):
+        if isinstance(self._optimiser, ElementwiseOptimiser):
             self._optimiser.step([self._master], [gradient], self._state, lr=lr, stacked=self._stacked)
             self._layout.clear_padding(self._master)  # Adam with eps=0 makes 0/0 of it
         else:
@@ -101,7 +95,12 @@ class FlatOptimiser:
             # ‖s·g + w·θ‖², from sums over the unclipped gradient.
             decay, s = lars.weight_decay, scale.unsqueeze(-1)
             update_squares = s**2 * squares + 2 * decay * s * products + decay**2 * parameter_squares
-            ratios = _trust_ratios(parameter_squares, update_squares, lars)
+            ratios = trust_ratios(
+                parameter_squares.sqrt(),
+                update_squares.clamp(min=0).sqrt(),
+                coefficient=lars.trust_coefficient,
+                eps=lars.eps,
+            )
         kernels.step(
             self._master,
             None if self._working is self._master else self._working,
@@ -127,13 +126,6 @@ def _clip_scale(norms: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     norm: Tensor = torch.linalg.vector_norm(norms, dim=-1)
     # A zero norm gives max_norm/0 = inf, which the clamp makes 1.
     return norm, (max_norm / norm).clamp(max=1.0).masked_fill(~norm.isfinite(), math.nan)
-
-
-def _trust_ratios(parameter_squares: Tensor, update_squares: Tensor, lars: LARS) -> Tensor:
-    """As `norms.trust_ratios`, from squares."""
-    parameter_norms, update_norms = parameter_squares.sqrt(), update_squares.clamp(min=0).sqrt()
-    ratios = lars.trust_coefficient * parameter_norms / (update_norms + lars.eps)
-    return ratios.masked_fill((parameter_norms == 0) | (update_norms == 0), 1.0)
 
 
 def has_kernels(optimiser: Optimiser) -> bool:

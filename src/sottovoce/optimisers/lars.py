@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sottovoce.optimisers.norms import per_tensor, trust_ratios
+from sottovoce.optimisers.norms import per_tensor, tensor_norms, trust_ratios
 from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step, zeros_for
 from sottovoce.optimisers.ranges import check_range
 
@@ -46,7 +46,8 @@ class LARS(Optimiser):
         updates = gradients
         if self.weight_decay:
             updates = torch._foreach_add(gradients, parameters, alpha=self.weight_decay)
-        ratios = trust_ratios(parameters, updates, coefficient=self.trust_coefficient, eps=self.eps, stacked=stacked)
+        norms = [tensor_norms(tensors, stacked=stacked) for tensors in (parameters, updates)]
+        ratios = trust_ratios(*norms, coefficient=self.trust_coefficient, eps=self.eps)
         momenta = state.slots["momentum"]
         torch._foreach_mul_(momenta, self.momentum)
         torch._foreach_addcmul_(momenta, updates, per_tensor(ratios, updates), value=lr)

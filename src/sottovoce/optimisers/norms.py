@@ -17,12 +17,11 @@ def tensor_norms(tensors: Tensors, *, stacked: bool = False) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows], dim=1)
 
 
-def trust_ratios(parameters: Tensors, updates: Tensors, *, coefficient: float, eps: float, stacked: bool) -> Tensor:
+def trust_ratios(parameter_norms: Tensor, update_norms: Tensor, *, coefficient: float, eps: float) -> Tensor:
     """coefficient·‖θ‖ / (‖u‖ + eps) for every tensor (and client), and 1 where either norm is zero.
 
     As optax.scale_by_trust_ratio has it: 1, not `coefficient`, so that a tensor starting at zero can leave it.
     """
-    parameter_norms, update_norms = tensor_norms(parameters, stacked=stacked), tensor_norms(updates, stacked=stacked)
     ratios = coefficient * parameter_norms / (update_norms + eps)
     # masked_fill and not where: a scalar given to `where` is copied to the device, and the copy waits for it.
     return ratios.masked_fill((parameter_norms == 0) | (update_norms == 0), 1.0)

@@ -6,9 +6,7 @@ from typing import Any, TypeVar
 
 from sottovoce.errors import InputError
 from sottovoce.naming import built, imported, nearest
-from sottovoce.optimisers.adadelta import Adadelta
-from sottovoce.optimisers.adagrad import AdaGrad
-from sottovoce.optimisers.adam import Adam
+from sottovoce.optimisers.elementwise import SGD, Adadelta, AdaGrad, Adam
 from sottovoce.optimisers.lamb import LAMB
 from sottovoce.optimisers.lars import LARS
 from sottovoce.optimisers.optimiser import Optimiser
@@ -20,7 +18,6 @@ from sottovoce.optimisers.schedules import (
     WarmupCosine,
     WarmupInverseSqrt,
 )
-from sottovoce.optimisers.sgd import SGD
 from sottovoce.parsing import shown
 
 OPTIMISERS: Mapping[str, type[Optimiser]] = {

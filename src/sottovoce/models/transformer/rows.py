@@ -34,7 +34,6 @@ class Packing:
     rows: int
     frames: int  # L
     longest: int  # frames of the longest segment, rounded up
-    padded_frames: int  # T
     from_batch_NL: Tensor  # int64: which frame of the batch, flattened [U·T], stands here; -1 for padding
     to_batch_UT: Tensor  # int64: where in the rows, flattened [N·L], a frame of the batch is; -1 for padding
     segment_ends: Tensor  # int32 [S + 1]: 0, then the ends of the segments in the flattened rows
@@ -122,7 +121,6 @@ def plan_packing(
         rows=row_count,
         frames=width,
         longest=_power_of_two(longest, LEAST_LONGEST),
-        padded_frames=padded_frames,
         from_batch_NL=sent(from_batch).view(row_count, width),
         to_batch_UT=sent(to_batch).view(len(sizes), padded_frames),
         segment_ends=sent(padded_ends),
