@@ -39,8 +39,8 @@ class UsersInMemory(Store):
     def __reduce__(self) -> Any:
         return (UsersInMemory, (self.name,))
 
-    def samples(self, row: int) -> Any:
-        return self._all_samples[row]
+    def samples(self, row: int, *, start: int = 0, count: int | None = None) -> Any:
+        return self._all_samples[row][start : None if count is None else start + count]
 
     def utterance(self, row: int) -> Any:
         return SimpleNamespace(text=LETTERS.decode(self._all_tokens[row]))
