@@ -86,6 +86,7 @@ INPUTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("FILE/x", ("import", "speechbrain", "FILE/x", "--language", "fr", "--out", "FILE/model")),
     ("FILE/x", ("node", "show", "FILE/x")),
     ("FILE/x", ("run", "demo/global", "federation.seed_model=FILE/x", "--estimate")),
+    ("FILE/x", ("run", "demo/global", "federation.seed_model=null", "tokens.file=FILE/x", "--estimate")),
 )
 # Folders in which one file is something else.
 INSIDE: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -77,7 +77,7 @@ class Unprotected:
         return self._named == other._named and len(digests) < 2
 
     @property
-    def _named(self) -> tuple[str, str]:
+    def _named(self) -> str:
         return PurePath(self.place).name
 
 

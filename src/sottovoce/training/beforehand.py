@@ -15,7 +15,7 @@ from sottovoce.evaluation.evaluate import check_language
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, sketch
 from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens
+from sottovoce.text.tokens import Tokens, load_tokens
 from sottovoce.training.engines import check_engine
 from sottovoce.training.places import Places
 from sottovoce.training.run_folder import RESULTS
@@ -119,6 +119,7 @@ def make_ready(stages: Sequence[Stage], around: Surroundings) -> dict[Path, Reco
     Returns the model of each, by its folder, without its numbers; None where tokens are still to be made of texts.
     """
     check_stores(stages, around.stores)
+    _check_given(stages, around.runs)
     for stage in stages:
         ensure_store(stage.recipe, around.stores, around.on_prepare)
     quietly = replace(around, say=lambda _: None)
@@ -129,6 +130,16 @@ def make_ready(stages: Sequence[Stage], around: Surroundings) -> dict[Path, Reco
         except InputError as error:
             raise InputError(f"{stage.name}: {error}" if len(stages) > 1 else str(error)) from None
     return known
+
+
+def _check_given(stages: Sequence[Stage], runs: Path) -> None:
+    """Refuse models and tokens that the user has, and that cannot be read, before stores are made: that takes long."""
+    for stage in stages:
+        seed = seed_of(stage.recipe, runs=runs)
+        if seed is not None and seed.is_there and not seed.is_own:
+            seed.load()
+        if stage.recipe.reads_texts and stage.recipe.tokens.file is not None:
+            load_tokens(Path(stage.recipe.tokens.file))
 
 
 def _checked(recipe: Recipe, known: Mapping[Path, Recogniser | None], around: Surroundings) -> Recogniser | None:
