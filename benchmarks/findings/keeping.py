@@ -18,6 +18,7 @@ from sottovoce.digests import content_digest
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.parsing import Unreadable
+from sottovoce.privacy.ledger_signature import SIGNATURE
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
 from sottovoce.reporting.audit import kept_audit
@@ -64,7 +65,7 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
         raise InputError(f"run={run}: expected a finished run, with {RESULTS}")
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
-    for name in IN_BRIEF if brief else WHOLE:
+    for name in IN_BRIEF if brief else (*WHOLE, SIGNATURE):
         if (run / name).is_file():
             shutil.copyfile(run / name, into / name)
     for name in (METRICS,) if brief else (METRICS, DIAGNOSTICS):

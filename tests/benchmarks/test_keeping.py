@@ -12,10 +12,12 @@ from findings.kept import Kept
 from tests.benchmarks.rendering import rendered
 
 from sottovoce.errors import InputError
+from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.archives import open_path
 from sottovoce.reporting.curves import series
 from sottovoce.reporting.layers import norm_profiles
 from sottovoce.reporting.records import read_run
+from sottovoce.training.marks import check_ledger
 
 
 def test_a_kept_run_says_the_same(run: Path, results: Path) -> None:
@@ -133,3 +135,15 @@ def test_nothing_is_kept_in_a_damaged_archive(run: Path, tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"suite\.zip: cannot be unpacked"):
         program.keep_runs([run], results=tmp_path, suite=None, rounds=None, brief=False)
     assert (tmp_path / "suite.zip").read_bytes() == b"PK, but no more"
+
+
+def test_a_kept_run_says_that_its_figures_are_an_excerpt(run: Path, results: Path) -> None:
+    """Its ledger knows digests of what it was taken from, and not of what is kept: that is said."""
+    kept = results / "suite/dim"
+    assert not any("excerpt" in note for note in check_ledger(run).notes)
+    notes = check_ledger(kept).notes
+    assert any(note.startswith("results.json: an excerpt of what the run has written") for note in notes)
+    said = json.loads((kept / "results.json").read_text())
+    recorded = verify(kept / "ledger.jsonl").results
+    assert recorded is not None
+    assert said["excerpt"] == recorded["files"]["results.json"]
