@@ -336,7 +336,7 @@ def test_words_of_a_rehearsal_do_not_bound_how_often(village: Village) -> None:
     """Lost rounds are made again there (`Participant`), as often as the server says they were lost."""
     said = "\n".join(words(village.invitation))
     assert "never more than" not in said
-    assert "again for every round that was lost" in said
+    assert "once more for each round that the server says it has lost; nothing limits how many" in said
 
 
 def test_words_warn_of_a_delta_that_promises_nothing(village: Village) -> None:
