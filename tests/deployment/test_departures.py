@@ -28,7 +28,7 @@ from sottovoce.privacy.events import poisson_release, repeated
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.run_folder import LEDGER
 
-pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation`)")
+pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")
 
 LATE = "20"  # seconds until nobody is waited for who will not answer
 EVER = "600"
@@ -145,7 +145,7 @@ def test_the_others_go_on_when_one_of_four_leaves(tmp_path: Path, village_stores
         four.check(rounds=2)
 
 
-@pytest.mark.long_network
+@pytest.mark.long
 def test_a_server_that_too_few_can_answer_ends_in_order(tmp_path: Path, village_stores: Path) -> None:
     """Two of four leave in the first round: no second one is charged, the others are told, and the exit code is 2."""
     slow, *leavers = NAMES[:3]
@@ -168,7 +168,7 @@ def test_a_server_that_too_few_can_answer_ends_in_order(tmp_path: Path, village_
         assert verify(tmp_path / "served" / LEDGER).attempts == 1
 
 
-@pytest.mark.long_network
+@pytest.mark.long
 def test_one_leaves_one_pauses_one_dies_one_is_revoked_and_one_is_late(
     tmp_path: Path, village_stores: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

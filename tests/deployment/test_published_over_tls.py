@@ -13,7 +13,7 @@ from sottovoce.privacy.ledger import verify
 from sottovoce.seeds import name_key
 from sottovoce.training.run_folder import LEDGER
 
-pytest.importorskip("flwr", reason="flwr is not installed (the extra `federation`)")
+pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")
 __all__ = ["settled"]  # a fixture
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 flower = pytest.importorskip(
-    "sottovoce.deployment.flower", reason="flwr is not installed (the extra `federation`)", exc_type=ImportError
+    "sottovoce.deployment.flower", reason="flwr is not installed (the extra `network`)", exc_type=ImportError
 )
 
 from flwr.common.constant import TIMESTAMP_HEADER  # noqa: E402

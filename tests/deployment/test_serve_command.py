@@ -14,7 +14,7 @@ from tests.deployment.places import Place
 from tests.deployment.village import NAMES
 
 flower = pytest.importorskip(
-    "sottovoce.deployment.flower", reason="flwr is not installed (the extra `federation`)", exc_type=ImportError
+    "sottovoce.deployment.flower", reason="flwr is not installed (the extra `network`)", exc_type=ImportError
 )
 
 from sottovoce.cli import main  # noqa: E402

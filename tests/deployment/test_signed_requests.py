@@ -148,6 +148,6 @@ def test_nothing_is_ever_taken_twice(steps: list[tuple[int, float]], most: int) 
 
 
 def test_its_bounds_are_those_of_flower() -> None:
-    constant = pytest.importorskip("flwr.common.constant", reason="flwr is not installed (the extra `federation`)")
+    constant = pytest.importorskip("flwr.common.constant", reason="flwr is not installed (the extra `network`)")
     assert constant.SYSTEM_TIME_TOLERANCE == AHEAD_SECONDS
     assert constant.TIMESTAMP_TOLERANCE + constant.SYSTEM_TIME_TOLERANCE == BEHIND_SECONDS
