@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
 from sottovoce.deployment.accounts import Accounts
-from sottovoce.deployment.attendance import DEPARTURES, Attendance, Departures, Needed
+from sottovoce.deployment.attendance import Attendance, Departures, Needed
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.link import Answer, Link, LocalLink
@@ -31,6 +31,7 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import torch_stream
 from sottovoce.signatures import PrivateKey, sign
+from sottovoce.training.elsewhere import DEPARTURES
 
 RECIPE, RUN = bytes(range(32)), bytes(range(16))
 LAYOUT = Layout.of({"w": torch.zeros(5, 7), "b": torch.zeros(3)})

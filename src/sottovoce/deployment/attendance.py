@@ -24,7 +24,6 @@ from sottovoce.files import read_json, sealed, unsealed, written_atomically
 from sottovoce.training.elsewhere import TooFewClients
 
 LEFT, REVOKED, SENT_ALL = "left for good", "revoked", "has sent all that was accepted"
-DEPARTURES = "left.json"
 
 _MOST_NAMES = 8  # in one line
 _IN_WORDS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sottovoce.config import Recipe
 from sottovoce.deployment.accounts import Accounts, may_be_kept
-from sottovoce.deployment.attendance import DEPARTURES, Attendance, Departures, Needed
+from sottovoce.deployment.attendance import Attendance, Departures, Needed
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
 from sottovoce.deployment.keys import ORDERS, ORDERS_KEY, load_certificate, load_private_key
@@ -21,6 +21,7 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
+from sottovoce.training.elsewhere import DEPARTURES
 from sottovoce.training.run_folder import RunFolder
 
 ATTEMPTS = "attempts.json"

@@ -31,6 +31,9 @@ class DistantClients(Clients, Listeners, Protocol):
         ...
 
 
+DEPARTURES = "left.json"  # among a run's secrets: which clients on other machines have left for good
+
+
 @dataclass(frozen=True)
 class Elsewhere:
     """Clients whose speech is on other machines: who they are, and what reaches them from the run in a folder.

@@ -39,7 +39,7 @@ from sottovoce.training import central
 from sottovoce.training.agreement import Sealed, agreeing, code_version, sealed, sealed_tensors
 from sottovoce.training.client_results import client_results
 from sottovoce.training.client_wer import check_client_wer, listeners_here, measured_wers
-from sottovoce.training.elsewhere import Elsewhere
+from sottovoce.training.elsewhere import DEPARTURES, Elsewhere
 from sottovoce.training.engines import choose_clients, clients_turns
 from sottovoce.training.federation import Federating
 from sottovoce.training.group_members import GROUPS, keep_groups
@@ -76,7 +76,7 @@ from sottovoce.training.token_makers import check_tokens, describe_tokens
 from sottovoce.training.trained_part import communication, describe_part, trained_part
 from sottovoce.users.population import Population
 
-OF_ROUNDS = (MEMORY, GROUPS)  # secrets that nobody needs after the last round
+OF_ROUNDS = (MEMORY, GROUPS, DEPARTURES)  # secrets that nobody needs after the last round
 
 
 @dataclass(frozen=True)
