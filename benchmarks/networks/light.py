@@ -19,7 +19,7 @@ import torch
 from networks.light_node import vector
 from networks.served import Processes, peak_mib, processor_seconds
 from sottovoce.deployment import keys
-from sottovoce.deployment.attendance import DEPARTURES, Attendance, Departures, Needed
+from sottovoce.deployment.attendance import Attendance, Departures, Needed
 from sottovoce.deployment.conversation import Conversation
 from sottovoce.deployment.flower import FlowerLink
 from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, Patience
@@ -29,6 +29,7 @@ from sottovoce.deployment.sum_terms import Terms, threshold
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
+from sottovoce.training.elsewhere import DEPARTURES
 
 LIGHT_NODE = Path(__file__).with_name("light_node.py")
 
