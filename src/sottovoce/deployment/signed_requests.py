@@ -26,7 +26,7 @@ from sottovoce.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, v
 PROOF_HEADER, SESSION_HEADER = "sottovoce-proof", "sottovoce-session"
 SESSION_BYTES = NONCE_BYTES = 16
 AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 305.0  # that a node's clock may differ, and a request may take; as Flower has it
-MOST_REMEMBERED = 4096  # nonces of one node: about 0.7 MB; a node that waits for orders sends 170 in that time
+MOST_REMEMBERED = 4096  # nonces of one node: 1.1 MB; a node that waits for orders sends some 170 in that time
 
 _TAG = b"sottovoce request 1\n"
 _DIGEST_BYTES = 32
