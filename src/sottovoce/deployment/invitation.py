@@ -31,7 +31,7 @@ from sottovoce.deployment.sum_terms import Terms
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.parsing import Unreadable, parse_json
-from sottovoce.privacy.accounting import Epsilon
+from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.noise_shares import NoiseShares
@@ -221,11 +221,14 @@ class Invitation:
 
     @cached_property
     def epsilon(self) -> Epsilon | None:
-        """ε of all rounds, and of what is measured between them; None where nothing is promised."""
+        """ε of all rounds, and of what is measured between them; None where nothing is promised.
+
+        A budget takes nothing from it: a node answers as many rounds as were accepted, and cannot see that one is kept.
+        """
         event = self.outline.event
         if isinstance(event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
-        return self.recipe.federated.whole_run(self.outline).promise().epsilon
+        return epsilon(self.recipe.federated.whole_run(self.outline).event, self.private.delta)
 
 
 # As it travels: with the certificate of whoever signs the orders that follow.
