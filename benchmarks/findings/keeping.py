@@ -180,7 +180,7 @@ def _planned(privacy: Mapping[str, Any]) -> dict[str, Any] | None:
     if privacy.get("promised_steps", privacy["steps"]) != privacy["steps"]:
         return None  # it stands in for the ledger's steps where they are in doubt, and is of those that were made
     names = ("population_size", "cohort_size", "steps", "delta", "noise_multiplier")
-    by_pld = _smallest(*(privacy[name] for name in names), useful["target_epsilon"])
+    by_pld = useful.get("pld") or _smallest(*(privacy[name] for name in names), useful["target_epsilon"])
     by_rdp = {name: useful[name] for name in ("population_size", "cohort_size", "epsilon_rdp", "epsilon_pld")}
     return {"target_epsilon": useful["target_epsilon"], "rdp": by_rdp, "pld": by_pld}
 

@@ -313,6 +313,16 @@ def test_words_of_a_release_have_its_epsilon(village: Village) -> None:
     assert "never more than 12" in said
 
 
+def test_a_budget_that_no_node_can_hold_a_server_to_takes_nothing_from_epsilon(village: Village) -> None:
+    private = {"mode": "secure"}
+    free, bounded = (
+        village.invite(recipe_of(content(privacy=private | one))).epsilon for one in ({}, {"epsilon_budget": 0.2})
+    )
+    assert free is not None
+    assert free == bounded
+    assert free.rdp > 0.2
+
+
 def test_words_of_masks_say_who_sees_that_somebody_takes_part(village: Village) -> None:
     """Sampling hides nobody from those who are in the same sum: their keys are on one list."""
     private = {"mode": "secure", "sampling": "fixed_size"}

@@ -375,6 +375,10 @@ def everything_told(recipe: Recipe, stores: Path, folder: Path) -> None:
     assert guarantee in said
     for words in named(promised.event):
         assert words in guarantee
+    # What a kept run says of other people is of all that was promised, too.
+    if "population_size" in (useful := private.get("useful") or {}):
+        (outcome.folder / "planned.json").write_text(json.dumps({"rdp": useful}))
+        assert CliRunner().invoke(app, ["ledger", str(outcome.folder)]).exit_code == 0
     target = recipe.federated.privacy.target_epsilon
     assert target is None or target - 1e-2 <= one.headline <= target
 

@@ -273,7 +273,7 @@ def test_several_runs_have_a_sentence_a_table_and_words_of_their_own(runs: Path,
         ("quiet", "not private"),
         ("thousands", "not private in practice"),
     ]
-    assert table.headings[2:6] == ("WER beside", "ε", "right guesses in 100", "odds of 1 : 1 become")
+    assert table.headings[2:6] == ("WER beside", "ε (PLD, else RDP)", "right guesses in 100", "odds of 1 : 1 become")
     assert table.rows[2][2:6] == ("start", "3,933", "76", "more than 10¹⁷⁰⁸ : 1")
     assert "thousands,not private in practice,start,3933,76," in table.as_csv()
     report = build_report(records, title="Three")

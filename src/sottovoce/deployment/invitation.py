@@ -266,7 +266,9 @@ class Invitation:
     def _promise(self, spare: int) -> Promise | None:
         if isinstance(self.outline.event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
-        return self.recipe.federated.whole_run(self.outline).promise_with_spare(spare)
+        # A budget takes nothing from it: a node answers as often as was accepted, and cannot see that one is kept.
+        whole = replace(self.recipe.federated.whole_run(self.outline), epsilon_budget=None)
+        return whole.promise_with_spare(spare)
 
 
 # As it travels: with the certificate of whoever signs the orders that follow.

@@ -64,7 +64,7 @@ def draw_population_figure(curves: Sequence[PopulationCurve], *, plan: PlannedRu
     axes.axhspan(axes.get_ylim()[0], GUARANTEE, color="tab:green", alpha=0.08)
     axes.axhline(GUARANTEE, color="tab:green", linewidth=0.8)
     axes.set_xlabel("population size K")
-    axes.set_ylabel(f"ε at δ = {plan.delta:g}")
+    axes.set_ylabel(f"ε (PLD) at δ = {plan.delta:g}")
     axes.set_title(f"sampling rate {plan.sampling_rate:.3g}, {plan.central_steps:,} steps")
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(title="σ_DP")

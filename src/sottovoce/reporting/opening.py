@@ -10,6 +10,7 @@ from sottovoce.reporting.verdict import EVERY_TIME, Verdict, odds_words, of_hund
 
 WORDS = 4  # columns of the table, before the numbers
 IN_WORDS = 6  # runs, beyond which nobody reads a verdict on each
+BY_PLD = "ε (PLD, else RDP)"  # the smaller bound: RDP alone where no PLD is known
 
 
 def verdict_section(found: Sequence[Verdict]) -> Section:
@@ -36,7 +37,7 @@ def verdict_box(one: Verdict) -> str:
 def verdict_table(found: Sequence[Verdict]) -> Table:
     """One line a run: what it is, what its mechanism allows, what it costs."""
     headings = (
-        *("", "verdict", "worst group", "WER beside", "ε", "right guesses in 100", "odds of 1 : 1 become"),
+        *("", "verdict", "worst group", "WER beside", BY_PLD, "right guesses in 100", "odds of 1 : 1 become"),
         *("points of WER", "95 % interval", "worst group’s gap", "95 % interval"),
     )
     alike: dict[Row, list[str]] = {}

@@ -145,5 +145,5 @@ def _figure(recipes: Mapping[str, _Recipe], curves: Mapping[str, Points], colour
     axes.set_ylim(min(low, 1.0), max(high, 20.0))
     label_decades(axes.xaxis)
     label_decades(axes.yaxis)
-    dress(axes, x="population", y="ε")
+    dress(axes, x="population", y="ε (PLD)")
     return figure

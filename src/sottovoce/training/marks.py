@@ -23,7 +23,7 @@ from sottovoce.models.saved_files import CONFIG as MODEL_CONFIG
 from sottovoce.parsing import parse_json
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark
-from sottovoce.privacy.events import poisson_release, repeated
+from sottovoce.privacy.events import poisson_release, repeated, run_event
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.ledger_signature import SignatureCheck, check_signature
@@ -184,10 +184,14 @@ def _agree(said: Any, found: Any) -> bool:
 
 
 def _scaled_epsilon(report: LedgerReport, *, people: int, cohort: int) -> float:
-    """ε of as many steps as were promised, with the same noise on the mean, z/S, and other people."""
-    z = report.header["event"]["noise_multiplier"] * cohort / report.header["plan"]["cohort_size"]
-    steps = repeated(poisson_release(z, sampling_rate=cohort / people), promise_of(report).steps)
-    return rdp_epsilon(steps, report.header["delta"])
+    """ε of as many steps and measurements as were promised, with the same noise on the mean, z/S, and other people."""
+    promised, larger = promise_of(report), cohort / report.header["plan"]["cohort_size"]
+    step = poisson_release(report.header["event"]["noise_multiplier"] * larger, sampling_rate=cohort / people)
+    besides = None
+    if promised.measured:
+        z = report.header["client_wer"]["event"]["noise_multiplier"] * larger
+        besides = repeated(poisson_release(z, sampling_rate=cohort / people), promised.measured)
+    return rdp_epsilon(run_event(step, promised.steps, besides), report.header["delta"])
 
 
 # What the files say.
