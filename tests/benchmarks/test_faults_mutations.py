@@ -27,6 +27,17 @@ def test_a_short_campaign_ends_well_and_has_tried_everything(tmp_path: Path) -> 
     assert all(sum(count.values()) == 2 * count["tried"] for count in counts.values())
 
 
+@pytest.mark.long
+def test_a_short_campaign_of_strange_commands_ends_well(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "faults.py"), "surfaces", "--short", "--json", str(tmp_path / "found")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found").read_text())
+    assert found["bad"] == []
+    assert sum(count["tried"] for count in found["counts"].values()) >= 230
+    assert all(count["clean error"] for count in found["counts"].values()), "what nobody refuses is not strange"
+
+
 CASES = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])

@@ -20,6 +20,8 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.live import chunks
 from sottovoce.files import check_file, read_file, read_json, write_json
 from sottovoce.privacy.mechanisms import single_release_epsilon
+from sottovoce.privacy.noise_planner import Asked, plan_noise
+from sottovoce.privacy.strategies import taken_part
 
 Command = Callable[..., Any]
 PLAN = ("plan", "--population", 10_000, "--steps", 20, "--delta", "1e-6")
@@ -46,6 +48,12 @@ def assert_refused(ended: Any, message: str) -> None:
             (*PLAN, "--mechanism", "auto", "--max-cohort", 100, "--target-epsilon", "1e300"),
             "target_epsilon=1e+300: expected a number from 1e-30 to 1e+09",
         ),
+        ((*PLAN, "--cohort", 100, "--noise-multiplier", 1, "--scale", "1e308"), "and at most 1,000,000,000,000 users"),
+        (
+            ("plan", "--population", 10_000, "--steps", 10**7, "--delta", "1e-6", "--mechanism", "auto")
+            + ("--max-cohort", 100, "--sigma-dp", 0.01),
+            "central_steps=10000000: expected a whole number from 1 to 100000",
+        ),
         (("keys", "authority", "new", "--days", 10**9), "days=1000000000: expected 1 to 36,500"),
         (("audit", "demo/global", "--canaries", 10**7), "canaries=10000000: expected 20 to 100,000"),
         (("audit", "demo/global", "--canaries", -1), "canaries=-1: expected 20 to 100,000"),
@@ -70,6 +78,23 @@ def test_numbers_that_nobody_can_mean(
 def test_noise_that_hides_everybody_has_no_epsilon_to_search_for() -> None:
     assert single_release_epsilon(1e9, delta=1e-6) == 0.0
     assert 1e10 < single_release_epsilon(1e-6, delta=1e-6) < 1e13  # 1/(2z²) and a little more
+
+
+def test_a_target_that_one_user_meets_needs_a_cohort_of_one() -> None:
+    asked = Asked(
+        max_cohort=100,
+        central_steps=20,
+        delta=1e-6,
+        population_size=10_000,
+        sigma_dp=0.01,
+        target_epsilon=1e7,
+    )
+    assert plan_noise(asked, kinds=["independent"]).chosen.cohort_size == 1
+
+
+def test_a_user_without_a_second_round_takes_no_memory_for_it() -> None:
+    column = np.array([1.0, 0.5, 0.25])
+    assert taken_part(column, 10**12).tolist() == column.tolist()
 
 
 @pytest.mark.parametrize("days", [0, -1, 10**9])

@@ -12,7 +12,7 @@ from sottovoce.errors import InputError
 def tokens(
     store: Annotated[str, typer.Argument(help="STORE or STORE:split, made by `sottovoce prepare`.")],
     out: Annotated[Path, typer.Option("--out", help="The file to write; a recipe takes it as tokens.file.")],
-    size: Annotated[int, typer.Option(min=2, help="How many sentence pieces.")] = 2500,
+    size: Annotated[int, typer.Option(min=2, max=1_000_000, help="How many sentence pieces.")] = 2500,
     json: Json = False,
 ) -> None:
     """Train sentence pieces on the texts of a store.

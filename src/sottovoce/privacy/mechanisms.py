@@ -249,6 +249,8 @@ def smallest_cohort(search: Search, sizes: Sizes, *, sigma_dp: float, target_eps
     low = high = float(min(sizes.max_cohort, sizes.population_size))
     while low > 1 and spent(low) <= target_epsilon:
         low, high = max(low / 2, 1.0), low
+    if spent(low) <= target_epsilon:  # one user is enough
+        return search.run(sized(low), sigma_dp)
     within = crossing(spent, low, high, target=target_epsilon, precision=_PRECISION) if low < high else high
     return search.run(sized(within), sigma_dp)
 

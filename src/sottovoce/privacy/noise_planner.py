@@ -14,7 +14,7 @@ from rich.table import Table
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.calibration import SMALLEST_TARGET, Accountant
-from sottovoce.privacy.events import LARGEST_POPULATION, LARGEST_STEPS, check_whole
+from sottovoce.privacy.events import LARGEST_POPULATION, check_whole
 from sottovoce.privacy.mechanisms import (
     KINDS,
     Kind,
@@ -34,6 +34,7 @@ from sottovoce.privacy.rdp import check_delta
 Goal = Literal["population_size", "sigma_dp", "epsilon", "cohort_size", "central_steps"]
 
 SMALLEST, LARGEST = SMALLEST_TARGET, 1e9  # σ_DP or ε that means anything
+MOST_ROUNDS = 100_000  # the strategies of more would be searched for for hours
 _AS_GOOD = 1.01  # of the best, and simpler: it is chosen
 _NAMES: dict[Kind, str] = {"independent": "independent", "banded": "banded", "blt": "BLT"}
 _TITLES: dict[Goal, str] = {
@@ -58,7 +59,7 @@ class Asked:
 
     def __post_init__(self) -> None:
         check_whole("max_cohort", self.max_cohort, most=LARGEST_POPULATION)
-        check_whole("central_steps", self.central_steps, most=LARGEST_STEPS)
+        check_whole("central_steps", self.central_steps, most=MOST_ROUNDS)
         check_delta(self.delta)
         if self.population_size is not None:
             check_whole("population_size", self.population_size, most=LARGEST_POPULATION)

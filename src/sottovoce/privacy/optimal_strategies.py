@@ -167,6 +167,7 @@ def _error_gradient(sums: Column, again: Column, *, entries: int) -> Column:
 
 def _taken_part_backwards(moved: Column, cycle: int) -> Column:
     """The transpose of `taken_part`: each entry of the column is in all later rounds of the user."""
+    cycle = max(min(cycle, len(moved)), 1)  # who has no second round has none however far it is
     rounds = -(-len(moved) // cycle)
     padded = np.zeros(rounds * cycle)
     padded[: len(moved)] = moved

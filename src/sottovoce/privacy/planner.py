@@ -14,7 +14,15 @@ from rich.table import Table
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.calibration import Accountant, noise_of_run, population_for
-from sottovoce.privacy.events import LARGEST_STEPS, Measured, check_sizes, check_whole, poisson_release, run_event
+from sottovoce.privacy.events import (
+    LARGEST_POPULATION,
+    LARGEST_STEPS,
+    Measured,
+    check_sizes,
+    check_whole,
+    poisson_release,
+    run_event,
+)
 from sottovoce.privacy.pld import CAREFUL, PldCap
 from sottovoce.privacy.rdp import check_delta
 from sottovoce.privacy.scale import GUARANTEE, step_of
@@ -178,8 +186,8 @@ def scale_plan(plan: PlannedRun, *, factors: Sequence[float], cap: PldCap = CARE
     """The paper's extrapolation: the same σ_DP, q and T, with cohort and population scaled (so z grows with S)."""
     scaled = []
     for factor in factors:
-        if not (math.isfinite(factor) and factor > 0):
-            raise InputError(f"scale={factor}: expected a positive number")
+        if not 0 < factor <= LARGEST_POPULATION / plan.population_size:
+            raise InputError(f"scale={factor}: expected a positive number, and at most {LARGEST_POPULATION:,} users")
         population = round(plan.population_size * factor)
         scaled.append(_replan(plan, population, round(plan.cohort_size * factor), cap))
     return tuple(scaled)

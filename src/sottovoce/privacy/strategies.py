@@ -129,6 +129,7 @@ def _squared_sensitivities(strategy: Strategy, rows: int, cycle: int) -> Column:
 
 def taken_part(column: Column, cycle: int) -> Column:
     """The sum of the strategy matrix's columns 0, cycle, 2·cycle, …: who takes part whenever it is possible, [T]."""
+    cycle = max(min(cycle, len(column)), 1)  # who has no second round has none however far it is
     rounds = -(-len(column) // cycle)
     padded = np.zeros(rounds * cycle)
     padded[: len(column)] = column
