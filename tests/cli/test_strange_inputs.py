@@ -50,8 +50,10 @@ def assert_refused(ended: Any, message: str) -> None:
         ),
         ((*PLAN, "--cohort", 100, "--noise-multiplier", 1, "--scale", "1e308"), "and at most 1,000,000,000,000 users"),
         (
-            ("plan", "--population", 10_000, "--steps", 10**7, "--delta", "1e-6", "--mechanism", "auto")
-            + ("--max-cohort", 100, "--sigma-dp", 0.01),
+            (
+                *("plan", "--population", 10_000, "--steps", 10**7, "--delta", "1e-6", "--mechanism", "auto"),
+                *("--max-cohort", 100, "--sigma-dp", 0.01),
+            ),
             "central_steps=10000000: expected a whole number from 1 to 100000",
         ),
         (("keys", "authority", "new", "--days", 10**9), "days=1000000000: expected 1 to 36,500"),
