@@ -52,7 +52,7 @@ def weights_digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name], dtype="<f4")
         found.update(_line([name, "F32", list(tensor.shape)]))
-        found.update(memoryview(tensor.reshape(-1)).cast("B"))
+        found.update(tensor.reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 
@@ -120,7 +120,8 @@ def _mix(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """SplitMix64's finaliser."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed: np.ndarray[Any, Any] = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def content_digest(content: Any) -> str:
