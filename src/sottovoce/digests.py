@@ -120,8 +120,8 @@ def _mix(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """SplitMix64's finaliser."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    found: np.ndarray[Any, Any] = x ^ (x >> np.uint64(31))
-    return found
+    mixed: np.ndarray[Any, Any] = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def content_digest(content: Any) -> str:
