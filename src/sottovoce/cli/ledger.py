@@ -76,10 +76,11 @@ def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
     if not place.is_dir() or not (place / ACCOUNTS).is_file():
         return {}
     release, found = event_from_json(report.header["event"]), {}
-    measurement = None
+    measurement: GaussianRelease | None = None
     if report.measured_attempts:
-        measurement = event_from_json(report.header["client_wer"]["event"])
-        assert isinstance(measurement, GaussianRelease)
+        asked = event_from_json(report.header["client_wer"]["event"])
+        assert isinstance(asked, GaussianRelease)
+        measurement = asked
     for name, account in read_accounts(place / ACCOUNTS).items():
         spent = None
         if isinstance(release, GaussianRelease):
