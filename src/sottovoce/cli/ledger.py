@@ -222,7 +222,7 @@ def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
     if path.parent == place and report.header["mode"] == "secure":
         say(f"warning: {path} names people, and lies in a folder that may be published: move it into {place / SECRETS}")
     release, found = event_from_json(report.header["event"]), {}
-    measurement = None
+    measurement: GaussianRelease | None = None
     if report.measured_attempts:
         asked = event_from_json(report.header["client_wer"]["event"])
         assert isinstance(asked, GaussianRelease)
