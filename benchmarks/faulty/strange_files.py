@@ -119,7 +119,9 @@ def special(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     ]
     stored = (path.relative_to(folder / "store").as_posix() for path in sorted((folder / "store").rglob("*")))
     places += [
-        ("store", file, ("stats", "FILE/whole", "--check")) for file in stored if (folder / "store" / file).is_file()
+        ("store", file, ("stats", "FILE/whole", "--check"))
+        for file in stored
+        if (folder / "store" / file).is_file() and not file.startswith(".")
     ]
     combined = [(place, kind) for place in places for kind in KINDS]
     order = stream(seed, SPECIAL).permutation(len(combined))
@@ -135,8 +137,8 @@ def special(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
             target = Path(file.replace("FILE", str(place)))
         KINDS[kind](target)
         asked = tuple(word.replace("FILE", str(place)) for word in words)
-        # A link to nothing is no file: what may be missing may be so. A report shows what there is of a run.
-        due = kind != "a link to nothing" and whole != "run" and "a folder" not in kind
+        # A link that leads nowhere is no file: what may be missing may be so. A report shows what there is of a run.
+        due = not kind.startswith(("a link", "a folder")) and whole != "run"
         told = f"case {number}, {kind} as {file.removeprefix('FILE/')}"
         yield command_case(SPECIAL, told, Asked(asked, folder), due=due)
 

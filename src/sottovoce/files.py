@@ -142,6 +142,17 @@ def read_file(path: Path, *, most: int = LARGEST, what: str = "such a file can b
         return file.read()
 
 
+LONGEST_LINE = 1 << 24  # characters of a line in any table
+
+
+def lines_of(file: IO[str], *, path: Path | str) -> Iterator[str]:
+    """The lines of an open text, as they are read; `InputError` for one that no table has."""
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise InputError(f"{path}: a line of more than {LONGEST_LINE:,} characters: it is no table")
+        yield line
+
+
 def check_file(path: Path | str) -> None:
     """Refuse what is there and is no file: a device has no end, and a pipe that nobody writes to none either.
 

@@ -15,7 +15,8 @@ import pytest
 import soundfile
 
 from sottovoce.corpora import librilight, tsv
-from sottovoce.corpora.problems import Kind
+from sottovoce.corpora.problems import Kind, Unusable
+from sottovoce.corpora.recordings import decode
 from sottovoce.errors import InputError
 from sottovoce.evaluation.live import chunks
 from sottovoce.files import check_file, read_file, read_json, write_json
@@ -50,10 +51,7 @@ def assert_refused(ended: Any, message: str) -> None:
         ),
         ((*PLAN, "--cohort", 100, "--noise-multiplier", 1, "--scale", "1e308"), "and at most 1,000,000,000,000 users"),
         (
-            (
-                *("plan", "--population", 10_000, "--steps", 10**7, "--delta", "1e-6", "--mechanism", "auto"),
-                *("--max-cohort", 100, "--sigma-dp", 0.01),
-            ),
+            (*PLAN, "--steps", 10**7, "--mechanism", "auto", "--max-cohort", 100, "--sigma-dp", 0.01),
             "central_steps=10000000: expected a whole number from 1 to 100000",
         ),
         (("keys", "authority", "new", "--days", 10**9), "days=1000000000: expected 1 to 36,500"),
@@ -159,6 +157,20 @@ def test_a_pipe_or_a_device_is_no_file(
         sottovoce("keys", "authority", "authority")
     make(Path(next(word for word in words if word.startswith("x"))))
     assert_refused(sottovoce(*words), f"is a {kind}, expected a file")
+
+
+def test_a_table_without_lines_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with (tmp_path / "train.tsv").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match=r"train\.tsv: a line of more than 16,777,216 characters: it is no table"):
+        tsv.read(tmp_path / "train.tsv")
+
+
+def test_a_recording_larger_than_the_memory_is_counted(tmp_path: Path) -> None:
+    with (tmp_path / "x.wav").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(Unusable):
+        decode(str(tmp_path / "x.wav"))
 
 
 def test_a_file_larger_than_any_of_its_kind_is_not_read(tmp_path: Path) -> None:

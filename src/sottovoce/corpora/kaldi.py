@@ -23,7 +23,7 @@ from sottovoce.corpora.recordings import (
 )
 from sottovoce.corpora.tsv import segment, split_called
 from sottovoce.errors import InputError
-from sottovoce.files import check_file
+from sottovoce.files import check_file, lines_of
 
 SOUNDS, SPEAKERS, TEXTS, SEGMENTS, GENDERS = "wav.scp", "utt2spk", "text", "segments", "spk2gender"
 _LAYOUT = f"{SOUNDS} and {SPEAKERS}, with {TEXTS} and {SEGMENTS} where there are any"
@@ -100,7 +100,7 @@ def _table(path: Path, log: ProblemLog) -> Table:
     found: Table = {}
     check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(lines_of(file, path=path), start=1):
             where = f"{path}:{number}"
             key, *rest = line.split(maxsplit=1) or [""]
             if _NOT_UTF8 in line or "\0" in line:

@@ -11,7 +11,7 @@ from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.corpora.recordings import AUDIO_SUFFIXES, NO_METADATA, file_corpus, wrong_layout
 from sottovoce.errors import InputError
-from sottovoce.files import check_file
+from sottovoce.files import check_file, lines_of
 
 TRANSCRIPT_SUFFIX = ".trans.txt"
 _LAYOUT = "<split>/<speaker>/<chapter>/<speaker>-<chapter>.trans.txt, as in LibriSpeech/train-clean-100/19/198/"
@@ -111,7 +111,7 @@ def _lines(path: str, log: ProblemLog) -> Iterator[tuple[str, str, str]]:
     """Where, utterance id and text for every line of a transcript."""
     check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(lines_of(file, path=path), start=1):
             where = f"{path}:{number}"
             id, _, text = line.strip().partition(" ")
             if "\ufffd" in line:

@@ -17,6 +17,7 @@ from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.corpora.recordings import NO_METADATA, file_corpus, wrong_layout
 from sottovoce.errors import InputError
+from sottovoce.files import lines_of
 
 _STANDARD_SPLITS = ("train", "dev", "test")
 _LIMITED = "limited_supervision"
@@ -212,7 +213,7 @@ def _rows(path: Path, log: ProblemLog, *, separator: str = "\t") -> Iterator[tup
     if not path.is_file():
         return
     with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(lines_of(file, path=path), start=1):
             where, cells = f"{path}:{number}", [cell.strip() for cell in line.rstrip("\r\n").split(separator)]
             if "\ufffd" in line:
                 log.add(Problem(Kind.MALFORMED_ROW, where, "not UTF-8"))

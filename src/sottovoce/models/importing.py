@@ -8,6 +8,7 @@ A checkpoint may be anybody's. Only tensors are unpickled; their names, layout, 
 before anything is made of them.
 """
 
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,7 +119,7 @@ def _check_values(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def _normalisation(file: Path) -> dict[str, tuple[float, ...]]:
-    if not file.exists():
+    if not os.path.lexists(file):  # a link that leads nowhere is one that somebody has made
         return {}
     found = _unpickled(file)
     values = {name: found.get(name) for name in ("glob_mean", "glob_std")}
