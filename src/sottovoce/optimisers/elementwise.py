@@ -74,11 +74,12 @@ class SGD(ElementwiseOptimiser):
         return {"momentum": 0.0} if self.momentum else {}
 
     def update(self, params: Listed, grads: Listed, slots: Slots, *, steps: int, **common: Any) -> None:
-        # Without momentum the fused kernel takes twice as long; with it, foreach writes Nesterov's step into `grads`.
-        fused = bool(slots)
-        momenta: list[Tensor | None] = [*slots[0]] if fused else [None] * len(params)
+        if not slots:  # as torch does, without its bookkeeping: this is every client's local step
+            torch._foreach_add_(params, grads, alpha=-common["lr"])
+            return
+        # Fused: torch's other way would write Nesterov's step into the gradients.
         sgd(
-            params, grads, momenta, fused=fused, foreach=not fused,
+            params, grads, [*slots[0]], fused=True,
             momentum=self.momentum, dampening=0.0, nesterov=self.nesterov, **common,
         )  # fmt: skip
 
