@@ -21,7 +21,7 @@ from tests.deployment.village import NAMES
 from tests.points import Gate
 from tests.training.forked import FORKS, forked
 
-from sottovoce.deployment import keys, own_ledger
+from sottovoce.deployment import keys, own_home, own_ledger
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.events import poisson_release, repeated
@@ -133,7 +133,7 @@ def test_the_others_go_on_when_one_of_four_leaves(tmp_path: Path, village_stores
         nodes = {name: four.join(name) for name in NAMES[:4]}
         first = gate.reached(server.process)
         nodes[leaver].until("round 1: ")
-        own_ledger.leave(four.home(leaver))
+        own_home.leave(four.home(leaver))
         assert nodes[leaver].ended() == 0
         assert "left for good: nothing is answered any more" in nodes[leaver].said
         four.tell(slow, "")
@@ -157,7 +157,7 @@ def test_a_server_that_too_few_can_answer_ends_in_order(tmp_path: Path, village_
         first = gate.reached(server.process)
         for name in leavers:
             nodes[name].until("round 1: ")
-            own_ledger.leave(four.home(name))
+            own_home.leave(four.home(name))
             assert nodes[name].ended() == 0
         first.go()
         assert server.ended() == 2, server.said
@@ -182,14 +182,14 @@ def test_one_leaves_one_pauses_one_dies_one_is_revoked_and_one_is_late(
 
         held_one = gate.reached(server.process)  # in round 1: one leaves
         nodes[leaver].until("round 1: ")
-        own_ledger.leave(six.home(leaver))
+        own_home.leave(six.home(leaver))
         assert nodes[leaver].ended() == 0
         held_one.go()
 
         held_one = gate.reached(server.process)  # in round 2: one pauses
         server.until(f"{leaver}: left for good; 5 of 6 nodes can still take part, and a round needs 5")
         nodes[pauser].until("round 2: ")
-        own_ledger.pause(six.home(pauser))
+        own_home.pause(six.home(pauser))
         nodes[pauser].until("not connected to ")
         nodes[dead].until("round 2: ")
         six.tell(dead, "die before TRAIN")
@@ -197,7 +197,7 @@ def test_one_leaves_one_pauses_one_dies_one_is_revoked_and_one_is_late(
         waiting = server.until("waiting until at least 5 of 5 nodes are here: 4 are; ")
         assert f"away: {pauser} (last seen " in waiting
         assert waiting.endswith(f"; out: {leaver} (left for good)")
-        own_ledger.resume(six.home(pauser))
+        own_home.resume(six.home(pauser))
 
         held_one = gate.reached(server.process)  # in round 3: one dies
         assert nodes[dead].ended() == -9

@@ -145,7 +145,7 @@ def taken() -> Iterator[int]:
     ("wrong", "problem"),
     [
         (("--listen", "127.0.0.1:{taken}"), "Address already in use"),
-        (("--wait-for", "9"), "rounds would wait for 9 nodes, and 3 of the roster's may take part"),
+        (("--wait-for", "9"), "rounds would wait for 9 nodes, and the roster has 3"),
         (("--sums", "secure", "--least", "2"), "least"),
         (("federation.privacy.adaptive_clipping={target_quantile: 0.5}",), "clip"),
     ],

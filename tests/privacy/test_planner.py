@@ -84,7 +84,7 @@ def test_warnings_name_what_is_weak(plan: PlannedRun) -> None:
     )
     text = " ".join(weak.warnings)
     assert "delta=0.01 is not below 1/population_size=0.01" in text
-    assert "above 10" in text
+    assert "above 8" in text
     assert "times as long as one user's clipped update" in text
     assert not any("delta" in warning for warning in plan.warnings)
 

@@ -82,6 +82,7 @@ def test_another_store_is_no_proof_of_other_people(copied: MakeRun, tmp_path: Pa
     assert f"Together, for anybody in both runs: ε = {joint.pld:.4g} (PLD)" in reported(tmp_path, noisy, release)
     digest = json.loads((noisy / "inputs.json").read_text())
     (noisy / "inputs.json").write_text(json.dumps(digest | {"data.store digest": "another"}))
+    rechain(noisy)
     assert "Together, for anybody in both runs: ε = " in reported(tmp_path, noisy, release), "nor is another digest"
     change(release, store="somewhere/tones")
     assert "Together" in reported(tmp_path, noisy, release), "the same store, by another way"
@@ -107,6 +108,7 @@ def test_people_whom_one_run_uses_and_another_protects_are_named(copied: MakeRun
     config["federation"]["server_pass"] = {"data": "tones:train"}
     config["federation"]["seed_model"] = "others/seed"
     (noisy / "config.yaml").write_text(yaml.safe_dump(config))
+    rechain(noisy)
     words = reported(tmp_path, noisy, release)
     assert (
         "noisy promises nothing to people whom it uses besides its clients: data.dev=tones:train (by name, clients "

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.doctoring import rechain
 from tests.training.test_federation import _asked_at_once
 from typer.testing import CliRunner
 
@@ -125,6 +126,7 @@ def test_an_older_result_of_a_stopped_run_is_reported_with_its_promise(
     privacy |= privacy.pop("spent")
     del privacy["promised_steps"]
     (folder / "results.json").write_text(json.dumps(results))
+    rechain(folder)
     report = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "page.html")])
     assert report.exit_code == 0, report.output
     assert f"{PROMISED.pld:.4g} / {PROMISED.rdp:.4g}" in words_of(tmp_path / "page.html")

@@ -49,7 +49,7 @@ def most_asked(attempts: int, *, sampling_rate: float) -> int:
     """How often somebody is asked in so many attempts, exceeded with probability `RARE` at most.
 
     >>> most_asked(105, sampling_rate=0.1), most_asked(105, sampling_rate=1.0)
-    (32, 105)
+    (33, 105)
     """
     from scipy.stats import binom  # here: nobody else on a node needs it
 

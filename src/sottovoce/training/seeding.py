@@ -106,7 +106,7 @@ def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path
         if recipe is None:
             unknown.append(folder)
             continue
-        with _saying_why(folder):
+        with saying_why(folder):
             to_be_made = beforehand and not Seed(folder, recipe).is_there
             if not (to_be_made or _still_there(folder, recipe, stores)):
                 unknown.append(folder)
@@ -118,7 +118,7 @@ def heard_by(seed: Seed | None, clients: Population, *, runs: Path, stores: Path
 
 
 @contextmanager
-def _saying_why(folder: Path) -> Iterator[None]:
+def saying_why(folder: Path) -> Iterator[None]:
     """Within, a store that cannot be read is asked for with the reason: a user may know only the model's folder."""
     try:
         yield

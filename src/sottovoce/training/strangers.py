@@ -19,7 +19,7 @@ from sottovoce.errors import InputError
 from sottovoce.models.speech import Rows
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
-from sottovoce.training.seeding import Keys, Seed, ancestors, check_strangers, places_beside, split_keys
+from sottovoce.training.seeding import Keys, Seed, ancestors, check_strangers, places_beside, saying_why, split_keys
 from sottovoce.training.speakers import speakers_of, store_of
 from sottovoce.training.stores import open_place
 from sottovoce.users.population import Population
@@ -65,9 +65,10 @@ def _check_seed(seed: Seed | None, clients: Population, *, runs: Path, stores: P
     for folder, recipe in ancestors(seed, runs=runs):
         if recipe is None:
             continue
-        own = open_place(recipe.data.store, stores)
+        with saying_why(folder):
+            own, beside = open_place(recipe.data.store, stores), places_beside(recipe, stores)
         check_recordings(f"seed model {folder}", own, speakers_of(recipe, own).utterance_rows(), clients=clients)
-        for what, (store, split) in places_beside(recipe, stores).items():
+        for what, (store, split) in beside.items():
             check_recordings(f"seed model {folder}, {what}", store, split_rows(store, split), clients=clients)
 
 

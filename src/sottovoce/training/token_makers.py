@@ -26,7 +26,7 @@ from sottovoce.store import Store
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import MADE_FROM, CharacterTokens, Tokens, load_tokens
 from sottovoce.training.run_folder import CONFIG, INPUTS
-from sottovoce.training.seeding import Keys, keys_of, run_of, seed_of
+from sottovoce.training.seeding import Keys, keys_of, run_of, saying_why, seed_of
 from sottovoce.training.speakers import speakers_of
 from sottovoce.training.stores import open_place
 from sottovoce.training.strangers import check_recordings
@@ -109,7 +109,8 @@ def _makers(
         if seed.recipe is None:
             yield Makers(where, f"those of a model {seed.folder.name}", unknown="its recipe is missing")
         else:
-            yield from _makers(seed.recipe, runs=runs, stores=stores, inputs=known, seen={*seen, seed.folder})
+            with saying_why(seed.folder):
+                yield from _makers(seed.recipe, runs=runs, stores=stores, inputs=known, seen={*seen, seed.folder})
     yield from _own_makers(recipe, stores=stores, inputs=inputs)
 
 
