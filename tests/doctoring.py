@@ -32,10 +32,12 @@ def edit(path: Path, change: Callable[[Record], object], *, with_seal: bool = Fa
     write(path, content)
 
 
-def rechain(folder: Path, change: Callable[[Record], Record | None] = lambda record: record) -> None:
+def rechain(
+    folder: Path, change: Callable[[Record], Record | None] = lambda record: record, *, results_too: bool = True
+) -> None:
     """Write a ledger anew with every record changed (None takes it away), and fit all that knows its heads to it.
 
-    What it says of recipe and results is worked out anew, too: nothing in the folder tells.
+    What it says of the recipe, and of results unless not `results_too`, is worked out anew: nothing in the folder tells.
     """
     path = folder / "ledger.jsonl"
     lines, heads, marks = list[bytes](), list[str](), list[int]()
@@ -43,7 +45,7 @@ def rechain(folder: Path, change: Callable[[Record], Record | None] = lambda rec
         record = change(json.loads(json.dumps(old)))
         if record is not None and "recipe" in record:
             record["recipe"] = file_digest(folder / "config.yaml")
-        if record is not None and record["kind"] == "results":
+        if record is not None and record["kind"] == "results" and results_too:
             _fit(folder, heads, [*marks, len(heads)])
             record["files"] = digests_at_end(folder, read(folder / "results.json"))
         if record is not None:

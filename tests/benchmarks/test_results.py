@@ -56,15 +56,10 @@ def copy(results: Path) -> Copy:
             ]
             test["wer"] = sum(errors) / (10 * len(errors))
             (folder / "results.json").write_text(json.dumps(content))
-        rechain(folder, lambda record: None if record["kind"] == "results" else _without_recipe(record))
+        rechain(folder, results_too=False)  # what is kept of them is an excerpt, which the ledger knows
         return folder
 
     return make
-
-
-def _without_recipe(record: dict[str, Any]) -> dict[str, Any]:
-    """As older ledgers are, which do not know their recipe."""
-    return {name: value for name, value in record.items() if name != "recipe"}
 
 
 # What is in the repository.
