@@ -37,7 +37,7 @@ def rechain(
 ) -> None:
     """Write a ledger anew with every record changed (None takes it away), and fit all that knows its heads to it.
 
-    What it says of the recipe, and of results unless not `results_too`, is worked out anew: nothing in the folder tells.
+    What it says of the recipe, and of results where `results_too`, is worked out anew: nothing in the folder tells.
     """
     path = folder / "ledger.jsonl"
     lines, heads, marks = list[bytes](), list[str](), list[int]()
