@@ -121,7 +121,7 @@ def assemble(
         if processes.first:  # who is refused here is refused for all
             check_unheard(recipe, population, data.evaluated, seed=parent, **folders)
             check_tokens(recipe, population, say=say, **folders)
-        start = sketch or starting_model(recipe, parent, data.store, say=say)
+        start = starting_model(recipe, parent, data.store, say=say) if sketch is None else sketch
         check_language(start, data.store)
         check_understood(recipe, start)
         shared_dev = None if data.shared_dev is None else choose_shared_dev(recipe, data.shared_dev)

@@ -21,7 +21,8 @@ class ClientWers:
         self._settings, self._say, self._remote = federation.settings, federation.context.say, remote
         asked, start, device = self._settings.client_wer, federation.start, federation.context.device
         self._plan = None if asked is None else asked.plan(federation.plan)
-        self._listeners = remote or listeners_here(federation.recipe, federation.population, start, device=device)
+        here = listeners_here(federation.recipe, federation.population, start, device=device)
+        self._listeners = here if remote is None else remote
 
     @property
     def in_ledger(self) -> Mapping[str, Any] | None:
