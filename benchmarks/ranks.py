@@ -27,12 +27,11 @@ from sottovoce.federated.client import ClientRoom, LocalTraining
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import SequentialEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
-from sottovoce.federated.round import run_round
+from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import named_settings
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Sampling
@@ -100,11 +99,11 @@ def member(arguments: argparse.Namespace) -> None:
                 over_ranks.take_part(order, server.parameters_P, plan=plan)
             return
         ledger = Ledger(Path(arguments.ledger), header=plan.ledger_header(run="ranks"))
+        state = RoundState(server, plan, ledger)
         for step, _ in enumerate(sys.stdin):
             begun = time.perf_counter()
-            digest = fingerprint(server.parameters_P)
             clients = over_ranks if processes.several else ClientsHere(engine)
-            done = run_round(server, plan=plan, clients=clients, ledger=ledger, step=step, digest=digest)
+            done = run_round(state, clients, step=step)
             assert done.private is not None
             assert not done.private.dropped
             print(time.perf_counter() - begun, done.private.audio_seconds, flush=True)

@@ -40,13 +40,12 @@ from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, 
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, SharedEngine, StackedEngine
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
-from sottovoce.federated.round import run_round
+from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, REGISTERED, Family, Parameters, find_family, sped_up, step_loss
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.clipping import Share
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Sampling
@@ -162,7 +161,8 @@ class Rounds(Row):
         server = ServerSettings(optimiser={"name": "lamb"}, schedule={"name": "constant", "lr": 1e-9})
         self._server = Server(server, setting.layout, setting.start_P.clone())
         header = self._plan.ledger_header(run=name)
-        self._ledger = Ledger(setting.folder / f"{name}.jsonl", header=header)
+        ledger = Ledger(setting.folder / f"{name}.jsonl", header=header)
+        self._state = RoundState(self._server, self._plan, ledger)
 
     def prepare(self, step: int) -> None:
         if not self._private:
@@ -170,14 +170,7 @@ class Rounds(Row):
                 assert not isinstance(trained, Dropped), trained
 
     def work(self, step: int) -> float:
-        done = run_round(
-            self._server,
-            plan=self._plan,
-            clients=ClientsHere(self._engine),
-            ledger=self._ledger,
-            step=step,
-            digest=fingerprint(self._server.parameters_P),
-        )
+        done = run_round(self._state, ClientsHere(self._engine), step=step)
         assert done.private is not None
         assert not done.private.dropped, done.private.dropped
         self.waited = done.private.waited_seconds

@@ -27,12 +27,11 @@ from sottovoce.corpora.problems import ProblemLog
 from sottovoce.federated.client import ClientRoom, LocalTraining
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
-from sottovoce.federated.round import run_round
+from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import named_settings
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
@@ -120,12 +119,12 @@ def soak(name: str, room: ClientRoom, *, rounds: int, folder: Path, device: torc
     of_server = ServerSettings(optimiser={"name": "lamb"}, schedule={"name": "constant", "lr": 1e-4})
     server = Server(of_server, layout, layout.flatten(parameters).to(device))
     ledger = Ledger(folder / f"{name}.jsonl", header=plan.ledger_header(run="soak"))
+    state = RoundState(server, plan, ledger)
     samples = []
     with engine_of(name, room, layout, device) as engine:
         for step in range(rounds):
-            digest = fingerprint(server.parameters_P)
-            run_round(server, plan=plan, clients=ClientsHere(engine), ledger=ledger, step=step, digest=digest)
-            ledger.commit(step=step, result=fingerprint(server.parameters_P))
+            run_round(state, ClientsHere(engine), step=step)
+            ledger.commit(step=step, result=state.digest)
             samples.append(memory_mib(device))
     ledger.close()
     return samples

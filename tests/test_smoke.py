@@ -17,11 +17,11 @@ import torch
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
 from sottovoce.config.smoke import smoke
 from sottovoce.reporting.records import read_run
+from sottovoce.training.context import Surroundings
 from sottovoce.training.keeper import Report
 from sottovoce.training.run_folder import NO_EPSILON
-from sottovoce.training.seeding import find_seed
+from sottovoce.training.seeding import find_seed, folder_of
 from sottovoce.training.smoke_runs import run_smoke
-from sottovoce.training.stages import Surroundings, folder_of
 
 
 def without_numbers(settings: Any) -> Any:

@@ -24,11 +24,12 @@ from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import LATEST
+from sottovoce.training.context import Surroundings
 from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import build_engine
 from sottovoce.training.run_folder import LEDGER, RunFolder
 from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 CPU = torch.device("cpu")
 TICKS = os.sysconf("SC_CLK_TCK")

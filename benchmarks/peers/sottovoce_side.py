@@ -38,11 +38,10 @@ from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
 from sottovoce.federated.engines.workers import usable_cores
-from sottovoce.federated.round import run_round
+from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Family, sped_up
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
@@ -164,10 +163,10 @@ def rounds(task: Task, name: str, engine_name: str) -> Round:
         for number in range(task.rounds)
     ]
     ledger = Ledger(Path(tempfile.mkdtemp()) / "ledger.jsonl", header=plan.ledger_header(run="peers"))
+    state = RoundState(server, plan, ledger)
 
     def one_round(round_number: int, tally: Tally) -> Parameters:
-        digest = fingerprint(server.parameters_P)
-        done = run_round(server, plan=plan, clients=clients, ledger=ledger, step=round_number, digest=digest).private
+        done = run_round(state, clients, step=round_number).private
         assert done is not None
         assert not done.dropped, done.dropped
         assert math.isclose(done.audio_seconds, planned[round_number].audio_seconds), done.audio_seconds

@@ -26,11 +26,10 @@ from sottovoce.auditing.scores import MatchedFilter, others_in, scores_of
 from sottovoce.errors import InputError
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Trained
-from sottovoce.federated.round import run_round
+from sottovoce.federated.round import RoundState, run_round
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.events import CorrelatedRelease
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.strategies import Banded, Blt, column_of, sensitivity
@@ -176,12 +175,9 @@ def test_a_round_shows_what_it_releases_before_the_server_uses_it(tmp_path: Path
     before_P = server.parameters_P.clone()
     ledger = Ledger(tmp_path / "ledger.jsonl", header=plan.ledger_header(run="shown"))
     run_round(
-        server,
-        plan=plan,
-        clients=ClientsHere(LinearPeople()),
-        ledger=ledger,
+        RoundState(server, plan, ledger),
+        ClientsHere(LinearPeople()),
         step=0,
-        digest=fingerprint(server.parameters_P),
         on_release=lambda released_P, step: seen.append((released_P.clone(), step)),
     )
     ledger.close()

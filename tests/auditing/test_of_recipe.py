@@ -18,7 +18,8 @@ from sottovoce.errors import InputError
 from sottovoce.reporting.audit import audit_alarm, audit_section, kept_audit
 from sottovoce.reporting.html import Html
 from sottovoce.reporting.records import read_run
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.stages import run_recipe
 
 FEW = ("--canaries", "60", "--rounds", "2")
 

@@ -27,7 +27,7 @@ from sottovoce.models.utterances import record
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
-from sottovoce.training.stages import Surroundings
+from sottovoce.training.context import Surroundings
 
 TOKENS = CharacterTokens.seen_in("abcdefghijklmnopqrstuvwxyz ")
 

@@ -8,7 +8,8 @@ from tests.tones import pack_tones
 from torch import device
 
 from sottovoce.config import load_recipe
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.stages import run_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

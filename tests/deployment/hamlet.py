@@ -40,7 +40,7 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
-from sottovoce.training.stages import starting_model
+from sottovoce.training.assemble import starting_model
 from sottovoce.training.trained_part import trained_part
 
 PEOPLE = NAMES[:7]

@@ -32,11 +32,13 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import LATEST
 from sottovoce.training.client_wer import listeners_here
+from sottovoce.training.context import Surroundings
 from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import build_engine
+from sottovoce.training.outcome import Outcome
 from sottovoce.training.run_folder import LEDGER, RunFolder
 from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 ROUNDS = 3
 CPU = torch.device("cpu")

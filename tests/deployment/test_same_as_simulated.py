@@ -12,10 +12,9 @@ from tests.tones import pack_tones, speaker
 
 from sottovoce.deployment.invitation import SecureSums
 from sottovoce.federated.cohort import Clients, ClientsHere
-from sottovoce.federated.round import run_round
+from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server
 from sottovoce.models.family import REGISTERED, find_family
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
@@ -40,9 +39,9 @@ def trained(village: Village, clients: Clients, plan: Plan, ledger: Path) -> tor
     initial_P = village.layout.flatten(trained_part(village.recipe, village.start).initial)
     server = Server(settings.server, village.layout, initial_P)
     with closing(Ledger(ledger, header=plan.ledger_header(run="village"))) as held:
+        state = RoundState(server, plan, held)
         for step in range(ROUNDS):
-            digest = fingerprint(server.parameters_P)
-            run_round(server, plan=plan, clients=clients, ledger=held, step=step, digest=digest)
+            run_round(state, clients, step=step)
     return server.parameters_P
 
 

@@ -26,7 +26,7 @@ from sottovoce.privacy.sampling import Indices
 from sottovoce.seeds import name_key
 from sottovoce.signatures import PrivateKey
 from sottovoce.store import Store
-from sottovoce.training.stages import starting_model
+from sottovoce.training.assemble import starting_model
 from sottovoce.training.trained_part import trained_part
 
 NUMBERS = [number for number in range(15) if speaker(number).split == "train"]

@@ -1,5 +1,6 @@
 """A federation that takes milliseconds: nine people, a small model of any family, and its twin in float64."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,13 @@ from sottovoce.federated.cohort import Clients, ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine
 from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.private import Private
-from sottovoce.federated.round import OnRelease, Round, ServerPass, run_round
+from sottovoce.federated.round import AfterStep, OnRelease, Round, RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, Family, StepDraws, find_family, step_loss
 from sottovoce.models.utterances import Features
 from sottovoce.privacy.clipping import Normalise, Share
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
@@ -126,22 +126,17 @@ class Small:
         step: int,
         *,
         clients: Clients | None = None,
-        server_pass: ServerPass | None = None,
+        after_step: Sequence[AfterStep] = (),
         turns: Turns | None = None,
         on_release: OnRelease | None = None,
     ) -> Round:
-        """Make round `step`; with the engine here, unless other `clients` are given."""
-        return run_round(
-            self.server,
-            plan=self.plan,
-            clients=clients or ClientsHere(self.engine),
-            ledger=self.ledger,
-            step=step,
-            digest=fingerprint(self.server.parameters_P),
-            server_pass=server_pass,
-            turns=turns,
-            on_release=on_release,
+        """Make round `step`; with the engine here, unless other `clients` are given. `next_plan` is the plan after."""
+        state = RoundState(self.server, self.plan, self.ledger, turns)
+        done = run_round(
+            state, clients or ClientsHere(self.engine), step=step, after_step=after_step, on_release=on_release
         )
+        self.next_plan = state.plan
+        return done
 
     def figures(self, step: int, *, clients: Clients | None = None) -> Private:
         """Make round `step`; what a simulation sees of it."""

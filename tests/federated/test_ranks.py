@@ -81,7 +81,7 @@ def rounds(ours: Small, processes: Processes, *, stacked: bool, steps: int) -> d
             done = ours.round(step, clients=clients)
             assert done.private is not None
             figures.append(done.private.as_json(ours.plan) | {"audio_seconds": done.private.audio_seconds})
-            ours.plan = done.plan
+            ours.plan = ours.next_plan
         else:
             order: Any = processes.share(None)
             assert isinstance(order, RoundOrder)

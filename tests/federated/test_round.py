@@ -251,23 +251,23 @@ def test_the_bound_follows_the_median_in_adaptive_clipping(tones: Path, tmp_path
     privacy = {"clip_bound": 1e-3, "adaptive": adaptive, "noise_multiplier": 1e-7}
     ours = small(tones, tmp_path / "ledger.jsonl", privacy=privacy, cohort_size=9)
     for step in range(3):
-        done = ours.round(step)
+        ours.round(step)
         # b̃ = (−½·9 + ½·9)/9 = 0: nobody is within the bound.
-        assert done.plan.clip_bound == pytest.approx(ours.plan.clip_bound * math.exp(0.2 * 0.5), rel=1e-4)
-        ours.plan = done.plan
+        assert ours.next_plan.clip_bound == pytest.approx(ours.plan.clip_bound * math.exp(0.2 * 0.5), rel=1e-4)
+        ours.plan = ours.next_plan
 
 
 def test_the_average_is_of_the_models_after_the_pass(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", server={"ema": 0.75})
     start_P, after_P = ours.server.parameters_P.clone(), torch.full_like(ours.server.parameters_P, 2.0)
 
-    def jump(server_P: torch.Tensor, step: int) -> float:
+    def jump(server_P: torch.Tensor, step: int) -> dict[str, float]:
         assert not torch.equal(server_P, start_P), "the server has made its step"
         server_P.copy_(after_P)
-        return 0.5
+        return {"server_pass_loss": 0.5}
 
-    done = ours.round(0, server_pass=jump)
-    assert done.server_pass_loss == 0.5
+    done = ours.round(0, after_step=[jump])
+    assert done.figures == {"server_pass_loss": 0.5}
     assert torch.equal(ours.server.parameters_P, after_P)
     torch.testing.assert_close(ours.server.result_P, 0.75 * start_P + 0.25 * after_P)
 

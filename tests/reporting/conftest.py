@@ -15,7 +15,8 @@ from tests.tones import pack_tones
 from sottovoce.config import load_recipe
 from sottovoce.privacy.events import event_to_json, repeated
 from sottovoce.reporting.records import LedgerCheck, RunRecord
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.stages import run_recipe
 
 FEDERATED = """
 about: tones, federated

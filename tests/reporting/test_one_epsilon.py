@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -34,10 +35,11 @@ from sottovoce.reporting.cells import epsilon as cell
 from sottovoce.reporting.records import LedgerCheck, RunRecord, read_run
 from sottovoce.reporting.statement import statement
 from sottovoce.reporting.verdict import verdict_on
-from sottovoce.training import estimate as estimates
+from sottovoce.training.assemble import Federation as Assembled
 from sottovoce.training.beforehand import make_ready, stages_of
-from sottovoce.training.estimate import estimate
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.estimate import end_epsilon, estimate
+from sottovoce.training.stages import run_recipe
 
 LAYOUT = Layout(("w",), ((4,),))
 PEOPLE = 4096  # of recipes that take whoever is there; more than any cohort of theirs
@@ -57,7 +59,6 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (promise, ledger_report):
         monkeypatch.setattr(module, "epsilon", by_rdp_alone)
     monkeypatch.setattr(verdicts, "odds", lambda _: Odds(1.0, 1.0))
-    monkeypatch.setattr(estimates, "other_populations", lambda *_: None)
 
 
 def plan_of(federation: Federation, *, people: int) -> Plan:
@@ -76,11 +77,8 @@ def plan_of(federation: Federation, *, people: int) -> Plan:
 
 def estimated(recipe: Recipe, plan: Plan) -> Epsilon | None:
     """As `--estimate` and the lines before a run have it, for the people of `plan`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimates, "private_plan", lambda *_, **__: plan)
-        patch.setattr(estimates, "population_of", lambda *_: None)
-        patch.setattr(estimates.Places, "of", lambda *_: type("Places", (), {"store": None}))
-        return estimates._epsilon(recipe, None, Surroundings(Path(), Path(), torch.device("cpu")))  # type: ignore[arg-type]
+    federation = SimpleNamespace(settings=recipe.federated, plan=plan)
+    return end_epsilon(cast(Assembled, federation))
 
 
 def header_of(federation: Federation, plan: Plan) -> Any:

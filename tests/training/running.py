@@ -5,7 +5,9 @@ from pathlib import Path
 import torch
 
 from sottovoce.config import load_recipe
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.stages import run_recipe
 
 
 def run_here(recipe: Path, changes: list[str], stores: Path, out: Path, resume: bool = False) -> Outcome:

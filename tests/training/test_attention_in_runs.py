@@ -15,7 +15,9 @@ from sottovoce.models.saved import load
 from sottovoce.reporting.summary import write_report
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens, save_tokens
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.stages import run_recipe
 
 CRDNN = ["model={family: crdnn, size: tiny}", "data.test=[test, dev]"]
 CENTRAL = [*CRDNN, "central.steps=2", "central.evaluate_every=2", "central.schedule.lr=1e-3"]

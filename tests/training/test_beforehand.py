@@ -9,8 +9,8 @@ from tests.tones import pack_tones
 from sottovoce.config import Suite, load_experiment, load_recipe, recipe_names
 from sottovoce.errors import InputError
 from sottovoce.training.beforehand import check_stores, make_ready, missing_stores, stages_of
+from sottovoce.training.context import Surroundings
 from sottovoce.training.run_folder import RESULTS
-from sottovoce.training.stages import Surroundings
 from sottovoce.training.suites import recipes_of
 
 SEED = """

@@ -18,8 +18,10 @@ from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.models.saved import load
 from sottovoce.store import Store
 from sottovoce.training.client_results import by_seconds, choose_clients_to_test, summary
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
 from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 CPU = torch.device("cpu")
 ASKED = ["federation.clients.holdout=0.25", "federation.test_clients=all"]

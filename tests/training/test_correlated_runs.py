@@ -25,7 +25,7 @@ from sottovoce.privacy.events import CorrelatedRelease, event_from_json, repeate
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.training import checkpoint, federation
-from sottovoce.training.stages import Outcome
+from sottovoce.training.outcome import Outcome
 
 __all__ = ["folders"]  # a fixture
 
@@ -41,7 +41,7 @@ WRITTEN = replace(DRAWN, at="return")
 ADDED = Point("sottovoce.privacy.plan:Plan.add_noise", nth=2)
 MOVED = Point("sottovoce.federated.round:run_round", nth=2)
 SAVING = replace(SAVED, at="call")
-FINISHED = Point("sottovoce.training.stages:_finish")
+FINISHED = Point("sottovoce.training.outcome:finish")
 
 
 def killed(arguments: list[object], point: Point) -> None:

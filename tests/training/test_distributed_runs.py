@@ -19,7 +19,7 @@ from sottovoce.models import saved
 from sottovoce.privacy.ledger import verify
 from sottovoce.seeds import stream
 from sottovoce.training import checkpoint
-from sottovoce.training.stages import Outcome
+from sottovoce.training.outcome import Outcome
 
 STEPS = 12
 TAKES_PART = Point("sottovoce.federated.ranks:ClientsOverRanks.take_part", at="call")

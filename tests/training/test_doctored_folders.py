@@ -25,8 +25,9 @@ from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_signature import write_signature
 from sottovoce.signatures import fingerprint, load_signing_key
 from sottovoce.training.checkpoint import _digests
+from sottovoce.training.context import Surroundings
 from sottovoce.training.marks import check_ledger
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -670,7 +671,7 @@ def test_a_signature_covers_every_commit_while_a_run_goes_on(
         runs=tmp_path, stores=short_stores, device=torch.device("cpu"), sign=made.place / "key" / "node.key"
     )
     with monkeypatch.context() as patched:
-        patched.setattr("sottovoce.training.stages._results", stop)
+        patched.setattr("sottovoce.training.federated_run._results", stop)
         with pytest.raises(KeyboardInterrupt):
             run_recipe(recipe, out=tmp_path / "run", resume=False, around=around)
     found = check_ledger(tmp_path / "run")

@@ -20,8 +20,10 @@ from sottovoce.models.saved import save as save_model
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.summary import write_report
 from sottovoce.training import checkpoint, engines, federation
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
 from sottovoce.training.run_folder import open_run
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 Run = Callable[..., Outcome]
 FAST = ["federation.steps=2", "federation.evaluate_every=2", "federation.privacy.adaptive=null"]
@@ -139,7 +141,7 @@ def test_a_papers_population_is_compared_with_and_not_asked_for(run: Run, theirs
 
 def test_a_finished_run_is_not_run_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run()
-    monkeypatch.setattr("sottovoce.training.stages.Federating", None)
+    monkeypatch.setattr("sottovoce.training.federated_run.Federating", None)
     assert run(resume=True).results == first.results
 
 

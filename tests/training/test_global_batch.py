@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sottovoce.config import load_recipe
 from sottovoce.models import saved
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.stages import run_recipe
 
 RECIPE = """
 about: one batch for all

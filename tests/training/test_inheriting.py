@@ -15,9 +15,9 @@ from sottovoce.models.saved import Recogniser, fresh, load, save
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
+from sottovoce.training.assemble import starting_model
 from sottovoce.training.central import starting_point
 from sottovoce.training.seeding import find_seed
-from sottovoce.training.stages import starting_model
 
 OTHER_TOKENS = CharacterTokens.seen_in(["xyz"])
 

@@ -17,7 +17,9 @@ from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.archives import open_path
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.stages import run_recipe
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -10,8 +10,9 @@ import torch
 from sottovoce import Simulation, load_recipe
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.summary import write_report
+from sottovoce.training.context import Surroundings
 from sottovoce.training.run_folder import LEDGER
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 FAST = ["federation.steps=2", "federation.evaluate_every=2", "federation.privacy.adaptive=null"]
 OUTSIDE = {

@@ -17,7 +17,9 @@ from sottovoce.cli import app
 from sottovoce.config import load_recipe
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.stages import run_recipe
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -12,8 +12,9 @@ from tests.corpora import trees
 from sottovoce.config import load_recipe
 from sottovoce.corpora import librilight, librispeech, mls
 from sottovoce.store import Store, pack
+from sottovoce.training.context import Surroundings
 from sottovoce.training.speakers import speakers_of
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 ROOM = "ramesh2023/"
 FRENCH = 5  # speakers to train on: one has labels

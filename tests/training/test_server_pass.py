@@ -16,14 +16,14 @@ from sottovoce.config import Recipe, as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
 from sottovoce.corpora.corpus import RenderedSpeaker
 from sottovoce.errors import InputError
-from sottovoce.federated.round import ServerPass
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, load
 from sottovoce.privacy.ledger import verify
 from sottovoce.store import Store
 from sottovoce.training import federation, server_pass
+from sottovoce.training.assemble import starting_model
+from sottovoce.training.outcome import Outcome
 from sottovoce.training.seeding import Seed, heard_by
-from sottovoce.training.stages import Outcome, starting_model
 from sottovoce.training.trained_part import trained_part
 from sottovoce.users import PopulationSettings, build_population
 from sottovoce.users.population import Population
@@ -93,12 +93,15 @@ def beginning(recipe: Recipe, stores: Path) -> tuple[Recogniser, Population]:
     return starting_model(recipe, None, store), population
 
 
-def built(recipe: Recipe, stores: Path) -> tuple[torch.Tensor, ServerPass]:
+def built(recipe: Recipe, stores: Path) -> tuple[torch.Tensor, Callable[[torch.Tensor, int], float]]:
     """The server's first model, and what is done to it after a round."""
     start, population = beginning(recipe, stores)
     initial = trained_part(recipe, start).initial
-    passes = server_pass.build_server_pass(recipe, start, population, (Store(stores / "public"), "train"), device=CPU)
-    return Layout.of(initial).flatten(initial), passes
+    settings, place = recipe.federated.server_pass, (Store(stores / "public"), "train")
+    assert settings is not None
+    speech = server_pass.public_speech(recipe, settings, start, population, place)
+    passes = server_pass.build_server_pass(recipe, start, speech, device=CPU)
+    return Layout.of(initial).flatten(initial), lambda server_P, step: passes(server_P, step)["server_pass_loss"]
 
 
 def test_an_epoch_hears_everything_once(federated_recipe: Path, public_stores: Path) -> None:

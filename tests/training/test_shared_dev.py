@@ -14,8 +14,10 @@ from sottovoce.config.smoke import smoke
 from sottovoce.corpora.corpus import RenderedSpeaker
 from sottovoce.errors import InputError
 from sottovoce.store import Store
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
 from sottovoce.training.shared_dev import choose_shared_dev
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 CPU = torch.device("cpu")
 PLAIN = ["federation.privacy.noise_multiplier=0", "federation.privacy.adaptive=null"]

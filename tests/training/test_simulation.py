@@ -10,7 +10,8 @@ import sottovoce
 from sottovoce import InputError, Simulation, load_recipe
 from sottovoce.models.saved import load
 from sottovoce.privacy.ledger import BudgetSpent
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.stages import run_recipe
 
 Simulate = Callable[..., Simulation]
 # A run's model is its best; evaluated at its end alone, after three rounds, it is the last.

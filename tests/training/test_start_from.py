@@ -13,7 +13,9 @@ from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.models.saved import Recogniser, load
 from sottovoce.privacy.ledger import verify
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.stages import run_recipe
 
 PRE_TRAINED = """
 about: pre-trained without text

@@ -16,7 +16,7 @@ from sottovoce.errors import InputError
 from sottovoce.store import Store, pack
 from sottovoce.training import strangers
 from sottovoce.training.beforehand import Stage, make_ready
-from sottovoce.training.stages import Surroundings
+from sottovoce.training.context import Surroundings
 from sottovoce.training.strangers import heard_twice, split_rows
 from sottovoce.users import PopulationSettings, build_population
 from sottovoce.users.population import Population

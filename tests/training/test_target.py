@@ -24,8 +24,10 @@ from sottovoce.privacy.correlated import Mechanism
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.promise import whole_run
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
 from sottovoce.training.privacy_report import other_populations
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 TARGET = 2.5
 WANTED = ["federation.privacy.noise_multiplier=null", f"federation.privacy.target_epsilon={TARGET}"]

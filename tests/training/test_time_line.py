@@ -25,7 +25,9 @@ from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import TURNS
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.stages import run_recipe
 
 # Nine clients with two words each, one at a time: eighteen turns.
 LINE = ["federation.local.batch_utterances=1", "federation.engine=sequential"]

@@ -21,7 +21,9 @@ from sottovoce.reporting.verdict import verdict_on
 from sottovoce.store import pack
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.stages import run_recipe
 
 RECIPE = """
 about: tones, federated

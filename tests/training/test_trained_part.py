@@ -23,7 +23,9 @@ from sottovoce.models.trainable import parse_part
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.training import checkpoint
 from sottovoce.training.central import starting_point
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.stages import run_recipe
 from sottovoce.training.trained_part import trained_part
 
 # The pairs of a block have r·(in + out) numbers each: r·width times 4 (queries, keys, values), 2 (attention's output)

@@ -15,7 +15,9 @@ from sottovoce.models.saved import load
 from sottovoce.models.speech_lstm.settings import encoder_shapes
 from sottovoce.reporting.summary import write_report
 from sottovoce.text.tokens import NO_TOKENS
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.stages import run_recipe
 
 PRE_TRAINED = """
 about: tones without text

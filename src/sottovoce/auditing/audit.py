@@ -28,7 +28,7 @@ from sottovoce.auditing.rounds import audited_plan, make_rounds
 from sottovoce.auditing.scores import Floats, MatchedFilter, others_in, scores_of
 from sottovoce.errors import InputError
 from sottovoce.federated.engines import Engine
-from sottovoce.federated.round import ServerPass
+from sottovoce.federated.round import AfterStep
 from sottovoce.federated.server import Server
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee, Release
@@ -167,7 +167,7 @@ def audit_rounds(
     seed: int,
     observer: Observer = Observer.RELEASES,
     has_turns: bool = False,
-    server_pass: ServerPass | None = None,
+    after_step: Sequence[AfterStep] = (),
     model_bits: int | None = None,
     on_round: Callable[[int], None] = lambda _: None,
 ) -> Audit:
@@ -189,7 +189,7 @@ def audit_rounds(
         engine=JoinedEngine([*people, (engine, canaries)]),
         rounds=rounds,
         has_turns=has_turns,
-        server_pass=server_pass,
+        after_step=after_step,
         model_bits=model_bits,
         on_release=watch,
         on_round=on_round,

@@ -14,8 +14,9 @@ from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
 from sottovoce.files import write_json
 from sottovoce.seeds import derive
+from sottovoce.training.context import Surroundings
+from sottovoce.training.engines import engine_of, likely_fastest
 from sottovoce.training.simulation import gather
-from sottovoce.training.stages import Surroundings
 
 SUFFIX = ".audit.json"
 
@@ -48,20 +49,19 @@ def audit_recipe(
     """Audit `recipe`. Its store and its seed model are made first where they are missing; nothing is released."""
     if recipe.federation is None:
         raise InputError(f"recipe {recipe.about!r}: it trains centrally; expected one with a section `federation`")
-    found = gather(recipe, around=around, fast=True)
-    federation = recipe.federated
-    rounds = min(settings.rounds or federation.steps, federation.steps)
+    federation = gather(recipe, around=around)
+    rounds = min(settings.rounds or federation.settings.steps, federation.settings.steps)
     return audit_rounds(
-        found.plan,
-        server=found.server,
-        people=[(found.engine, len(found.population))],
+        federation.plan,
+        server=federation.server(),
+        people=[(engine_of(federation, likely_fastest(federation)), len(federation.population))],
         rounds=rounds,
         canaries=settings.canaries,
         seed=derive(settings.seed, "audit of a recipe"),
         observer=settings.observer,
-        has_turns=federation.local.time_line is not None,
-        server_pass=found.server_pass,
-        model_bits=federation.model_bits,
+        has_turns=federation.settings.local.time_line is not None,
+        after_step=federation.after_step(),
+        model_bits=federation.settings.model_bits,
         on_round=lambda done: on_round(done, rounds),
     )
 

@@ -4,7 +4,7 @@ Shapes: P flat length.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,10 +14,9 @@ from torch import Tensor
 
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Engine
-from sottovoce.federated.round import ServerPass, run_round
+from sottovoce.federated.round import AfterStep, RoundState, run_round
 from sottovoce.federated.server import Server
 from sottovoce.federated.turns import Turns
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.plan import Plan
@@ -56,7 +55,7 @@ def make_rounds(
     engine: Engine,
     rounds: int,
     has_turns: bool = False,
-    server_pass: ServerPass | None = None,
+    after_step: Sequence[AfterStep] = (),
     model_bits: int | None = None,
     on_release: OnRelease = lambda _released, _step, _plan: None,
     on_round: Callable[[int], None] = lambda _: None,
@@ -70,21 +69,16 @@ def make_rounds(
         vault = Path(folder) / SECRETS if plan.settings.mode is Mode.SECURE else None
         correlated = plan.correlated_noise(device=server.parameters_P.device, vault=vault)
         with closing(ClientsHere(engine)) as clients, closing(Ledger(path, header=header)) as ledger:
+            state = RoundState(server, plan, ledger, turns, correlated)
             for step in range(rounds):
-                done = run_round(
-                    server,
-                    plan=plan,
-                    clients=clients,
-                    ledger=ledger,
+                run_round(
+                    state,
+                    clients,
                     step=step,
-                    digest=fingerprint(server.parameters_P),
-                    server_pass=server_pass,
-                    turns=turns,
+                    after_step=after_step,
                     model_bits=model_bits,
-                    on_release=partial(_shown, on_release, plan),
-                    correlated=correlated,
+                    on_release=partial(_shown, on_release, state.plan),
                 )
-                plan = done.plan
                 on_round(step + 1)
         return verify(path)
 

@@ -18,13 +18,15 @@ from sottovoce.config import Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import users_of
 from sottovoce.federated.engines import Engine
+from sottovoce.federated.server import Server
 from sottovoce.models.saved import Recogniser
 from sottovoce.seeds import stream
 from sottovoce.store import Store
-from sottovoce.training.engines import build_engine
+from sottovoce.training.assemble import Federation
+from sottovoce.training.context import Surroundings
+from sottovoce.training.engines import engine_of, likely_fastest
 from sottovoce.training.places import Places
-from sottovoce.training.simulation import Gathered, gather
-from sottovoce.training.stages import Surroundings
+from sottovoce.training.simulation import gather
 from sottovoce.users import PopulationSettings, build_population
 
 MOST_PEOPLE = 100  # of either kind who are attacked
@@ -83,10 +85,11 @@ def audit_speech(
     """Train `recipe` with half of so many people with `secrets` among its clients, and attack the model."""
     if secrets < FEWEST_SECRETS:
         raise InputError(f"secrets={secrets}: expected {FEWEST_SECRETS} or more")
-    found = gather(recipe, around=around, fast=True)
+    found = gather(recipe, around=around)
+    server = found.server()
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="sottovoce-secrets-") as folder:
-        people: list[tuple[Engine, int]] = [(found.engine, len(found.population))]
+        people: list[tuple[Engine, int]] = [(engine_of(found, likely_fastest(found)), len(found.population))]
         store: Store | None = None
         try:
             store = _secrets(found, Path(folder), secrets=secrets, seed=seed)
@@ -94,20 +97,20 @@ def audit_speech(
             missing["exposure"] = str(why)
         if store is not None:
             keepers = build_population(store, PopulationSettings(split=(IN,)), seed=seed)
-            engine = build_engine("sequential", recipe, keepers, found.start, found.plan, device=around.device)
+            engine = engine_of(replace(found, population=keepers, shared_dev=None), "sequential")
             people.append((engine, len(keepers)))
         size = sum(count for _, count in people)
         report = make_rounds(
             audited_plan(found.plan, others=size - found.plan.settings.population_size),
-            server=found.server,
+            server=server,
             engine=JoinedEngine(people),
             rounds=rounds,
             has_turns=recipe.federated.local.time_line is not None,
-            server_pass=found.server_pass,
+            after_step=found.after_step(),
             model_bits=recipe.federated.model_bits,
             on_round=on_round,
         )
-        before, after = _models(found)
+        before, after = _models(found, server)
         told = () if store is None else _exposed(before, after, store, seed=seed)
     members, strangers = _people(found, seed=seed)
     known: Membership | None = None
@@ -115,20 +118,20 @@ def audit_speech(
         missing["membership"] = "nobody of the same store is left whom training never heard"
     else:
         longest = min(recipe.data.longest_seconds, recipe.federated.local.batch_seconds)
-        known = membership(*(_gains(before, after, found.places.store, rows, longest) for rows in (members, strangers)))
+        known = membership(*(_gains(before, after, found.data.store, rows, longest) for rows in (members, strangers)))
     return SpeechAudit(rounds, report.epsilon.headline, known, told, missing)
 
 
-def _secrets(found: Gathered, folder: Path, *, secrets: int, seed: int) -> Store:
+def _secrets(found: Federation, folder: Path, *, secrets: int, seed: int) -> Store:
     if not found.start.family.texts:
         raise InputError(f"models of family={found.start.family.name} write nothing down: there is nothing to expose")
     return secret_store(folder / "store", count=secrets, language=found.start.language, seed=seed)
 
 
-def _models(found: Gathered) -> tuple[Recogniser, Recogniser]:
+def _models(found: Federation, server: Server) -> tuple[Recogniser, Recogniser]:
     """The model that training began with, and the one that it would release."""
-    device = found.server.parameters_P.device
-    trained = found.plan.layout.views(found.server.result_P.clone())
+    device = server.parameters_P.device
+    trained = found.plan.layout.views(server.result_P.clone())
     merged = found.part.frozen.merged({name: value.cpu() for name, value in trained.items()})
     before, after = found.start, replace(found.start, parameters=merged)
     return (before, after) if device.type == "cpu" else (before.to(device), after.to(device))
@@ -154,9 +157,9 @@ def _utterances(store: Store, split: str) -> tuple[int, int]:
 Rows = list[NDArray[np.int64]]
 
 
-def _people(found: Gathered, *, seed: int) -> tuple[Rows, Rows]:
+def _people(found: Federation, *, seed: int) -> tuple[Rows, Rows]:
     """Utterances of some who take part, and of some of the same store who were held out from all training."""
-    places, rng = found.places, stream(seed, "attacked")
+    places, rng = found.data, stream(seed, "attacked")
     order = rng.permutation(len(found.population))[:MOST_PEOPLE]
     members = [found.population.client(int(index)).utterances for index in np.sort(order)]
     held_out = sorted({user for store, split in _held_out(places) for user in users_of(store, split)})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sottovoce.auditing.audit import Audit
     from sottovoce.config import Recipe
-    from sottovoce.training.stages import Surroundings
+    from sottovoce.training.context import Surroundings
 
 NOT_CHARGED = "these figures come from people's speech, in rounds that no ledger charges; publish none of them"
 

@@ -16,9 +16,10 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from sottovoce.config import Recipe
     from sottovoce.reporting.summary import Summary
+    from sottovoce.training.context import Surroundings
     from sottovoce.training.estimate import Estimate
     from sottovoce.training.keeper import Report
-    from sottovoce.training.stages import Outcome, Surroundings
+    from sottovoce.training.outcome import Outcome
 
 
 def run(
@@ -166,11 +167,11 @@ def beforehand(
         if not processes.first:
             return None
         stages = stages_of(wanted, folder=around.runs)
-        models = make_ready(stages, around)
+        known = make_ready(stages, around)
         if processes.several or not stages:  # one process cannot say what several take
             return None
         around.on_stage("what it takes")
-        return estimate(stages, models, replace(around, say=lambda _: None), above=above)
+        return estimate(stages, known, replace(around, say=lambda _: None), above=above)
 
 
 def _show_costs(costs: "Estimate | None", json: bool) -> None:
@@ -183,12 +184,11 @@ def _show_costs(costs: "Estimate | None", json: bool) -> None:
 
 def _confirm(costs: "Estimate | None", *, yes: bool) -> None:
     """Ask before a CPU is kept busy for days; without a terminal to ask, refuse."""
-    from sottovoce.training.estimate import too_long
-    from sottovoce.training.work import told_time
+    from sottovoce.training.estimate import format_time, too_long
 
     if yes or costs is None or (seconds := too_long(costs)) is None:
         return
-    words = f"this takes a CPU about {told_time(seconds)}"
+    words = f"this takes a CPU about {format_time(seconds)}"
     if not (sys.stdin.isatty() and stderr.is_terminal):
         raise InputError(f"{words}: expected a GPU, or --yes")
     typer.confirm(f"{words}. Begin?", abort=True, err=True)
@@ -234,7 +234,7 @@ def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -
     """Where the run works, with a progress bar that shows what it reports."""
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.store import Progress
-    from sottovoce.training.stages import Surroundings
+    from sottovoce.training.context import Surroundings
 
     with progress_bar(recipe) as bar:
         (task,) = bar.task_ids

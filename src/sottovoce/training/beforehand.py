@@ -11,22 +11,19 @@ from pathlib import Path
 
 from sottovoce.config import ManifestCorpus, Recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import check_language
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, sketch
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens, load_tokens
+from sottovoce.training.assemble import Federation, assemble
+from sottovoce.training.context import Surroundings
+from sottovoce.training.dev_measure import choose_measure
 from sottovoce.training.engines import check_engine
 from sottovoce.training.places import Places
 from sottovoce.training.run_folder import RESULTS
 from sottovoce.training.seeding import Seed, ancestors, seed_of
-from sottovoce.training.server_pass import public_speech
-from sottovoce.training.shared_dev import check_understood
-from sottovoce.training.speakers import check_silos, choose_tokens, has_pieces_of, population_of, training_rows
-from sottovoce.training.stages import Surroundings, choose_measure, private_plan
+from sottovoce.training.speakers import choose_tokens, has_pieces_of, training_rows
 from sottovoce.training.stores import ensure_store, manifests
-from sottovoce.training.strangers import check_unheard
-from sottovoce.training.token_makers import check_tokens
 
 # How the corpora of the papers become the stores that their recipes name; folders are called as they are published.
 CORPORA = {
@@ -113,17 +110,25 @@ def check_stores(stages: Sequence[Stage], stores: Path) -> None:
 # All else.
 
 
-def make_ready(stages: Sequence[Stage], around: Surroundings) -> dict[Path, Recogniser | None]:
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A stage that was checked: its model without its numbers, and its federation, where it is one, with that model."""
+
+    start: Recogniser
+    federation: Federation | None = None
+
+
+def make_ready(stages: Sequence[Stage], around: Surroundings) -> dict[Path, Ready | None]:
     """Make the stores that can be made, then check every stage as it will be checked when its turn comes.
 
-    Returns the model of each, by its folder, without its numbers; None where tokens are still to be made of texts.
+    Returns what is known of each, by its folder; None where tokens are still to be made of texts.
     """
     check_stores(stages, around.stores)
     _check_given(stages, around.runs)
     for stage in stages:
         ensure_store(stage.recipe, around.stores, around.on_prepare)
     quietly = replace(around, say=lambda _: None)
-    known: dict[Path, Recogniser | None] = {}
+    known: dict[Path, Ready | None] = {}
     for stage in stages:
         try:
             known[stage.folder] = _checked(stage.recipe, known, quietly)
@@ -142,18 +147,21 @@ def _check_given(stages: Sequence[Stage], runs: Path) -> None:
             load_tokens(Path(stage.recipe.tokens.file))
 
 
-def _checked(recipe: Recipe, known: Mapping[Path, Recogniser | None], around: Surroundings) -> Recogniser | None:
-    """The model of a run as far as it can be known before, `known` being those that it may start from.
+def _checked(recipe: Recipe, known: Mapping[Path, Ready | None], around: Surroundings) -> Ready | None:
+    """A run as far as it can be known before, `known` being those that it may start from.
 
     None where tokens are still to be made of texts.
     """
     places = Places.of(recipe, around.stores)
     seed = seed_of(recipe, runs=around.runs)
     found = None
-    if seed is not None:
-        found = seed.load() if seed.is_there else known.get(seed.folder)
-        if found is None and not seed.is_there:
+    if seed is not None and seed.is_there:
+        found = seed.load()
+    elif seed is not None:
+        before = known.get(seed.folder)
+        if before is None:
             return None
+        found = before.start
     tokens = _tokens(recipe, places.store, found)
     if tokens is None:
         return None
@@ -165,10 +173,11 @@ def _checked(recipe: Recipe, known: Mapping[Path, Recogniser | None], around: Su
     start = sketch(family, recipe.model.settings(tokens=tokens.size + 1), tokens, language=language, seed=found)
     if recipe.federation is None:
         training_rows(recipe, places.store)
-        choose_measure(recipe, start, places, around)
-    else:
-        _check_federation(recipe, start, places, seed, around)
-    return start
+        choose_measure(recipe, start, places, say=around.say)
+        return Ready(start)
+    federation = assemble(recipe, context=around, sketch=start)
+    check_engine(recipe.federation.engine, start, around.device)
+    return Ready(start, federation)
 
 
 def _tokens(recipe: Recipe, store: Store, found: Recogniser | None) -> Tokens | None:
@@ -181,22 +190,3 @@ def _tokens(recipe: Recipe, store: Store, found: Recogniser | None) -> Tokens | 
     if recipe.reads_texts and recipe.tokens.kind == "sentence_pieces" and recipe.tokens.file is None and not inherits:
         return None  # making them takes a while, and every text
     return choose_tokens(recipe, store, seed=found)
-
-
-def _check_federation(
-    recipe: Recipe, start: Recogniser, places: Places, seed: Seed | None, around: Surroundings
-) -> None:
-    settings = recipe.federated
-    population = population_of(recipe, places.store, settings.clients.population(recipe.data))
-    check_silos(recipe, population)
-    check_unheard(recipe, population, places.evaluated, seed=seed, runs=around.runs, stores=around.stores)
-    check_tokens(recipe, population, runs=around.runs, stores=around.stores, say=around.say)
-    check_language(start, places.store)
-    check_understood(recipe, start)
-    choose_measure(recipe, start, places, around)
-    private_plan(recipe, population, start, seed=seed, around=around, beforehand=True)
-    check_engine(settings.engine, start, around.device)
-    if settings.server_pass is not None:
-        assert places.of_server is not None
-        check_language(start, places.of_server[0])
-        public_speech(recipe, settings.server_pass, start, population, places.of_server)

@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from sottovoce.config import Federation, Recipe
+from sottovoce.config import Federation as FederationSettings
+from sottovoce.config import Recipe
 from sottovoce.errors import InputError, promise
 from sottovoce.federated.client import ClientRoom, SharedSpeech
 from sottovoce.federated.cohort import ClientsHere
@@ -29,6 +29,7 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import derive, stream
+from sottovoce.training.assemble import Federation
 from sottovoce.training.precision import precision
 from sottovoce.training.run_folder import ENGINE, RunFolder
 from sottovoce.training.trained_part import trained_part
@@ -40,63 +41,51 @@ WORTH_WORKERS = 500  # clients trained in a run: worker processes take some seco
 
 
 def choose_clients(
-    recipe: Recipe,
-    population: Population,
-    start: Recogniser,
-    plan: Plan,
-    *,
-    run: RunFolder,
-    device: torch.device,
-    processes: Processes = ALONE,
-    shared_dev: SharedSpeech | None = None,
+    federation: Federation, *, run: RunFolder, processes: Processes = ALONE
 ) -> ClientsHere | ClientsOverRanks:
     """The run's clients, here or over ranks; among several processes the first one chooses the engine for all."""
-
-    def build(name: str, stack_size: int | None = None) -> Engine:
-        return build_engine(
-            name, recipe, population, start, plan, device=device, stack_size=stack_size, shared_dev=shared_dev
-        )
-
-    chosen = (
-        _choose_engine(recipe, population, start, plan, run=run, device=device, build=build) if processes.first else {}
-    )
-    chosen = processes.share(chosen)
-    engine = build(chosen["engine"], chosen.get("stack_size"))
+    chosen = processes.share(_choose_engine(federation, run) if processes.first else {})
+    engine = engine_of(federation, chosen["engine"], stack_size=chosen.get("stack_size"))
     if isinstance(engine, StackedEngine | SharedEngine) and processes.first and "stack_size" not in chosen:
         write_json(run.path / ENGINE, {**chosen, "stack_size": engine.size})  # what fits may be another number tomorrow
     if processes.several:
-        return ClientsOverRanks(engine, processes, seconds=population.seconds)
+        return ClientsOverRanks(engine, processes, seconds=federation.population.seconds)
     return ClientsHere(engine)
 
 
-def _choose_engine(
-    recipe: Recipe,
-    population: Population,
-    start: Recogniser,
-    plan: Plan,
-    *,
-    run: RunFolder,
-    device: torch.device,
-    build: Callable[[str], Engine],
-) -> dict[str, Any]:
+def engine_of(federation: Federation, name: str, *, stack_size: int | None = None) -> Engine:
+    """The engine called `name` for the clients of `federation`."""
+    return build_engine(
+        name,
+        federation.recipe,
+        federation.population,
+        federation.start,
+        federation.plan,
+        device=federation.context.device,
+        stack_size=stack_size,
+        shared_dev=federation.shared_dev,
+    )
+
+
+def _choose_engine(federation: Federation, run: RunFolder) -> dict[str, Any]:
     """Once chosen it stays: another would round differently, and a resumed run repeat other bits.
 
     A release trains clients apart: in a stack, the rounding of one client's numbers hangs on who else is in it.
     And nobody's speed is tried out, which would depend on their speech.
     """
-    asked, secure = recipe.federated.engine, plan.settings.mode is Mode.SECURE
+    asked: str = federation.settings.engine
     known = run.path / ENGINE
     if known.exists():
         chosen: dict[str, Any] = read_json(known)
         return chosen
     if asked != "auto":
         why: dict[str, Any] = {"why": "the recipe asks for it"}
-    elif device.type != "cuda":
-        asked, why = for_cpu(recipe.federated)
-    elif secure:
+    elif federation.context.device.type != "cuda":
+        asked, why = for_cpu(federation.settings)
+    elif federation.is_release:
         asked, why = "sequential", {"why": "a release trains every client apart from the others"}
     else:
-        asked, why = _fastest(recipe, population, start, plan, device=device, build=build)
+        asked, why = _fastest(federation)
     write_json(known, {"engine": asked, **why})
     return {"engine": asked, **why}
 
@@ -186,33 +175,32 @@ def client_room(
     )
 
 
-def clients_turns(recipe: Recipe, population: Population, start: Recogniser, plan: Plan) -> Turns | None:
+def clients_turns(federation: Federation) -> Turns | None:
     """All clients at the beginning of their time lines; None where they have none.
 
     With noise nobody looks how much they have: who is drawn, when a run ends and what it shows must not depend on it.
     """
-    line = recipe.federated.local.time_line
+    line, population = federation.settings.local.time_line, federation.population
     if line is None:
         return None
-    if plan.settings.z > 0:
+    if federation.plan.settings.z > 0:
         return Turns(len(population))
-    return Turns(
-        len(population), schedule=schedule_of(client_room(recipe, population, start)), skips=line.dry == "skip"
-    )
+    room = client_room(federation.recipe, population, federation.start)
+    return Turns(len(population), schedule=schedule_of(room), skips=line.dry == "skip")
 
 
-def likely_fastest(recipe: Recipe, start: Recogniser, *, device: torch.device) -> str:
+def likely_fastest(federation: Federation) -> str:
     """The recipe's engine, or the one that is mostly the fastest here: nothing is tried, and nothing written down."""
-    settings = recipe.federated
+    settings, start = federation.settings, federation.start
     if settings.engine != "auto":
         return settings.engine
-    if device.type != "cuda":
-        return str(for_cpu(settings)[0])
+    if federation.context.device.type != "cuda":
+        return for_cpu(settings)[0]
     apart = settings.privacy.mode is Mode.SECURE or not_stacked(start.family, start.settings) is not None
     return "sequential" if apart else "stacked"
 
 
-def for_cpu(settings: Federation) -> tuple[Any, dict[str, Any]]:
+def for_cpu(settings: FederationSettings) -> tuple[str, dict[str, Any]]:
     """Worker processes, where there is enough to do to keep them all busy and to earn back their start."""
     cores = settings.workers or usable_cores()
     clients = settings.steps * settings.cohort_size
@@ -221,24 +209,17 @@ def for_cpu(settings: Federation) -> tuple[Any, dict[str, Any]]:
     return "sequential", {"why": "too few cores or clients for worker processes; stacking gains nothing on a CPU"}
 
 
-def _fastest(
-    recipe: Recipe,
-    population: Population,
-    start: Recogniser,
-    plan: Plan,
-    *,
-    device: torch.device,
-    build: Callable[[str], Engine],
-) -> tuple[Any, dict[str, Any]]:
+def _fastest(federation: Federation) -> tuple[str, dict[str, Any]]:
     """Train a few clients with each engine and throw the updates away: nothing is released, nothing is spent."""
-    server_P = plan.layout.flatten(trained_part(recipe, start).initial).to(device)
-    order = stream(derive(recipe.seed, "clients"), "engine trial").permutation(len(population))
+    device, start = federation.context.device, federation.start
+    server_P = federation.server().parameters_P
+    order = stream(derive(federation.recipe.seed, "clients"), "engine trial").permutation(len(federation.population))
     clients = sorted(order[:TRIED_CLIENTS].tolist())
     rates: dict[str, float] = {}
     for name in ("sequential", "stacked"):
         if name == "stacked" and not_stacked(start.family, start.settings) is not None:
             continue
-        engine = build(name)
+        engine = engine_of(federation, name)
         # The first pass compiles.
         for repeat in range(2):
             torch.cuda.synchronize(device)

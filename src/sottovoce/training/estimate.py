@@ -1,10 +1,13 @@
-"""What runs will take, before they begin: audio, time on this device, disk, memory, and the ε they end with."""
+"""What runs will take, before they begin: audio, time on this device, disk, memory, and the ε they end with.
+
+Counts are exact but for who is drawn; times are counted work at a rate that a few steps had here (`speed`): rough.
+"""
 
 import json
+import math
 import shutil
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +19,15 @@ from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.promise import both
-from sottovoce.privacy.settings import Mode, Sampling
+from sottovoce.privacy.settings import Mode
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
-from sottovoce.training.beforehand import Stage
-from sottovoce.training.measuring import Speed, measure_run, step_seconds
+from sottovoce.training.assemble import Federation
+from sottovoce.training.beforehand import Ready, Stage
+from sottovoce.training.context import Surroundings
 from sottovoce.training.places import Places
-from sottovoce.training.privacy_report import other_populations
-from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import Surroundings, private_plan
+from sottovoce.training.speed import Speed, measure_central, measure_federated, operations
 from sottovoce.training.trained_part import trained_part
-from sottovoce.training.work import (
-    checkpoint_bytes,
-    evaluations,
-    operations,
-    saves,
-    told_bytes,
-    told_time,
-    total,
-)
 
 # Operations that are done in minutes, on a processor within the hour: measuring them first is not worth its seconds.
 SHORT = {"cuda": 1e15}
@@ -42,6 +35,8 @@ SHORT_ON_CPU = 2e13
 CPU = "CPU"
 SOME = "a time that was not measured (--estimate does)"
 LONG_SECONDS = 24 * 3600.0
+# The two newest checkpoints, the best one, and the one that is being written (`checkpoint.prune`).
+KEPT_CHECKPOINTS = 4
 RELEASE = "a release is not measured: how long its clients take depends on their speech"
 
 
@@ -73,11 +68,10 @@ class Estimate:
     device: str
     costs: tuple[Cost, ...]
     free: int  # bytes where runs lie
-    begun: float = 0.0  # seconds that went by before the first of them
 
     @property
     def seconds(self) -> float | None:
-        return total([self.begun, *(cost.seconds for cost in self.costs)])
+        return total(cost.seconds for cost in self.costs)
 
     @property
     def audio_seconds(self) -> float | None:
@@ -105,13 +99,13 @@ class Estimate:
 
     def lines(self) -> list[str]:
         """For whoever starts the runs: the sum first, then one line for each where they are several."""
-        memory = "" if self.memory is None else f", {told_bytes(self.memory)} of memory"
-        room = f", {told_bytes(self.free)} are free" if self.disk > self.free / 2 else ""
+        memory = "" if self.memory is None else f", {format_bytes(self.memory)} of memory"
+        room = f", {format_bytes(self.free)} are free" if self.disk > self.free / 2 else ""
         what = "takes" if len(self.costs) == 1 else f"{len(self.costs):,} runs one after another take"
         short = self.seconds is None and not any(cost.why for cost in self.costs)
-        time_here = SOME if short else _told_time(self.seconds, self.device)
+        time_here = SOME if short else _time_here(self.seconds, self.device)
         audio = f"{'at most ' if short else ''}{_told_audio(self.audio_seconds)} to train on"
-        first = f"{what} {time_here}: {audio}, {told_bytes(self.disk)} of disk{room}{memory}"
+        first = f"{what} {time_here}: {audio}, {format_bytes(self.disk)} of disk{room}{memory}"
         alone = [words for cost in self.costs if (words := _told_epsilon(cost))] if len(self.costs) == 1 else []
         reasons = dict.fromkeys(cost.why for cost in self.costs if cost.why)
         return [first, *self._each(), *alone, *reasons]
@@ -127,28 +121,79 @@ class Estimate:
 
 def estimate(
     stages: Sequence[Stage],
-    models: Mapping[Path, Recogniser | None],
+    known: Mapping[Path, Ready | None],
     around: Surroundings,
     *,
     above: float | None = None,
 ) -> Estimate:
-    """Count and measure what `stages` will take; `models` are theirs as far as they are known (`make_ready`).
+    """Count and measure what `stages` will take; `known` is what `make_ready` has found of them.
 
-    They are measured where they take more than so many operations, short ones not unless it says so; of those that
+    They are measured where they take more than `above` operations, short ones not unless it says so; of those that
     differ in nothing that takes time, one is.
     """
-    begun = time.process_time()  # Python and torch had to be loaded
-    most = sum(_operations(stage, models.get(stage.folder), around) for stage in stages)
+    ready = {stage.folder: known.get(stage.folder) for stage in stages}
+    most = sum(0.0 if (one := ready[stage.folder]) is None else _operations(stage.recipe, one) for stage in stages)
     measures = most > (SHORT.get(around.device.type, SHORT_ON_CPU) if above is None else above)
-    known: dict[str, Speed] = {}
+    speeds: dict[str, Speed] = {}
     costs = []
     for stage in stages:
-        kind = _kind(stage.recipe)
-        cost, speed = _cost(stage, models.get(stage.folder), around, speed=known.get(kind), measures=measures)
-        if speed is not None:
-            known[kind] = speed
+        one = ready[stage.folder]
+        cost = Cost(name=stage.name, why=f"{stage.name}: its tokens are still to be made, so nothing is measured")
+        if one is not None:
+            cost = _counted(stage, one)
+        if one is not None and measures and not cost.why:
+            kind = _kind(stage.recipe)
+            if kind not in speeds:
+                speeds[kind] = _measured(stage.recipe, one, around)
+            cost = _timed(stage.recipe, cost, speeds[kind], around)
         costs.append(cost)
-    return Estimate(_device(around.device), tuple(costs), _free(around.runs), begun)
+    return Estimate(_device(around.device), tuple(costs), _free(around.runs))
+
+
+def _counted(stage: Stage, ready: Ready) -> Cost:
+    """What is known without measuring."""
+    federation = ready.federation
+    cost = Cost(name=stage.name, disk=_disk(stage.recipe, ready.start), epsilon=end_epsilon(federation))
+    if federation is not None and federation.settings.privacy.mode is Mode.SECURE:
+        return replace(cost, why=RELEASE)
+    return replace(cost, audio_seconds=_audio_bound(stage.recipe, federation))
+
+
+def _measured(recipe: Recipe, ready: Ready, around: Surroundings) -> Speed:
+    """Of a model like the run's, with numbers."""
+    model, generator = ready.start, torch_stream(recipe.seed, "init")
+    start = fresh(model.family, model.settings, model.tokens, language=model.language, generator=generator)
+    if ready.federation is None:
+        return measure_central(recipe, start, around)
+    return measure_federated(replace(ready.federation, start=start, part=trained_part(recipe, start)))
+
+
+def _timed(recipe: Recipe, cost: Cost, speed: Speed, around: Surroundings) -> Cost:
+    audio = (recipe.federation or recipe.training).steps * speed.audio_per_step
+    data = Places.of(recipe, around.stores)
+    scored = _seconds(*data.dev), sum(_seconds(*place) for place in data.tests.values())
+    return replace(cost, audio_seconds=audio, seconds=run_seconds(recipe, speed, scored=scored), memory=speed.memory)
+
+
+def run_seconds(recipe: Recipe, speed: Speed, *, scored: tuple[float, float]) -> float:
+    """How long a run takes at `speed`; `scored` are the seconds of dev and test speech.
+
+    A federated run is evaluated before its first round, and tests the model that it started from, too.
+    """
+    settings, is_federated = recipe.federation or recipe.training, recipe.federation is not None
+    dev, tests = scored
+    count = evaluations(steps=settings.steps, every=settings.evaluate_every, at_start=is_federated)
+    recognised = count * dev + (2 if is_federated else 1) * tests
+    return settings.steps * speed.audio_per_step * speed.training + recognised * speed.evaluation
+
+
+def evaluations(*, steps: int, every: int, at_start: bool) -> int:
+    """How often the dev speakers are recognised: every so many steps, after the last, and before the first.
+
+    >>> evaluations(steps=30, every=15, at_start=True), evaluations(steps=31, every=15, at_start=False)
+    (3, 3)
+    """
+    return -(-steps // every) + at_start
 
 
 def _kind(recipe: Recipe) -> str:
@@ -163,76 +208,25 @@ def _kind(recipe: Recipe) -> str:
     return json.dumps(content, sort_keys=True, default=str)
 
 
-def _cost(
-    stage: Stage, model: Recogniser | None, around: Surroundings, *, speed: Speed | None, measures: bool
-) -> tuple[Cost, Speed | None]:
-    recipe, settings = stage.recipe, stage.recipe.federation
-    if model is None:
-        return Cost(name=stage.name, why=f"{stage.name}: its tokens are still to be made, so nothing is measured"), None
-    begun = time.perf_counter()
-    disk, spent = _disk(recipe, model), _epsilon(recipe, model, around)
-    accounting = time.perf_counter() - begun
-    if settings is not None and settings.privacy.mode is Mode.SECURE:
-        return Cost(name=stage.name, disk=disk, epsilon=spent, why=RELEASE), None
-    if not measures:
-        return Cost(name=stage.name, audio_seconds=_audio_bound(recipe, around), disk=disk, epsilon=spent), None
-    if speed is None:
-        speed = measure_run(recipe, _with_numbers(recipe, model), around)
-    steps = (settings or recipe.training).steps
-    return Cost(
-        name=stage.name,
-        audio_seconds=steps * speed.audio_per_step,
-        seconds=accounting + run_seconds(recipe, speed, scored=_scored_seconds(recipe, around)),
-        disk=disk,
-        memory=speed.memory,
-        epsilon=spent,
-    ), speed
+# Counts.
 
 
-def run_seconds(recipe: Recipe, speed: Speed, *, scored: tuple[float, float]) -> float:
-    """How long a run takes whose parts take as long as `speed` says; `scored` are the seconds of dev and test speech.
-
-    A federated run is evaluated before its first round, and tests the model that it started from, too.
-    """
-    settings = recipe.federation or recipe.training
-    federated = recipe.federation is not None
-    dev, tests = scored
-    looked = evaluations(steps=settings.steps, every=settings.evaluate_every, at_start=federated)
-    saved = saves(
-        steps=settings.steps, evaluate_every=settings.evaluate_every, checkpoint_every=settings.checkpoint_every
-    )
-    heard = looked * dev + (2 if federated else 1) * tests
-    return speed.begin + speed.first + settings.steps * speed.step + heard * speed.evaluation + saved * speed.save
+def _operations(recipe: Recipe, ready: Ready) -> float:
+    parameters = sum(p.numel() for p in ready.start.parameters.values())
+    return operations(parameters, _audio_bound(recipe, ready.federation))
 
 
-def _with_numbers(recipe: Recipe, model: Recogniser) -> Recogniser:
-    """A model like `model`, which has shapes alone."""
-    generator = torch_stream(recipe.seed, "init")
-    return fresh(model.family, model.settings, model.tokens, language=model.language, generator=generator)
-
-
-def _operations(stage: Stage, model: Recogniser | None, around: Surroundings) -> float:
-    return 0.0 if model is None else operations(_parameters(model), _audio_bound(stage.recipe, around))
-
-
-def _audio_bound(recipe: Recipe, around: Surroundings) -> float:
+def _audio_bound(recipe: Recipe, federation: Federation | None) -> float:
     """No more than so many seconds are trained on: what batches hold, or clients have in the mean."""
-    if recipe.federation is None:
-        return recipe.training.steps * step_seconds(recipe.training)
-    local = recipe.federation.local
-    clients = recipe.federation.steps * recipe.federation.cohort_size
+    if federation is None:
+        training = recipe.training
+        return training.steps * training.batch_seconds * training.batches_a_step
+    settings = federation.settings
+    local, clients = settings.local, settings.steps * settings.cohort_size
     if local.local_steps is not None:
         return clients * local.local_steps * local.batch_seconds
-    store = Places.of(recipe, around.stores).store
-    population = population_of(recipe, store, recipe.federation.clients.population(recipe.data))
     assert local.local_epochs is not None
-    return clients * local.local_epochs * float(population.seconds.mean())
-
-
-def _scored_seconds(recipe: Recipe, around: Surroundings) -> tuple[float, float]:
-    """Seconds of audio of the dev set, and of all test sets."""
-    places = Places.of(recipe, around.stores)
-    return _seconds(*places.dev), sum(_seconds(*place) for place in places.tests.values())
+    return clients * local.local_epochs * float(federation.population.seconds.mean())
 
 
 def _seconds(store: Store, split: str) -> float:
@@ -242,30 +236,26 @@ def _seconds(store: Store, split: str) -> float:
 
 
 def _disk(recipe: Recipe, model: Recogniser) -> int:
+    """What the run's folder holds at most: float32 parameters, and numbers of the optimiser for each one trained."""
     federation = recipe.federation
     optimiser = (recipe.training if federation is None else federation.server).built_optimiser()
-    slots = len(optimiser.init([torch.zeros(1)]).slots)
+    slots, trained, frozen = len(optimiser.init([torch.zeros(1)]).slots), 0, 0
     if federation is None:
-        return checkpoint_bytes(_parameters(model), slots=slots)
-    part, averages = trained_part(recipe, model), federation.server.ema is not None
-    correlated = 0 if federation.privacy.mechanism is None else federation.privacy.mechanism.memory
-    return checkpoint_bytes(part.trained_count, slots=slots + averages + correlated, frozen=part.frozen_count)
+        trained = sum(p.numel() for p in model.parameters.values())
+    else:
+        part, mechanism = trained_part(recipe, model), federation.privacy.mechanism
+        trained, frozen = part.trained_count, part.frozen_count
+        slots += (federation.server.ema is not None) + (0 if mechanism is None else mechanism.memory)
+    return 4 * (KEPT_CHECKPOINTS * trained * (1 + slots) + frozen)
 
 
-def _epsilon(recipe: Recipe, model: Recogniser, around: Surroundings) -> Epsilon | None:
+def end_epsilon(federation: Federation | None) -> Epsilon | None:
     """ε of all the steps that the run sets out to make; None without a guarantee."""
-    if recipe.federation is None or not recipe.federation.privacy.adds_noise:
+    if federation is None or not federation.settings.privacy.adds_noise:
         return None
-    settings, places = recipe.federation, Places.of(recipe, around.stores)
-    population = population_of(recipe, places.store, settings.clients.population(recipe.data))
-    plan = private_plan(recipe, population, model, seed=None, around=around)
-    if isinstance(plan.event, NoGuarantee):
+    if isinstance(federation.plan.event, NoGuarantee):
         return None
-    promised = settings.whole_run(plan).promise()
-    independent = plan.settings.sampling is Sampling.POISSON and plan.settings.mechanism is None
-    if independent and plan.settings.mode is Mode.SEEDED:
-        other_populations(settings, plan, promised)  # as the run will do at its end
-    return promised.epsilon
+    return federation.settings.whole_run(federation.plan).promise().epsilon
 
 
 def _free(folder: Path) -> int:
@@ -280,10 +270,6 @@ def _device(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
 
 
-def _parameters(model: Recogniser) -> int:
-    return sum(p.numel() for p in model.parameters.values())
-
-
 def too_long(found: Estimate) -> float | None:
     """How many seconds a CPU would take, where those are days; None where they are not, or there is a GPU."""
     return found.seconds if found.device == CPU and (found.seconds or 0.0) > LONG_SECONDS else None
@@ -294,11 +280,11 @@ def too_long(found: Estimate) -> float | None:
 
 def _told(cost: Cost, device: str) -> str:
     spent = _told_epsilon(cost)
-    return f"{_told_time(cost.seconds, device)}, {_told_audio(cost.audio_seconds)}" + (f", {spent}" if spent else "")
+    return f"{_time_here(cost.seconds, device)}, {_told_audio(cost.audio_seconds)}" + (f", {spent}" if spent else "")
 
 
-def _told_time(seconds: float | None, device: str) -> str:
-    return "a time that is not known" if seconds is None else f"about {told_time(seconds)} on this {device}"
+def _time_here(seconds: float | None, device: str) -> str:
+    return "a time that is not known" if seconds is None else f"about {format_time(seconds)} on this {device}"
 
 
 def _told_audio(seconds: float | None) -> str:
@@ -307,6 +293,37 @@ def _told_audio(seconds: float | None) -> str:
 
 def _told_epsilon(cost: Cost) -> str:
     return "" if cost.epsilon is None else f"ε = {both(cost.epsilon)} at its end"
+
+
+def format_time(seconds: float) -> str:
+    """Two digits that count, in the unit that suits.
+
+    >>> format_time(42), format_time(600), format_time(7200), format_time(1e6)
+    ('42 s', '10 min', '2 h', '280 h')
+    """
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (math.inf, "h", 3600)):
+        if seconds < limit:
+            return f"{_two_digits(seconds / size)} {unit}"
+    raise AssertionError("no time is infinite")
+
+
+def format_bytes(size: float) -> str:
+    """In decimal units, as disks are sold.
+
+    >>> format_bytes(12_300_000), format_bytes(4_100_000_000)
+    ('12 MB', '4.1 GB')
+    """
+    return f"{_two_digits(size / 1e9)} GB" if size >= 1e9 else f"{_two_digits(size / 1e6)} MB"
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """Their sum; None where one of them is not known."""
+    found = list(values)
+    return None if any(value is None for value in found) else sum(value for value in found if value is not None)
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):,.10g}"
 
 
 def _three(value: float) -> str:

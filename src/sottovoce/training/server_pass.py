@@ -17,7 +17,7 @@ from sottovoce.audio.batches import Piece
 from sottovoce.config import PassSettings, Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.federated.round import ServerPass
+from sottovoce.federated.round import AfterStep
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import sped_up
 from sottovoce.models.saved import Recogniser
@@ -33,13 +33,10 @@ from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population
 
 
-def build_server_pass(
-    recipe: Recipe, start: Recogniser, population: Population, place: tuple[Store, str], *, device: torch.device
-) -> ServerPass:
-    """What the recipe's `server_pass` asks for. Refuses a `place` where any of the `population` is heard."""
+def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, device: torch.device) -> AfterStep:
+    """What the recipe's `server_pass` asks for, on `public_speech`."""
     settings = recipe.federated.server_pass
     assert settings is not None
-    speech = public_speech(recipe, settings, start, population, place)
     part, dtype = trained_part(recipe, start), precision(recipe.federated.precision, device)
     frozen = part.frozen.to(device, dtype)
     weights = Weights(
@@ -58,7 +55,7 @@ def build_server_pass(
         device=device,
     )
 
-    def train(server_P: Tensor, step: int) -> float:
+    def train(server_P: Tensor, step: int) -> dict[str, float]:
         weights.reset(server_P)
         figures = []
         with closing(ahead(_batches(speech, settings, seed=recipe.seed, step=step, device=device))) as batches:
@@ -80,7 +77,7 @@ def build_server_pass(
             raise InputError(f"federation.server_pass diverged after round {step + 1}; try a lower learning rate")
         with torch.no_grad():
             server_P.copy_(weights.master)
-        return float(found[:, 0].mean())
+        return {"server_pass_loss": float(found[:, 0].mean())}
 
     return train
 
@@ -109,7 +106,7 @@ def _batches(speech: Speech, settings: PassSettings, *, seed: int, step: int, de
 def public_speech(
     recipe: Recipe, settings: PassSettings, start: Recogniser, population: Population, place: tuple[Store, str]
 ) -> Speech:
-    """What the pass trains on; InputError where it is none of the server's business, or there is nothing."""
+    """What the pass trains on; InputError where any of the `population` is in it, or there is nothing."""
     where, (store, split) = f"federation.server_pass.data={settings.data}", place
     keys, rows = split_keys(store, split), split_rows(store, split)
     instead = "the server trains on people who are not"

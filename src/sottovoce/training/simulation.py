@@ -16,78 +16,37 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
-from sottovoce.config import Federation, Recipe
+from sottovoce.config import Federation as FederationSettings
+from sottovoce.config import Recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.recognise import choose_device
 from sottovoce.federated.cohort import ClientsHere, as_sent
-from sottovoce.federated.engines import Dropped, Engine, Trained
-from sottovoce.federated.round import ServerPass, run_round
-from sottovoce.federated.server import Server
+from sottovoce.federated.engines import Dropped, Trained
+from sottovoce.federated.round import RoundState, run_round
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.trainable import Trainable
 from sottovoce.privacy.chain import Mark
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger
-from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store
-from sottovoce.training.engines import build_engine, clients_turns, likely_fastest
-from sottovoce.training.places import Places
+from sottovoce.training.assemble import Federation, assemble
+from sottovoce.training.context import Surroundings
+from sottovoce.training.engines import clients_turns, engine_of
 from sottovoce.training.run_folder import LEDGER
-from sottovoce.training.seeding import Seed, seed_of
-from sottovoce.training.server_pass import build_server_pass
-from sottovoce.training.shared_dev import check_understood, choose_shared_dev
-from sottovoce.training.speakers import check_silos, population_of
-from sottovoce.training.stages import Surroundings, private_plan, run_recipe, starting_model
+from sottovoce.training.seeding import seed_of
+from sottovoce.training.stages import run_recipe
 from sottovoce.training.stores import ensure_store
-from sottovoce.training.strangers import check_unheard
-from sottovoce.training.token_makers import check_tokens
-from sottovoce.training.trained_part import trained_part
-from sottovoce.users.population import Population
 
 
-@dataclass(frozen=True, eq=False)
-class Gathered:
-    """What rounds of a recipe are made of, here and at their beginning."""
-
-    places: Places
-    population: Population
-    start: Recogniser
-    plan: Plan
-    engine: Engine
-    part: Trainable
-    server: Server
-    server_pass: ServerPass | None
-
-
-def gather(recipe: Recipe, *, around: Surroundings, fast: bool = False) -> Gathered:
-    """All of it. The recipe's store and its seed model are made first where they are missing.
-
-    One client after another is trained, whatever the recipe asks for, unless it has to be `fast`: other engines have
-    no single update to show.
-    """
-    settings = recipe.federated
+def gather(recipe: Recipe, *, around: Surroundings) -> Federation:
+    """The federation of `recipe`. Its store and its seed model are made first where they are missing."""
     ensure_store(recipe, around.stores, around.on_prepare)
-    seed = _trained_seed(recipe, around)
-    places = Places.of(recipe, around.stores)
-    population = population_of(recipe, places.store, settings.clients.population(recipe.data))
-    check_silos(recipe, population)
-    check_unheard(recipe, population, places.evaluated, seed=seed, runs=around.runs, stores=around.stores)
-    check_tokens(recipe, population, runs=around.runs, stores=around.stores, say=around.say)
-    start = starting_model(recipe, seed, places.store)
-    check_language(start, places.store)
-    check_understood(recipe, start)
-    plan = private_plan(recipe, population, start, seed=seed, around=around)
-    shared_dev = None if places.shared_dev is None else choose_shared_dev(recipe, places.shared_dev)
-    name = likely_fastest(recipe, start, device=around.device) if fast else "sequential"
-    engine = build_engine(name, recipe, population, start, plan, device=around.device, shared_dev=shared_dev)
-    part = trained_part(recipe, start)
-    server_pass = None
-    if places.of_server is not None:
-        server_pass = build_server_pass(recipe, start, population, places.of_server, device=around.device)
-    server = Server(settings.server, plan.layout, plan.layout.flatten(part.initial).to(around.device))
-    return Gathered(places, population, start, plan, engine, part, server, server_pass)
+    parent = seed_of(recipe, runs=around.runs)
+    if parent is not None and not parent.is_there:
+        assert parent.recipe is not None
+        outcome = run_recipe(parent.recipe, out=parent.folder, resume=True, around=around)
+        if outcome.stopped_at is not None:
+            raise KeyboardInterrupt(f"the seed model was stopped after step {outcome.stopped_at:,}, and is kept so far")
+    return assemble(recipe, context=around)
 
 
 @dataclass(frozen=True)
@@ -128,13 +87,13 @@ class Simulation:
     ) -> None:
         settings = _simulated(recipe)
         around = Surroundings(Path(runs), Path(stores), choose_device(device))
-        found = gather(recipe, around=around)
+        federation = gather(recipe, around=around)
         self.recipe, self.step = recipe, 0
-        self.store: Store = found.places.store
-        self.population, self.start, self.plan = found.population, found.start, found.plan
-        self._engine, self._part, self._server = found.engine, found.part, found.server
-        self._server_pass = found.server_pass
-        self._turns = clients_turns(recipe, self.population, self.start, self.plan)
+        self.store: Store = federation.data.store
+        self.population, self.start, self.plan = federation.population, federation.start, federation.plan
+        self._engine = engine_of(federation, "sequential")  # others have no single update to show
+        self._part, self._server, self._after_step = federation.part, federation.server(), federation.after_step()
+        self._turns = clients_turns(federation)
         self._correlated = self.plan.correlated_noise(device=around.device)
         self._header = self.plan.ledger_header(
             run=recipe.about, repeatable=around.device.type == "cpu", central_steps=settings.steps
@@ -178,27 +137,23 @@ class Simulation:
 
     def _round(self) -> SimulatedRound:
         """Opened for each round, the ledger knows what to do after one that did not end."""
-        plan, server = self.plan, self._server
+        plan = self.plan
         with closing(Ledger(self._folder / LEDGER, header=self._header, checkpoint=self._mark)) as ledger:
+            state = RoundState(self._server, plan, ledger, self._turns, self._correlated)
             done = run_round(
-                server,
-                plan=plan,
-                clients=ClientsHere(self._engine),
-                ledger=ledger,
+                state,
+                ClientsHere(self._engine),
                 step=self.step,
-                digest=fingerprint(server.parameters_P),
-                server_pass=self._server_pass,
-                turns=self._turns,
+                after_step=self._after_step,
                 model_bits=self.recipe.federated.model_bits,
-                correlated=self._correlated,
             )
-            self._mark = ledger.commit(step=self.step, result=fingerprint(server.parameters_P))
-        self.step, self.plan = self.step + 1, done.plan
+            self._mark = ledger.commit(step=self.step, result=state.digest)
+        self.step, self.plan = self.step + 1, state.plan
         assert done.private is not None
         return SimulatedRound(self.step, done.server.lr, done.epsilon, done.noise_std, done.private.as_json(plan))
 
 
-def _simulated(recipe: Recipe) -> Federation:
+def _simulated(recipe: Recipe) -> FederationSettings:
     """What the recipe says of its federation; refuses what is no simulation of rounds."""
     if recipe.federation is None:
         raise InputError(f"recipe {recipe.about!r}: it trains centrally; expected one with a section `federation`")
@@ -210,14 +165,3 @@ def _simulated(recipe: Recipe) -> Federation:
     if recipe.federation.client_wer is not None:
         raise InputError("federation.client_wer: only `sottovoce run` measures it; expected null")
     return recipe.federation
-
-
-def _trained_seed(recipe: Recipe, around: Surroundings) -> Seed | None:
-    """What the recipe starts from, trained now if it is not there."""
-    seed = seed_of(recipe, runs=around.runs)
-    if seed is not None and not seed.is_there:
-        assert seed.recipe is not None
-        outcome = run_recipe(seed.recipe, out=seed.folder, resume=True, around=around)
-        if outcome.stopped_at is not None:
-            raise KeyboardInterrupt(f"the seed model was stopped after step {outcome.stopped_at:,}, and is kept so far")
-    return seed

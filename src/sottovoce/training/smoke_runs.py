@@ -6,8 +6,9 @@ from pathlib import Path
 
 from sottovoce.config import Experiment, Recipe, Suite, load_recipe
 from sottovoce.config.smoke import smoke
+from sottovoce.training.context import Surroundings
 from sottovoce.training.seeding import folder_of, seed_of
-from sottovoce.training.stages import Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 
 
 def run_smoke(name: str, experiment: Experiment, *, out: Path | None, around: Surroundings) -> None:

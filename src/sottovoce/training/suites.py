@@ -18,8 +18,10 @@ from sottovoce.errors import InputError
 from sottovoce.interrupts import interruptible
 from sottovoce.naming import imported, named
 from sottovoce.processes import own_device, process_group
+from sottovoce.training.context import Surroundings
+from sottovoce.training.outcome import Outcome
 from sottovoce.training.seeding import Seed, ancestors, seed_of
-from sottovoce.training.stages import Outcome, Surroundings, run_recipe
+from sottovoce.training.stages import run_recipe
 from sottovoce.training.stores import ensure_store
 
 
