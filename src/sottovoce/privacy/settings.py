@@ -13,6 +13,7 @@ from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.events import check_sizes
 from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
+from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.outside import described
 
 
@@ -237,3 +238,22 @@ def _check_mechanism(settings: PrivacySettings) -> None:
             "mechanism with time_line: whose turn it is follows from the round alone; expected one of them"
         )
     settings.mechanism.sampler(population_size=settings.population_size, cohort_size=settings.cohort_size)
+
+
+def check_sums(
+    settings: PrivacySettings, sum_bits: int | None, noise_shares: NoiseShares | None, adapted_clip_bound: float | None
+) -> None:
+    """How a plan sums must fit its settings."""
+    if sum_bits not in (None, 32, 64):
+        raise InputError(f"sum_bits={sum_bits}: expected 32 or 64, or none")
+    if sum_bits is not None and math.isinf(settings.clip_bound):
+        raise InputError(f"sum_bits={sum_bits} with clip_bound=inf: nothing bounds a sum; set a clip bound")
+    if adapted_clip_bound is not None and settings.adaptive is None:
+        raise InputError(f"clip_bound={adapted_clip_bound}: only adaptive clipping moves the bound of a plan")
+    if settings.mechanism is not None and (sum_bits is not None or noise_shares is not None):
+        raise InputError("mechanism over a network, where clients' sums are words: expected independent noise")
+    fits = sum_bits is not None and settings.no_guarantee_reason is None and settings.adaptive is None
+    if noise_shares is not None and not fits:
+        raise InputError(
+            f"noise_shares={noise_shares}: expected sum_bits, a plan with a guarantee, and a clip bound that stays"
+        )

@@ -35,7 +35,8 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import FROZEN, Recogniser, TrainedPart, digests, save_frozen
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.fingerprint import fingerprint
-from sottovoce.privacy.ledger import AttemptsUsed, BudgetSpent, Ledger
+from sottovoce.privacy.ledger import BudgetSpent, Ledger
+from sottovoce.privacy.ledger_records import AttemptsUsed
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
