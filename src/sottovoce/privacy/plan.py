@@ -356,10 +356,8 @@ class Plan:
         missing where no sum was opened, and comes from the same source: nothing shows whether one was. With a mechanism
         it is the charge's row of the run's `correlated` noise.
         """
-        step = self._release(charge, "sum")
-        return self.noise.add(
-            total, step=step, attempt=charge.attempt, row=charge.row, shares=shares, correlated=correlated
-        )
+        at = {"step": self._release(charge, "sum"), "attempt": charge.attempt, "row": charge.row}
+        return self.noise.add(total, **at, shares=shares, correlated=correlated)
 
     def correlated_noise(
         self, *, device: torch.device | str = "cpu", vault: Path | None = None
@@ -389,7 +387,10 @@ class Plan:
         """What hides the cohort in the ledger's commitment; keep it to open the commitment later."""
         return self.noise.random.cohort_nonce(step)
 
-    describe = telling.description
+    def describe(self) -> dict[str, object]:
+        """All settings that decide what is released, as JSON takes them; the layout by its shapes."""
+        return telling.description(self)
+
     ledger_header = telling.ledger_header
 
 
