@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt
 
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Groups
@@ -46,44 +48,50 @@ BY_DATA = (Weighting.UTTERANCES, Weighting.SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacySettings:
-    """Everything a plan is made of. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
+class PrivacyOptions:
+    """What a recipe (`config.Privacy`) and the plan that follows from it (`PrivacySettings`) say alike."""
 
-    `privacy_unit` is who is protected, as in `sottovoce.units` ("speaker", "silo with all its speakers"), or None
-    with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
-    seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
-    nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). `denominator` is what sums are
-    divided by: public, and `cohort_size` unless weights by data make another one sensible. `clip_rule`, `weights` and
-    `sampler` are parts from outside this package (`privacy.outside`). With a `mechanism` noise is correlated over
-    rounds, and users take turns.
-    """
-
-    population_size: int
-    privacy_unit: str | None
-    no_unit_reason: str = "clients of this population are not people"
-    users_also_in_seed: int = 0
-    cohort_size: int
-    sampling: Sampling = Sampling.POISSON
-    clip_bound: float
+    clip_bound: Annotated[float, Gt(0)]
     share: Share = Share.GLOBAL
     normalise: Normalise = Normalise.NEVER
     layer_groups: Groups = field(default_factory=dict)
     alpha: Mapping[str, float] = field(default_factory=dict)
     adaptive: AdaptiveClipping | None = None
-    noise_multiplier: float | None = None
-    sigma_dp: float | None = None
+    noise_multiplier: Annotated[float | None, Ge(0)] = None
+    sigma_dp: Annotated[float | None, Ge(0)] = None
     noise_scope: NoiseScope | None = None
+    sampling: Sampling = Sampling.POISSON
     weighting: Weighting = Weighting.UNIFORM
     weight_cap: float | None = None
     denominator: float | None = None
-    time_line: Literal["zero", "skip"] | None = None
-    delta: float
-    epsilon_budget: float | None = None
+    delta: Annotated[float, Gt(0), Lt(1)]
+    epsilon_budget: Annotated[float | None, Gt(0)] = None
     mode: Mode = Mode.SEEDED
-    root_seed: int | None = None
     clip_rule: Mapping[str, Any] | None = None
     weights: Mapping[str, Any] | None = None
     sampler: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings(PrivacyOptions):
+    """Everything a plan is made of. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
+
+    `privacy_unit` is who is protected, as in `sottovoce.units` ("speaker", "silo with all its speakers"), or None
+    with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
+    seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
+    nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). With a `mechanism` noise is
+    correlated over rounds, and users take turns. `denominator` is what sums are divided by: public, and `cohort_size`
+    unless weights by data make another one sensible. `clip_rule`, `weights` and `sampler` are parts from outside this
+    package (`privacy.outside`).
+    """
+
+    population_size: int
+    cohort_size: int
+    privacy_unit: str | None
+    no_unit_reason: str = "clients of this population are not people"
+    users_also_in_seed: int = 0
+    time_line: Literal["zero", "skip"] | None = None
+    root_seed: int | None = None
     mechanism: Correlated | None = None
 
     def __post_init__(self) -> None:

@@ -271,7 +271,7 @@ def _smaller(recipe: Recipe, *, clients: int, device: torch.device) -> Recipe:
         sigma, z = settings.privacy.sigma_dp, settings.privacy.noise_multiplier
         whole = z if sigma is None else noise_multiplier_of(sigma, cohort_size=settings.cohort_size)
         private |= {"sigma_dp": None, "target_epsilon": None, "accountant": None, "noise_multiplier": whole or 1.0}
-    privacy = settings.privacy.model_copy(update=private)
+    privacy = replace(settings.privacy, **private)
     cohort = min(clients, settings.cohort_size)
     return _with(recipe, engine=engine, cohort_size=cohort, privacy=privacy, client_wer=None)
 
