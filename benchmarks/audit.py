@@ -23,7 +23,7 @@ from sottovoce.auditing.audit import Audit, audit_rounds
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.files import write_json
 from sottovoce.flat.layout import Layout
-from sottovoce.privacy import noise, plan
+from sottovoce.privacy import noise, round_noise
 from sottovoce.privacy.calibration import noise_of_run
 from sottovoce.privacy.correlated import Correlated, Mechanism
 from sottovoce.privacy.plan import Plan
@@ -85,7 +85,7 @@ def one_audit(way: Way, *, multiplier: float, seed: int) -> Audit:
 def halved() -> Any:
     """The noise that is really added is half of what is accounted."""
     whole = noise.add_gaussian
-    return patch.object(plan, "add_gaussian", lambda total, *, std, **named: whole(total, std=std / 2, **named))
+    return patch.object(round_noise, "add_gaussian", lambda total, *, std, **named: whole(total, std=std / 2, **named))
 
 
 def summary(audits: list[Audit]) -> dict[str, Any]:

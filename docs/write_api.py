@@ -4,6 +4,7 @@ Both are taken from the sources, and not from what Python makes of them, so that
 """
 
 import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -54,7 +55,7 @@ def _entry(name: str) -> str:
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(found))).body
     assert isinstance(node, ast.ClassDef | ast.FunctionDef)
     node.name = name
-    shown = _function(node) if isinstance(node, ast.FunctionDef) else _class(node)
+    shown = _function(node) if isinstance(node, ast.FunctionDef) else _class(node, _inherited(found))
     members = list(_members(node)) if isinstance(node, ast.ClassDef) else []
     parts = [f"### `{name}`", f"```python\n{shown}\n```", _text(_doc(node)), "\n".join(members)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -99,10 +100,22 @@ def _source(node: ast.AST) -> str:
     return written if '"' in written else written.replace("'", '"')
 
 
-def _class(node: ast.ClassDef) -> str:
+def _fields(node: ast.ClassDef) -> list[ast.AnnAssign]:
+    return [one for one in node.body if isinstance(one, ast.AnnAssign)]
+
+
+def _inherited(found: type) -> list[ast.AnnAssign]:
+    """The fields that a dataclass has from those below it."""
+    below = [base for base in reversed(found.__mro__[1:]) if dataclasses.is_dataclass(base)]
+    nodes = [ast.parse(textwrap.dedent(inspect.getsource(base))).body[0] for base in below]
+    return [one for node in nodes if isinstance(node, ast.ClassDef) for one in _fields(node)]
+
+
+def _class(node: ast.ClassDef, inherited: list[ast.AnnAssign]) -> str:
     """A dataclass or section by its fields, any other class by what makes one."""
-    fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+    fields = _fields(node)
     if fields:
+        fields = [*fields, *inherited]
         return "\n".join([f"class {node.name}:", *(f"    {_source(one)}" for one in fields)])
     makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
     for maker in makers:

@@ -24,7 +24,8 @@ from sottovoce.models import saved
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
 from sottovoce.privacy.events import poisson_release
-from sottovoce.privacy.ledger import Header, Ledger
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger_records import Header
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens, train_sentence_pieces

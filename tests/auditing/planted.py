@@ -11,10 +11,11 @@ from tests.auditing.linear import LAYOUT
 from torch import Tensor
 
 from sottovoce.flat import segments
-from sottovoce.privacy import clipping
+from sottovoce.privacy import clipping, random_source, round_noise
 from sottovoce.privacy import plan as plans
 from sottovoce.privacy.clipping import Clipper
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.random_source import RandomSource
 from sottovoce.privacy.sampling import PoissonSampler
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -51,8 +52,10 @@ def each_layer_by_the_whole_bound(patch: pytest.MonkeyPatch) -> None:
 
 def less_noise(factor: float) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        whole = plans.add_gaussian
-        patch.setattr(plans, "add_gaussian", lambda total, *, std, **named: whole(total, std=std / factor, **named))
+        whole = round_noise.add_gaussian
+        patch.setattr(
+            round_noise, "add_gaussian", lambda total, *, std, **named: whole(total, std=std / factor, **named)
+        )
 
     return plant
 
@@ -64,7 +67,7 @@ def quieter_plan(patch: pytest.MonkeyPatch) -> None:
 
 def no_noise_in(name: str) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        whole = plans.add_gaussian
+        whole = round_noise.add_gaussian
 
         def but_one(total: Tensor, **named: Any) -> Tensor:
             view = LAYOUT.views(total)[name]
@@ -73,17 +76,17 @@ def no_noise_in(name: str) -> Plant:
             view.copy_(before)
             return total
 
-        patch.setattr(plans, "add_gaussian", but_one)
+        patch.setattr(round_noise, "add_gaussian", but_one)
 
     return plant
 
 
 def noise_used_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Plan, "_noise_seed", lambda self, step, attempt: 5)
+    patch.setattr(RandomSource, "noise_seed", lambda self, step, attempt: 5)
 
 
 def noise_used_again_after_a_resume(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plans, "_again", lambda attempt: ())
+    patch.setattr(random_source, "_again", lambda attempt: ())
 
 
 def everybody_sampled(patch: pytest.MonkeyPatch) -> None:
@@ -130,7 +133,7 @@ def count_without_noise(patch: pytest.MonkeyPatch) -> None:
         def normal(self, mean: float, std: float) -> float:
             return 0.0
 
-    patch.setattr(Plan, "_count_stream", lambda self, step, attempt: Silent())
+    patch.setattr(RandomSource, "count_noise", lambda self, step, attempt: Silent())
 
 
 def is_far(value: float, claimed: float, *, draws: int) -> bool:

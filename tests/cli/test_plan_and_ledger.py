@@ -12,7 +12,8 @@ import pytest
 
 from sottovoce.privacy.accounting import poisson_epsilon
 from sottovoce.privacy.events import NoGuarantee, poisson_release
-from sottovoce.privacy.ledger import Header, Ledger
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.ledger_records import Header
 from sottovoce.reporting.archives import pack
 
 Command = Callable[..., Any]

@@ -22,7 +22,8 @@ from sottovoce.deployment.own_ledger import OwnLedger
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import poisson_release, repeated
-from sottovoce.privacy.ledger import AttemptsUsed, Header, Ledger, verify
+from sottovoce.privacy.ledger import Ledger, verify
+from sottovoce.privacy.ledger_records import AttemptsUsed, Header
 from sottovoce.privacy.promise import promise_of
 from sottovoce.training.federation import ATTEMPTS
 from sottovoce.training.run_folder import LEDGER

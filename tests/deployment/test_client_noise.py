@@ -87,7 +87,7 @@ def test_a_share_is_for_sums_of_as_many_as_was_accepted() -> None:
 def test_shares_are_added_to_what_is_there_and_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
     class Known:
         def __init__(self, *, variance: float) -> None:
-            assert variance == PLAN.share_variance
+            assert variance == PLAN.noise.share_variance
 
         def draw(self, count: int, *, random: object) -> np.ndarray:
             return np.resize(np.array([-3, 0, 5]), count)

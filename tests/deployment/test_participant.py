@@ -588,7 +588,7 @@ def test_noise_of_its_own_is_in_what_is_masked(settle: Settle) -> None:
     village.welcome(ANNA)
     assert code(village, village.train(ANNA)) is Code.DONE
     share = (open_update(village, ANNA).view("<i8") - bare).astype(np.float64)
-    variance = village.invitation.plan(village.layout).share_variance
+    variance = village.invitation.plan(village.layout).noise.share_variance
     assert abs(np.mean(share**2) / variance - 1) < 8 * (2 / len(share)) ** 0.5
 
 

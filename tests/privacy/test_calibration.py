@@ -8,13 +8,14 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import poisson_epsilon, rdp_epsilon
 from sottovoce.privacy.calibration import (
     Accountant,
-    crossing,
     event_epsilon,
     noise_multiplier_for,
-    population_for,
     steps_for,
 )
 from sottovoce.privacy.events import Event, fixed_size_release, poisson_release, repeated
+from sottovoce.privacy.planner import plan_run, smallest_population
+from sottovoce.privacy.pld import QUICK
+from sottovoce.privacy.search import Unreachable, falls_to, smallest_whole
 
 DELTA = 1e-6
 
@@ -50,16 +51,18 @@ def test_steps_are_the_most_that_fit(accountant: Accountant) -> None:
 
 
 def test_population_grows_with_its_cohort_and_then_alone() -> None:
-    recipe = {"sigma_dp": 1e-3, "sampling_rate": 0.05, "central_steps": 200, "delta": DELTA}
+    plan = plan_run(10_000, cohort_size=500, central_steps=200, delta=DELTA, sigma_dp=1e-3, cap=QUICK)
 
     def at(population: int, cohort: int) -> float:
         step = poisson_release(1e-3 * cohort, sampling_rate=cohort / population)
         return event_epsilon(repeated(step, 200), delta=DELTA)
 
-    free, free_cohort = population_for(3.0, **recipe)  # type: ignore[arg-type]
+    found = smallest_population(plan, target_epsilon=3.0, cap=QUICK)
+    free, free_cohort = found.population_size, found.cohort_size
     assert free_cohort == round(0.05 * free)
     assert at(free, free_cohort) <= 3.0 < at(round(free * 0.99), round(free_cohort * 0.99))
-    capped, capped_cohort = population_for(3.0, max_cohort=500, **recipe)  # type: ignore[arg-type]
+    found = smallest_population(plan, target_epsilon=3.0, max_cohort=500, cap=QUICK)
+    capped, capped_cohort = found.population_size, found.cohort_size
     assert capped_cohort == 500 < free_cohort
     assert capped > free
     assert at(capped, 500) <= 3.0 < at(round(capped * 0.99), 500)
@@ -70,15 +73,20 @@ def test_a_jump_at_either_end_is_found(jump: str) -> None:
     for low in range(3, 400):
         high = 10 * low
         edge = low if jump == "first" else high - 1
-        found = crossing(lambda x, edge=edge: 2.0 if math.ceil(x) <= edge else 0.5, low, high, target=1, precision=1e-3)  # type: ignore[misc]
+
+        def spent(x: float, edge: int = edge) -> float:
+            return 2.0 if math.ceil(x) <= edge else 0.5
+
+        found = falls_to(1, spent, start=low, factor=10, precision=1e-3)
         assert edge < math.ceil(found) <= max(edge + 1, math.ceil(edge * 1.002))
 
 
 def test_what_cannot_be_reached_says_the_best() -> None:
     with pytest.raises(InputError, match=r"target_epsilon=2 cannot be reached: the best is ε = .*, with a single step"):
         steps_for(2.0, step_event=poisson_release(0.1, sampling_rate=0.5), delta=DELTA)
+    plan = plan_run(10_000, cohort_size=10, central_steps=10, delta=1e-12, sigma_dp=1e-2, cap=QUICK)
     with pytest.raises(InputError, match=r"cannot be reached: .* cohort_size=10"):
-        population_for(1.0, sigma_dp=1e-2, sampling_rate=1e-3, central_steps=10, delta=1e-12, max_cohort=10)
+        smallest_population(plan, target_epsilon=1.0, max_cohort=10)
     with pytest.raises(InputError, match=r"cannot be reached: .* noise_multiplier="):
         noise_multiplier_for(1e-9, run_event=run, delta=1e-12, accountant="rdp")
 
@@ -87,3 +95,23 @@ def test_what_cannot_be_reached_says_the_best() -> None:
 def test_targets_are_positive(target: float) -> None:
     with pytest.raises(InputError, match="target_epsilon="):
         noise_multiplier_for(target, run_event=run, delta=DELTA)
+
+
+@pytest.mark.parametrize("edge", [0.001, 0.7, 1.0, 3.0, 900.0])
+def test_a_search_finds_the_edge_from_either_side(edge: float) -> None:
+    found = falls_to(5.0, lambda x: 5.0 * edge / x, start=1.0, factor=4, precision=1e-6, least=1e-6, most=1e6)
+    assert edge * (1 - 1e-12) <= found <= edge * (1 + 2e-6)
+
+
+def test_a_search_stays_between_its_limits() -> None:
+    assert falls_to(5.0, lambda x: 1.0, start=1.0, factor=4, precision=1e-3, least=0.1) == 0.1
+    assert falls_to(5.0, lambda x: 1.0, start=1.0, factor=4, precision=1e-3) == 1.0
+    with pytest.raises(Unreachable, match="target_epsilon=5 cannot be reached: the best is ε = 9, at 16"):
+        falls_to(5.0, lambda x: 9.0, start=1.0, factor=4, precision=1e-3, most=20, at=lambda x: f", at {x:g}")
+
+
+@pytest.mark.parametrize("first", range(1, 40))
+def test_the_smallest_whole_number_is_found(first: int) -> None:
+    for start in range(1, first + 1):
+        assert smallest_whole(lambda n: n >= first, start=start) == first
+        assert smallest_whole(lambda n: n >= first, start=start, most=first) == first

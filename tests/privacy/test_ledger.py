@@ -21,7 +21,8 @@ from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark, read_chain, seal
 from sottovoce.privacy.events import NoGuarantee, poisson_release, repeated
 from sottovoce.privacy.fingerprint import fingerprint
-from sottovoce.privacy.ledger import BudgetSpent, Charge, Header, Ledger, cohort_commitment, verify
+from sottovoce.privacy.ledger import BudgetSpent, Charge, Ledger, cohort_commitment, verify
+from sottovoce.privacy.ledger_records import Header
 from sottovoce.privacy.ledger_report import LedgerReport
 
 EVENT = poisson_release(1.0, sampling_rate=0.02)

@@ -12,12 +12,12 @@ from sottovoce.privacy.mechanisms import (
     Kind,
     Search,
     Sizes,
-    least_noise,
     single_release,
     single_release_epsilon,
 )
-from sottovoce.privacy.noise_planner import Asked, NoisePlan, noise_table, noise_words, plan_noise
+from sottovoce.privacy.noise_planner import Asked, NoisePlan, plan_noise
 from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt, relative_error
+from sottovoce.privacy.plan_tables import noise_table, noise_words
 from sottovoce.privacy.strategies import Blt, Strategy
 
 EPSILON, DELTA, STEPS = 8.0, 1e-9, 2000
@@ -43,9 +43,10 @@ pytestmark = pytest.mark.long  # searches; test_plan_mechanism has short ones
 
 @pytest.mark.parametrize(("kind", "apart", "effective"), EFFECTIVE)
 def test_effective_noise_multipliers_are_those_that_are_known(kind: Kind, apart: int, effective: float) -> None:
-    sizes = Sizes(population_size=apart * COHORT, max_cohort=COHORT, central_steps=STEPS)
-    floor = single_release(EPSILON, delta=DELTA) * math.sqrt(STEPS) / sizes.population_size
-    run = least_noise(Search(kind, delta=DELTA), sizes, target_epsilon=EPSILON, floor=floor)
+    people = apart * COHORT
+    floor = single_release(EPSILON, delta=DELTA) * math.sqrt(STEPS) / people
+    asked = Asked(population_size=people, max_cohort=COHORT, central_steps=STEPS, delta=DELTA, target_epsilon=EPSILON)
+    (run,) = plan_noise(asked, kinds=[kind]).runs
     # A search stops within 0.1 %, its grids add 0.01 to ε of 8, figures have three digits, and a BLT of one buffer
     # is taken where more win less than 1 %.
     assert run.effective_multiplier == pytest.approx(effective, rel=0.012)

@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 
 from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.flat.layout import Layout
-from sottovoce.privacy import plan as plan_module
+from sottovoce.privacy import round_noise
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.events import poisson_release
@@ -44,17 +44,17 @@ def noised(plan: Plan, *, shares: int) -> torch.Tensor:
 @pytest.mark.parametrize("shares", [6, 7, 8, 9])
 def test_the_server_adds_what_is_missing(shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
     added = []
-    real = plan_module.add_discrete_gaussian
+    real = round_noise.add_discrete_gaussian
 
     def spy(total: torch.Tensor, *, variance_cells: float, **named: object) -> torch.Tensor:
         added.append(variance_cells)
         return real(total, variance_cells=variance_cells, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(plan_module, "add_discrete_gaussian", spy)
+    monkeypatch.setattr(round_noise, "add_discrete_gaussian", spy)
     total = noised(PLAN, shares=shares)
     assert PLAN.grid is not None
     whole = Fraction(PLAN.noise_std_sum / PLAN.grid) ** 2 * 8 / 6  # six of eight shares are the plan's noise
-    present = Fraction(shares) * Fraction(PLAN.share_variance)
+    present = Fraction(shares) * Fraction(PLAN.noise.share_variance)
     in_all = present + Fraction(added[0])
     assert in_all >= whole + Fraction(SLACK)  # never less than planned
     if shares <= 8:
@@ -188,7 +188,7 @@ def test_sampled_discrete_noise_has_the_moments_that_are_accounted(std: int, cli
 def test_to_those_who_know_their_own_shares_a_release_has_the_noise_that_is_charged(shares: int) -> None:
     """Colluders take theirs off again, or never added any: what is left must be the plan's."""
     assert PLAN.grid is not None
-    unknown = (shares - SHARES.colluding + SHARES.missing(shares)) * Fraction(PLAN.share_variance)
+    unknown = (shares - SHARES.colluding + SHARES.missing(shares)) * Fraction(PLAN.noise.share_variance)
     assert unknown >= Fraction(PLAN.noise_std_sum / PLAN.grid) ** 2 + Fraction(SLACK)
 
 
@@ -202,7 +202,7 @@ def test_sums_with_more_noise_than_planned_still_fit_their_words() -> None:
     """Seven of eight may collude: then one share is all of the noise, and eight of them are in a sum."""
     plan = dataclasses.replace(PLAN, noise_shares=NoiseShares(most=8, least=8, colluding=7))
     assert plan.grid is not None
-    reach = 8 * plan.clip_bound / plan.grid + 13 * math.sqrt(8 * plan.share_variance)
+    reach = 8 * plan.clip_bound / plan.grid + 13 * math.sqrt(8 * plan.noise.share_variance)
     assert reach < 2**31
 
 

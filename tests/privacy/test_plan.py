@@ -104,7 +104,7 @@ def test_a_seeded_run_repeats_and_its_steps_differ() -> None:
     assert plan.cohort_nonce(3) == again.cohort_nonce(3) != plan.cohort_nonce(4)
     assert "simulated" in plan.guarantee
     # torch's CPU generator keeps 32 bits of a seed: no two steps of a run may share them.
-    assert len({plan._noise_seed(step, 1) % 2**32 for step in range(200_000)}) == 200_000
+    assert len({plan.noise.random.noise_seed(step, 1) % 2**32 for step in range(200_000)}) == 200_000
 
 
 def test_a_later_attempt_at_a_step_draws_anew() -> None:

@@ -19,7 +19,8 @@ from sottovoce.privacy.paper_tables import (
     paper_table_view,
     table_names,
 )
-from sottovoce.privacy.planner import PlannedRun, plan_run, plan_table, plans_table, scale_plan, smallest_population
+from sottovoce.privacy.plan_tables import plan_table, plans_table
+from sottovoce.privacy.planner import PlannedRun, plan_run, scale_plan, smallest_population
 from sottovoce.privacy.pld import QUICK
 
 RUN: dict[str, Any] = {"cohort_size": 100, "central_steps": 50, "delta": 1e-6, "cap": QUICK}
@@ -84,7 +85,7 @@ def test_warnings_name_what_is_weak(plan: PlannedRun) -> None:
     )
     text = " ".join(weak.warnings)
     assert "delta=0.01 is not below 1/population_size=0.01" in text
-    assert "above 8" in text
+    assert "is above 8: next to nothing as a guarantee" in text
     assert "times as long as one user's clipped update" in text
     assert not any("delta" in warning for warning in plan.warnings)
 

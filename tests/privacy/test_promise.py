@@ -15,7 +15,8 @@ from sottovoce.privacy.events import (
     repeated,
     replaced,
 )
-from sottovoce.privacy.ledger import Header, Ledger, verify
+from sottovoce.privacy.ledger import Ledger, verify
+from sottovoce.privacy.ledger_records import Header
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.promise import Promise, joint_epsilon, promise_of
 from sottovoce.units import SILO

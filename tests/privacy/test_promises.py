@@ -25,7 +25,8 @@ import torch
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.clipping import Clipper, Share
-from sottovoce.privacy.ledger import Charge, Header, Ledger
+from sottovoce.privacy.ledger import Charge, Ledger
+from sottovoce.privacy.ledger_records import Header
 from sottovoce.privacy.noise import add_secure_gaussian
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secure_random import SecureRandom

@@ -170,10 +170,10 @@ def private_recipes() -> Iterator[Recipe]:
 def with_noise(recipe: Recipe, **changes: Any) -> Recipe:
     """A target decides the noise alone, and takes seconds: another test has it. Shares of layers decide nothing."""
     federation = recipe.federated
-    privacy = federation.privacy.model_copy(update={"share": Share.GLOBAL, "layer_groups": {}, "alpha": {}})
+    privacy = dataclasses.replace(federation.privacy, share=Share.GLOBAL, layer_groups={}, alpha={})
     if privacy.target_epsilon is not None:
         noise = {"target_epsilon": None, "accountant": None, "noise_multiplier": 2.0}
-        privacy = privacy.model_copy(update=noise)
+        privacy = dataclasses.replace(privacy, **noise)
     changed = federation.model_copy(update={"privacy": privacy, **changes})
     return recipe.model_copy(update={"federation": changed})
 

@@ -109,7 +109,7 @@ def test_audio_is_counted_from_what_clients_will_train_on(recipe: Recipe, short_
 
 
 def test_epsilon_is_that_of_the_whole_plan(recipe: Recipe, short_stores: Path, tmp_path: Path) -> None:
-    plain = recipe.federated.privacy.model_copy(update={"adaptive": None, "epsilon_budget": None})
+    plain = replace(recipe.federated.privacy, adaptive=None, epsilon_budget=None)
     federation = recipe.federated.model_copy(update={"privacy": plain})
     (cost,) = measured(recipe.model_copy(update={"federation": federation}), short_stores, tmp_path).costs
     rate = federation.cohort_size / 9
@@ -122,7 +122,7 @@ def test_runs_that_differ_in_seed_rate_and_noise_are_measured_once(
 ) -> None:
     calls: list[Recipe] = []
     monkeypatch.setattr(estimates, "measure_federated", lambda federation: calls.append(federation.recipe) or SPEED)
-    privacy = recipe.federated.privacy.model_copy(update={"noise_multiplier": 9.0})
+    privacy = replace(recipe.federated.privacy, noise_multiplier=9.0)
     louder = recipe.model_copy(update={"federation": recipe.federated.model_copy(update={"privacy": privacy})})
     more = recipe.model_copy(update={"federation": recipe.federated.model_copy(update={"cohort_size": 3})})
     again = recipe.model_copy(update={"seed": 6})

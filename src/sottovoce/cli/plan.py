@@ -178,12 +178,14 @@ def plan(
             content["smallest_population"] = needed.to_json()
         print_json(content)
     else:
-        print_wide(planner.plan_table(planned))
+        from sottovoce.privacy.plan_tables import plan_table, plans_table
+
+        print_wide(plan_table(planned))
         if scaled:
-            print_wide(planner.plans_table(scaled, title="The same σ_DP, q and T, extrapolated"))
+            print_wide(plans_table(scaled, title="The same σ_DP, q and T, extrapolated"))
         if needed is not None:
             title = f"The smallest population with ε ≤ {target_epsilon:g}, by {accountant.upper()}"
-            print_wide(planner.plans_table([needed], title=title))
+            print_wide(plans_table([needed], title=title))
     for warning in planned.warnings:
         stderr.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
     if plot is not None:
@@ -192,7 +194,8 @@ def plan(
 
 def _show_noise(asked: "Asked", mechanism: Mechanism, accountant: Accountant, json: bool) -> None:
     from sottovoce.privacy.mechanisms import KINDS
-    from sottovoce.privacy.noise_planner import noise_table, noise_words, plan_noise
+    from sottovoce.privacy.noise_planner import plan_noise
+    from sottovoce.privacy.plan_tables import noise_table, noise_words
 
     kinds = [kind for kind in KINDS if mechanism in (Mechanism.AUTO, kind)]
     with progress_bar("looking for the best noise") as bar:

@@ -2,9 +2,18 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    WrapSerializer,
+    field_validator,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
 
 from sottovoce.config.sections import Augmentation, Data, PathText, Section, leave_unwritten
 from sottovoce.evaluation.measures import MeasureName
@@ -12,17 +21,14 @@ from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
 from sottovoce.models.trainable import parse_part
 from sottovoce.optimisers import Optimiser, build_optimiser
-from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.calibration import Accountant, noise_of_run
 from sottovoce.privacy.client_wer import ClientWer
-from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.correlated import Mechanism
 from sottovoce.privacy.events import Measured
-from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.outside import PARTS, build_outside
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.promise import WholeRun, whole_run
-from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
+from sottovoce.privacy.settings import Mode, PrivacyOptions, PrivacySettings, Weighting
 from sottovoce.privacy.telling import run_guarantee
 from sottovoce.users import PopulationSettings
 from sottovoce.users.rules import ClientRule
@@ -53,7 +59,8 @@ class Extrapolation(Section):
     paper_epsilon: float | None = None
 
 
-class Privacy(Section):
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", ser_json_inf_nan="constants"))
+class Privacy(PrivacyOptions):
     """Clipping, noise and what they are worth.
 
     Noise is given by `noise_multiplier`, by `sigma_dp`, or by the `target_epsilon` that the run's steps shall come to
@@ -63,35 +70,15 @@ class Privacy(Section):
     settings (see `privacy.outside`). `mechanism` correlates the noise of rounds (see `privacy.correlated`).
     """
 
-    unwritten = frozenset({"target_epsilon", "accountant", "mechanism", *PARTS})
-
-    clip_bound: float = Field(default=math.inf, gt=0)
-    share: Share = Share.GLOBAL
-    normalise: Normalise = Normalise.NEVER
-    layer_groups: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    alpha: Mapping[str, float] = Field(default_factory=dict)
-    adaptive: AdaptiveClipping | None = None
-    noise_multiplier: float | None = Field(default=None, ge=0)
-    sigma_dp: float | None = Field(default=None, ge=0)
-    target_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    clip_bound: Annotated[float, Field(gt=0)] = math.inf
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-9
+    target_epsilon: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     accountant: Accountant | None = None
     mechanism: Annotated[Mechanism | None, leave_unwritten("bands", "buffers", "cycle")] = None
-    noise_scope: NoiseScope | None = None
-    sampling: Sampling = Sampling.POISSON
-    weighting: Weighting = Weighting.UNIFORM
-    weight_cap: float | None = None
-    denominator: float | None = None
-    delta: float = Field(default=1e-9, gt=0, lt=1)
-    epsilon_budget: float | None = Field(default=None, gt=0)
-    mode: Mode = Mode.SEEDED
-    population_size: int | None = Field(default=None, ge=1)  # what the plan assumes; checked against the clients
+    population_size: Annotated[int | None, Field(ge=1)] = None  # what the plan assumes; checked against the clients
     extrapolate: tuple[Extrapolation, ...] = ()
-    clip_rule: Mapping[str, Any] | None = None
-    weights: Mapping[str, Any] | None = None
-    sampler: Mapping[str, Any] | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> "Privacy":
+    def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("noise_multiplier", "sigma_dp", "target_epsilon")}
         chosen = [f"{name}={value:g}" for name, value in given.items() if value is not None]
         if len(chosen) > 1:
@@ -105,7 +92,6 @@ class Privacy(Section):
             raise ValueError(f"target_epsilon={self.target_epsilon:g} with a sampler from outside: nobody knows its ε")
         if self.mechanism is not None and self.extrapolate:
             raise ValueError("extrapolate with a mechanism: other populations have other groups; expected none")
-        return self
 
     @property
     def adds_noise(self) -> bool:
@@ -125,8 +111,8 @@ class Privacy(Section):
         measured: Measured | None = None,
     ) -> PrivacySettings:
         """The plan's settings for a population that is there; a target (for all releases) is noise now."""
-        elsewhere = ("population_size", "extrapolate", "target_epsilon", "accountant")
-        own = {name: getattr(self, name) for name in Privacy.model_fields if name not in elsewhere}
+        own = {option.name: getattr(self, option.name) for option in fields(PrivacyOptions)}
+        own["mechanism"] = None
         if self.mechanism is not None:
             own["mechanism"] = self.mechanism.for_run(
                 central_steps, population_size=population_size, cohort_size=cohort_size
@@ -156,6 +142,16 @@ class Privacy(Section):
             root_seed=root_seed if self.mode is Mode.SEEDED else None,
             **own,
         )
+
+
+def _write_privacy(settings: Privacy, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    """As it always was: a target behind the noise, parts from outside at the end, and only those that are given."""
+    target = ("target_epsilon", "accountant", "mechanism")
+    found = dump(settings)
+    names = [name for name in found if name not in (*target, *PARTS)]
+    behind = names.index("sigma_dp") + 1
+    given = {name for name in found if found[name] is not None or name in names}
+    return {name: found[name] for name in (*names[:behind], *target, *names[behind:], *PARTS) if name in given}
 
 
 class PassSettings(Section):
@@ -237,7 +233,7 @@ class Federation(Section):
     server: ServerSettings
     server_pass: PassSettings | None = None
     shared_dev: SharedDev | None = None
-    privacy: Privacy = Privacy()
+    privacy: Annotated[Privacy, WrapSerializer(_write_privacy)] = Privacy()
     engine: Literal["auto", "sequential", "stacked", "workers", "shared"] = "auto"
     stack_size: int | None = Field(default=None, ge=1)  # clients at once; None: what fits into the device's memory
     workers: int | None = Field(default=None, ge=1, le=1_024)  # processes of the engine `workers`; None: one a core

@@ -25,7 +25,7 @@ def add_share(words: Words, *, plan: Plan, terms: Terms) -> None:
     agreed = plan.noise_shares
     promise(agreed is not None and terms.least >= agreed.least, "a share of noise for sums of too few")
     promise(plan.sum_bits == terms.bits, f"words of {terms.bits} bits in a plan of {plan.sum_bits}")
-    source, random = DiscreteGaussian(variance=plan.share_variance), SecureRandom()
+    source, random = DiscreteGaussian(variance=plan.noise.share_variance), SecureRandom()
     for start in range(0, len(words), _CHUNK):
         part = words[start : start + _CHUNK]
         part += source.draw(len(part), random=random).astype(

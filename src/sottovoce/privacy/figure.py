@@ -1,7 +1,7 @@
 """ε against population for several noise levels: the `--plot` of the planner."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.calibration import event_epsilon
-from sottovoce.privacy.events import poisson_release, run_event
-from sottovoce.privacy.planner import PlannedRun, measured_by
+from sottovoce.privacy.planner import PlannedRun, grown
 from sottovoce.privacy.scale import GUARANTEE
 
 NOISE_FACTORS = (1 / 3, 1.0, 3.0, 10.0)
@@ -45,7 +44,9 @@ def population_curves(
     populations = tuple(round(size) for size in grid.tolist())
     curves = []
     for sigma_dp in levels:
-        epsilons = tuple(_epsilon_at(plan, sigma_dp, size, max_cohort) for size in populations)
+        runs = [grown(plan, size, max_cohort=max_cohort) for size in populations]
+        noisy = [replace(run, noise_multiplier=sigma_dp * run.cohort_size) for run in runs]
+        epsilons = tuple(event_epsilon(run.event, delta=plan.delta) for run in noisy)
         curves.append(PopulationCurve(sigma_dp, populations, epsilons))
     return tuple(curves)
 
@@ -84,12 +85,3 @@ def write_figure(figure: Figure, path: Path) -> None:
     check_plot(path)
     with written_atomically(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)
-
-
-def _epsilon_at(plan: PlannedRun, sigma_dp: float, population_size: int, max_cohort: int | None) -> float:
-    cohort = max(1, round(plan.sampling_rate * population_size))
-    cohort = cohort if max_cohort is None else min(cohort, max_cohort)
-    step = poisson_release(sigma_dp * cohort, sampling_rate=cohort / population_size)
-    asked = measured_by(plan, cohort)
-    besides = None if asked is None else asked.event(population_size=population_size, cohort_size=cohort)
-    return event_epsilon(run_event(step, plan.central_steps, besides), delta=plan.delta)

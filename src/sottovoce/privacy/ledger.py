@@ -14,34 +14,32 @@ that was never interrupted.
 """
 
 import hashlib
-import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 
 from sottovoce.errors import InputError, promise
-from sottovoce.privacy.accounting import RunningEpsilon
 from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
 from sottovoce.privacy.events import (
-    Composition,
-    Event,
     NoGuarantee,
     Release,
-    composed,
-    event_from_json,
     event_to_json,
-    repeated,
+)
+from sottovoce.privacy.ledger_records import (
+    Header,
+    apply_record,
+    attempts_at,
+    check_record,
+    replay,
+    spent_event,
+    start_state,
 )
 from sottovoce.privacy.ledger_report import LedgerReport, json_number
 from sottovoce.privacy.ledger_signature import write_signature
 from sottovoce.privacy.sampling import Indices
 from sottovoce.signatures import PrivateKey, fingerprint
-
-VERSION = 1
 
 
 class BudgetSpent(Exception):
@@ -56,13 +54,6 @@ class BudgetSpent(Exception):
             f"above epsilon_budget={epsilon_budget:g}"
         )
         self.step, self.epsilon, self.epsilon_next, self.epsilon_budget = step, epsilon, epsilon_next, epsilon_budget
-
-
-class AttemptsUsed(Exception):
-    """All attempts that people have accepted were charged: another one needs another yes. Nothing of it was charged."""
-
-    def __init__(self, what: str, *, accepted: int) -> None:
-        super().__init__(f"all {accepted:,} attempts at {what} that people accepted have been made")
 
 
 @final
@@ -93,250 +84,10 @@ class Charge:
         return self.step
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What a ledger is about. A run goes on only in a ledger with an equal header, but for its budget.
-
-    `central_steps` is T, written down before anything is released: ε of all of them is what is promised.
-
-    `inputs` is a digest of what a seeded run reads (the store, the seed model): replaying a step's noise over other
-    data would let the two releases be subtracted. A secure run never replays, and its ledger may be shown to anybody,
-    who could try guesses of the private data against a digest: there it has none.
-
-    `client_wer` is what measuring clients' word error rate releases each time, and how often (`ClientWer.in_ledger`).
-
-    `accepted` is how many attempts at steps (`attempts`) and at such measurements (`client_wers`) the people of a
-    release over a network have accepted, repeated ones included: no more are charged.
-
-    `recipe` is SHA-256 of the recipe as the run's folder has it.
-    """
-
-    run: str
-    mode: Literal["seeded", "secure", "unrepeated"]
-    plan: Mapping[str, object]
-    event: Release | NoGuarantee
-    delta: float
-    epsilon_budget: float | None = None
-    inputs: str = ""
-    central_steps: int | None = None
-    client_wer: Mapping[str, Any] | None = None
-    accepted: Mapping[str, int] | None = None
-    recipe: str | None = None
-
-    def __post_init__(self) -> None:
-        promise(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
-
-    def as_record(self) -> Record:
-        later = {
-            "central_steps": self.central_steps,
-            "client_wer": self.client_wer,
-            "accepted": self.accepted,
-            "recipe": self.recipe,
-        }
-        return {
-            "kind": "header",
-            "version": VERSION,
-            "run": self.run,
-            "mode": str(self.mode),
-            "plan": dict(self.plan),
-            "event": event_to_json(self.event),
-            "delta": self.delta,
-            "epsilon_budget": self.epsilon_budget,
-            "inputs": self.inputs,
-        } | {name: value for name, value in later.items() if value is not None}
-
-
 def cohort_commitment(cohort: Indices, *, nonce: bytes) -> str:
     """A digest that pins the cohort down and, without the nonce, tells nothing about it."""
     indices = np.ascontiguousarray(cohort, dtype="<i8").tobytes()
     return hashlib.blake2b(indices, key=nonce, digest_size=32, person=b"cohort").hexdigest()
-
-
-@dataclass
-class _State:
-    """Where a sequence of records leaves a run."""
-
-    header: Record
-    budget: float | None
-    spent: RunningEpsilon
-    intents: dict[int, Record] = field(default_factory=dict)  # the last attempt at each step
-    attempts: int = 0
-    last_step: int | None = None  # of the last intent
-    top_step: int | None = None  # of all intents
-    commits: dict[int, Record] = field(default_factory=dict)
-    measured: dict[int, Record] = field(default_factory=dict)  # the last attempt after so many steps
-    measured_attempts: int = 0
-    results: Record | None = None  # where nothing was released after them
-    length: int = 1
-    released_length: int = 1  # without results at its end
-    settled_length: int = 0  # up to the last commit, or results
-    signer: str | None = None  # whom that names
-
-    @property
-    def committed_step(self) -> int | None:
-        return max(self.commits, default=None)
-
-    @property
-    def seeded(self) -> bool:
-        return bool(self.header["mode"] == "seeded")
-
-    def check_accepted(self, kind: str) -> None:
-        """AttemptsUsed where another record of this `kind` would be more than people have accepted."""
-        accepted = self.header.get("accepted")
-        if accepted is None:
-            return
-        made, name, what = (
-            (self.attempts, "attempts", "rounds")
-            if kind == "intent"
-            else (self.measured_attempts, "client_wers", "measuring clients' WER")
-        )
-        if made >= accepted[name]:
-            raise AttemptsUsed(what, accepted=accepted[name])
-
-
-def _start(header: Record) -> _State:
-    _release(header)
-    if "client_wer" in header:
-        _release(header["client_wer"])
-    for name, count in header.get("accepted", {}).items():
-        if not isinstance(count, int) or count < 0:
-            raise InputError(f"accepted.{name}={count!r}: expected a whole number, at least 0")
-    return _State(header, header["epsilon_budget"], RunningEpsilon(delta=header["delta"]))
-
-
-def _check(state: _State, record: Record) -> None:
-    """Refuses a record that a run cannot have written here."""
-    if record.get("kind") in ("intent", "client_wer"):
-        _check_accepted(state, record["kind"])
-    match record.get("kind"):
-        case "intent":
-            _check_intent(state, record)
-        case "commit":
-            _check_commit(state, record)
-        case "client_wer":
-            _check_measured(state, record)
-        case "results":
-            if not record["files"] or not all(isinstance(digest, str) for digest in record["files"].values()):
-                raise InputError("results: expected a digest for each of their files")
-        case "budget":
-            if record["epsilon_budget"] is not None and not record["epsilon_budget"] > 0:
-                raise InputError(f"epsilon_budget={record['epsilon_budget']}: expected a positive number")
-        case kind:
-            raise InputError(f"kind={kind!r}: expected intent, commit, client_wer, budget or results")
-
-
-def _check_accepted(state: _State, kind: str) -> None:
-    try:
-        state.check_accepted(kind)
-    except AttemptsUsed as used:
-        raise InputError(f"one more attempt, though {used}") from None
-
-
-def _check_intent(state: _State, record: Record) -> None:
-    step, top = record["step"], state.top_step
-    if top is not None and (step > top + 1 or (state.seeded and step != top + 1)):
-        raise InputError(f"step={step} after step {top}: a step is missing or repeated")
-    _check_attempt(record, state.intents)
-    if record["event"] != state.header["event"]:
-        raise InputError(f"event={record['event']} at step {step}: the header says {state.header['event']}")
-    _check_epsilon(record, state.spent.peek(_release(record)))
-
-
-def _check_measured(state: _State, record: Record) -> None:
-    step, told = record["step"], state.header.get("client_wer")
-    if told is None or record["event"] != told["event"]:
-        raise InputError(f"client_wer={record['event']} after step {step}: the header says {told}")
-    if state.top_step is None or not 0 < step <= state.top_step + 1 or (state.seeded and step in state.measured):
-        raise InputError(f"client_wer after {step} steps: a step is missing, or it is repeated")
-    _check_attempt(record, state.measured)
-    _check_epsilon(record, state.spent.peek(_release(record)))
-
-
-def _check_attempt(record: Record, known: Mapping[int, Record]) -> None:
-    step, expected = record["step"], _attempts_at(known, record["step"]) + 1
-    if record["attempt"] != expected:
-        raise InputError(f"attempt={record['attempt']} at step {step}: expected {expected}")
-
-
-def _check_commit(state: _State, record: Record) -> None:
-    first, step = record["first"], record["step"]
-    # A simulation that resumes may commit steps it had intended to go beyond; a release never goes back.
-    committed = -1 if state.committed_step is None else state.committed_step
-    expected = committed < step <= (state.last_step or 0) if state.seeded else step == state.last_step
-    if not expected or first > step or any(s not in state.intents for s in range(first, step + 1)):
-        raise InputError(f"commit of steps {first} to {step} after step {state.last_step}: not what was intended")
-    _check_epsilon(record, state.spent.epsilon)
-
-
-def _check_epsilon(record: Record, computed: float) -> None:
-    """What a record says was spent is what was: equal, or as near as another version of the accountant may come."""
-    written = math.inf if record["epsilon"] is None else record["epsilon"]
-    if not math.isclose(written, computed, rel_tol=1e-6):
-        raise InputError(f"epsilon={record['epsilon']} at step {record['step']}: its events add up to {computed}")
-
-
-def _apply(state: _State, record: Record) -> None:
-    """Moves the state on by one record that has been checked."""
-    state.length += 1
-    if record["kind"] != "results":
-        state.released_length = state.length
-    if record["kind"] != "budget":
-        state.results = record if record["kind"] == "results" else None
-    if record["kind"] in ("commit", "results"):
-        state.settled_length, state.signer = state.length, record.get("signer")
-    match record["kind"]:
-        case "intent":
-            step = record["step"]
-            state.spent.add(_release(record))
-            state.intents[step] = record
-            state.attempts += 1
-            state.last_step = step
-            state.top_step = step if state.top_step is None else max(state.top_step, step)
-        case "commit":
-            state.commits[record["step"]] = record
-        case "client_wer":
-            state.spent.add(_release(record))
-            state.measured[record["step"]] = record
-            state.measured_attempts += 1
-        case "budget":
-            state.budget = record["epsilon_budget"]
-
-
-def _attempts_at(known: Mapping[int, Record], step: int) -> int:
-    return known[step]["attempt"] if step in known else 0
-
-
-def _release(record: Record) -> Release | NoGuarantee:
-    event = event_from_json(record["event"])
-    if not isinstance(event, Composition):
-        return event
-    raise InputError("event: expected one release")
-
-
-def _replay(path: Path, chain: Chain) -> _State:
-    if not chain.records or chain.records[0].get("kind") != "header":
-        raise InputError(f"{path}: expected a header in its first line")
-    header = chain.records[0]
-    if header.get("version") != VERSION:
-        raise InputError(f"{path}: version={header.get('version')}, expected {VERSION}")
-    with _at(f"{path} line 1"):
-        state = _start(header)
-    for number, record in enumerate(chain.records[1:], start=2):
-        with _at(f"{path} line {number}"):
-            _check(state, record)
-            _apply(state, record)
-    return state
-
-
-@contextmanager
-def _at(place: str) -> Iterator[None]:
-    """Says where a record is that cannot be what a run wrote."""
-    try:
-        yield
-    except KeyError as missing:
-        raise InputError(f"{place}: {missing} is missing") from missing
-    except (InputError, TypeError) as problem:
-        raise InputError(f"{place}: {problem}") from problem
 
 
 @final
@@ -370,10 +121,10 @@ class Ledger:
         chain = self._writer.chain
         self._base = _committed_before(path, chain, checkpoint)
         if chain.records:
-            self._state = _replay(path, chain)
+            self._state = replay(path, chain)
             _check_same_run(path, self._state.header, header)
         else:  # new, or killed while writing its very first line
-            self._state = _start(header)
+            self._state = start_state(header)
         self._writer.cut_torn_end()
         torn = f"{path}: removed {chain.torn} bytes of a last line that was never finished"
         self.repaired = torn if chain.torn else None
@@ -385,9 +136,9 @@ class Ledger:
         self._measured: int | None = None  # after so many steps, since it was opened
 
     def _write(self, record: Record) -> Mark:
-        _check(self._state, record)
+        check_record(self._state, record)
         mark = self._writer.append(record)
-        _apply(self._state, record)
+        apply_record(self._state, record)
         return mark
 
     @property
@@ -413,7 +164,7 @@ class Ledger:
         return step if self._state.seeded else self._state.attempts
 
     def _next_attempt(self, known: Mapping[int, Record], step: int) -> int:
-        return 1 if self._state.seeded else _attempts_at(known, step) + 1
+        return 1 if self._state.seeded else attempts_at(known, step) + 1
 
     def intend(
         self, event: Release | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
@@ -460,7 +211,7 @@ class Ledger:
         after = state.spent.peek(charge.event)
         if state.budget is not None and after > state.budget:
             raise BudgetSpent(step=step, epsilon=self.epsilon, epsilon_next=after, epsilon_budget=state.budget)
-        attempt, charge.epsilon = _attempts_at(known, step) + 1, json_number(after)
+        attempt, charge.epsilon = attempts_at(known, step) + 1, json_number(after)
         self._write({"kind": kind, "step": step, "attempt": attempt, **inputs, "epsilon": charge.epsilon})
 
     def commit(
@@ -534,9 +285,9 @@ def record_results(
     """
     writer = ChainWriter(path)
     try:
-        state = _replay(path, writer.chain)
+        state = replay(path, writer.chain)
         record = {"kind": "results", "files": dict(files), **_named(key)}
-        _check(state, record)
+        check_record(state, record)
         if state.results != record:
             writer.cut_torn_end()
             writer.append(record)
@@ -600,7 +351,7 @@ def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:
         raise InputError(f"{path}: no ledger there")
     chain = read_chain(path)
     _committed_before(path, chain, checkpoint)
-    state = _replay(path, chain)
+    state = replay(path, chain)
     return LedgerReport(
         path=path,
         torn_bytes=chain.torn,
@@ -611,7 +362,7 @@ def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:
         steps=len(state.intents),
         attempts=state.attempts,
         committed_step=state.committed_step,
-        spent=_spent(state),
+        spent=spent_event(state),
         measured=len(state.measured),
         measured_attempts=state.measured_attempts,
         commits=state.commits,
@@ -621,9 +372,3 @@ def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:
         settled_length=state.settled_length,
         signer=state.signer,
     )
-
-
-def _spent(state: _State) -> Event:
-    rounds = repeated(_release(state.header), state.attempts)
-    told = state.header.get("client_wer")
-    return rounds if told is None else composed(rounds, repeated(_release(told), state.measured_attempts))

@@ -12,15 +12,13 @@ multiplier σ_DP·K/√T, whatever S is (decisions/031). With z₁ the multiplie
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, final, get_args
 
-from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import Epsilon, epsilon
-from sottovoce.privacy.calibration import Accountant, crossing, event_epsilon, written_up
+from sottovoce.privacy.calibration import Accountant, event_epsilon, written_up
 from sottovoce.privacy.events import (
-    LARGEST_POPULATION,
     Composition,
     CorrelatedRelease,
     Event,
@@ -37,7 +35,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 # Each band after the first, and each buffer, is as much memory as the model in float64. Beyond these next to nothing is
 # won: of K/S = 339 a thousandth, and BLTs are better where it would be more.
 _MOST_BANDS, _MOST_BUFFERS, _WORTH_A_BUFFER = 64, 3, 0.01
-_PRECISION = 1e-3
 _INDEPENDENT = Banded(column=(1.0,))
 
 
@@ -109,18 +106,16 @@ class NoisyRun:
 
     def to_json(self) -> dict[str, Any]:
         """Every number under its glossary name."""
+        sizes = {name: getattr(self, name) for name in ("population_size", "cohort_size", "central_steps", "cycle")}
+        noise = {
+            name: getattr(self, name) for name in ("noise_multiplier", "effective_multiplier", "sigma_dp", "delta")
+        }
         return {
             "mechanism": self.recipe or {"kind": self.kind},
-            "population_size": self.population_size,
-            "cohort_size": self.cohort_size,
-            "central_steps": self.central_steps,
-            "cycle": self.cycle,
+            **sizes,
             "kept_rows": self.kept,
             "sampling_rate_in_group": self.sampling_rate,
-            "noise_multiplier": self.noise_multiplier,
-            "effective_multiplier": self.effective_multiplier,
-            "sigma_dp": self.sigma_dp,
-            "delta": self.delta,
+            **noise,
             "epsilon_pld": self.epsilon.pld,
             "epsilon_pld_reason": self.epsilon.pld_reason,
             "epsilon_rdp": self.epsilon.rdp,
@@ -217,73 +212,6 @@ def _enough_buffers(steps: int, cycle: int) -> int:
 
     most = noise(_MOST_BUFFERS)
     return next(n for n in range(1, _MOST_BUFFERS + 1) if noise(n) <= (1 + _WORTH_A_BUFFER) * most)
-
-
-def fewest_people(search: Search, sizes: Sizes, *, sigma_dp: float, target_epsilon: float, floor: float) -> NoisyRun:
-    """For all the rounds and this σ_DP, to 0.1 %; `sizes.population_size` is not looked at."""
-
-    def sized(people: float) -> Sizes:
-        return replace(sizes, population_size=math.ceil(people))
-
-    found = _solved(
-        lambda people: search.epsilon(sized(people), sigma_dp), floor, target=target_epsilon, most=LARGEST_POPULATION
-    )
-    return search.run(sized(found), sigma_dp)
-
-
-def least_noise(search: Search, sizes: Sizes, *, target_epsilon: float, floor: float) -> NoisyRun:
-    """The smallest σ_DP for these people, cohorts and rounds, to 0.1 %."""
-    found = _solved(lambda sigma: search.epsilon(sizes, sigma), floor, target=target_epsilon, most=floor * 1e6)
-    return search.run(sizes, found)
-
-
-def smallest_cohort(search: Search, sizes: Sizes, *, sigma_dp: float, target_epsilon: float) -> NoisyRun:
-    """With which the largest cohort's σ_DP and rounds still are within the target, to 0.1 %."""
-
-    def sized(cohort: float) -> Sizes:
-        return replace(sizes, max_cohort=math.ceil(cohort))
-
-    def spent(cohort: float) -> float:
-        return search.epsilon(sized(cohort), sigma_dp)
-
-    low = high = float(min(sizes.max_cohort, sizes.population_size))
-    while low > 1 and spent(low) <= target_epsilon:
-        low, high = max(low / 2, 1.0), low
-    if spent(low) <= target_epsilon:  # one user is enough
-        return search.run(sized(low), sigma_dp)
-    within = crossing(spent, low, high, target=target_epsilon, precision=_PRECISION) if low < high else high
-    return search.run(sized(within), sigma_dp)
-
-
-def most_rounds(search: Search, sizes: Sizes, *, sigma_dp: float, target_epsilon: float) -> NoisyRun | None:
-    """Up to so many as `sizes` has, with this σ_DP, to 0.1 %; None where halving them again and again finds none.
-
-    Fewer rounds do not always spend less: noise over few can be correlated less.
-    """
-
-    def sized(share: float) -> Sizes:
-        return replace(sizes, central_steps=max(1, math.floor(sizes.central_steps / share)))
-
-    low = high = 1.0
-    while search.epsilon(sized(high), sigma_dp) > target_epsilon:
-        if high > sizes.central_steps:
-            return None
-        low, high = high, high * 2
-    if high > low:
-        high = crossing(
-            lambda share: search.epsilon(sized(share), sigma_dp), low, high, target=target_epsilon, precision=_PRECISION
-        )
-    return search.run(sized(high), sigma_dp)
-
-
-def _solved(spent: Callable[[float], float], floor: float, *, target: float, most: float) -> float:
-    """Where ε falls to the target, above a floor."""
-    low = high = floor * (1 - _PRECISION)
-    while spent(high) > target:
-        low, high = high, high * 2
-        if high > most:
-            raise InputError(f"target_epsilon={target:g} cannot be reached: the best is ε = {spent(low):.4g}")
-    return crossing(spent, low, high, target=target, precision=_PRECISION) if high > low else high
 
 
 def single_release(target_epsilon: float, *, delta: float) -> float:

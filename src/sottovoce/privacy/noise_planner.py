@@ -9,9 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from sottovoce.errors import InputError
 from sottovoce.privacy.calibration import SMALLEST_TARGET, Accountant
 from sottovoce.privacy.events import LARGEST_POPULATION, check_whole
@@ -21,29 +18,18 @@ from sottovoce.privacy.mechanisms import (
     NoisyRun,
     Search,
     Sizes,
-    fewest_people,
-    least_noise,
-    most_rounds,
     single_release,
     single_release_epsilon,
-    smallest_cohort,
 )
-from sottovoce.privacy.planner import number
 from sottovoce.privacy.rdp import check_delta
+from sottovoce.privacy.search import Unreachable, falls_to
 
 Goal = Literal["population_size", "sigma_dp", "epsilon", "cohort_size", "central_steps"]
 
 SMALLEST, LARGEST = SMALLEST_TARGET, 1e9  # σ_DP or ε that means anything
 MOST_ROUNDS = 100_000  # the strategies of more would be searched for for hours
+_PRECISION = 1e-3
 _AS_GOOD = 1.01  # of the best, and simpler: it is chosen
-_NAMES: dict[Kind, str] = {"independent": "independent", "banded": "banded", "blt": "BLT"}
-_TITLES: dict[Goal, str] = {
-    "population_size": "The fewest people for σ_DP = {sigma_dp:g}, ε ≤ {target_epsilon:g} and all rounds",
-    "sigma_dp": "The least noise of these people for ε ≤ {target_epsilon:g}",
-    "epsilon": "The least ε of these people for σ_DP = {sigma_dp:g}",
-    "cohort_size": "The smallest cohort of these people for σ_DP = {sigma_dp:g} and ε ≤ {target_epsilon:g}",
-    "central_steps": "The most rounds of these people for σ_DP = {sigma_dp:g} and ε ≤ {target_epsilon:g}",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +57,12 @@ class Asked:
         if len(given) < 2:
             names = "population_size, sigma_dp and target_epsilon"
             raise InputError(f"expected two of {names}, or all three; got {', '.join(given) or 'none'}")
+
+    @property
+    def given(self) -> tuple[float, float, float]:
+        """People, σ_DP and ε; NaN is left open."""
+        people, sigma, target = self.population_size, self.sigma_dp, self.target_epsilon
+        return people or math.nan, sigma or math.nan, target or math.nan
 
     @property
     def sizes(self) -> Sizes:
@@ -162,49 +154,68 @@ def _goal(asked: Asked, searches: Sequence[Search]) -> Goal:
         return "sigma_dp"
     if asked.target_epsilon is None:
         return "epsilon"
-    sigma, target = asked.sigma_dp, asked.target_epsilon
+    _, sigma, target = asked.given
     enough = any(search.epsilon(asked.sizes, sigma) <= target for search in searches)
     return "cohort_size" if enough else "central_steps"
 
 
 def _floor(goal: Goal, asked: Asked) -> float:
+    """From K·σ_DP/√T ≥ z₁(ε, δ), for any of them."""
+    people, sigma, target = asked.given
     root = math.sqrt(asked.central_steps)
     if goal == "epsilon":
-        assert asked.sigma_dp is not None
-        assert asked.population_size is not None
-        return single_release_epsilon(asked.sigma_dp * asked.population_size / root, delta=asked.delta)
-    assert asked.target_epsilon is not None
-    one = single_release(asked.target_epsilon, delta=asked.delta)
+        return single_release_epsilon(sigma * people / root, delta=asked.delta)
+    one = single_release(target, delta=asked.delta)
     if goal == "sigma_dp":
-        assert asked.population_size is not None
-        return one * root / asked.population_size
-    assert asked.sigma_dp is not None
+        return one * root / people
     if goal == "central_steps":
-        assert asked.population_size is not None
-        return (asked.sigma_dp * asked.population_size / one) ** 2
-    return one * root / asked.sigma_dp
+        return (sigma * people / one) ** 2
+    return one * root / sigma
 
 
 def _best(goal: Goal, search: Search, asked: Asked, floor: float) -> NoisyRun:
-    sigma, target = asked.sigma_dp, asked.target_epsilon
-    if goal == "sigma_dp":
-        assert target is not None
-        return least_noise(search, asked.sizes, target_epsilon=target, floor=floor)
-    assert sigma is not None
+    """The run whose number of the goal is the best within the target, to 0.1 %."""
+    sizes, (_, sigma, target) = asked.sizes, asked.given
     if goal == "epsilon":
-        return search.run(asked.sizes, sigma)
-    assert target is not None
-    if goal == "population_size":
-        return fewest_people(search, asked.sizes, sigma_dp=sigma, target_epsilon=target, floor=floor)
-    if goal == "cohort_size" and search.epsilon(asked.sizes, sigma) <= target:
-        return smallest_cohort(search, asked.sizes, sigma_dp=sigma, target_epsilon=target)
-    found = most_rounds(search, asked.sizes, sigma_dp=sigma, target_epsilon=target)
-    if found is None:
-        rounds = asked.central_steps
-        raise InputError(
-            f"target_epsilon={target:g} cannot be reached with sigma_dp={sigma:g} in 1 to {rounds:,} rounds"
+        return search.run(sizes, sigma)
+    if goal == "cohort_size" and search.epsilon(sizes, sigma) > target:
+        goal = "central_steps"
+
+    def at(x: float) -> tuple[Sizes, float]:
+        """What is tried; ε falls as x grows. Of rounds it is by how much there are fewer of them."""
+        match goal:
+            case "population_size":
+                return replace(sizes, population_size=math.ceil(x)), sigma
+            case "cohort_size":
+                return replace(sizes, max_cohort=math.ceil(x)), sigma
+            case "central_steps":
+                return replace(sizes, central_steps=max(1, math.floor(sizes.central_steps / x))), sigma
+        return sizes, x
+
+    start, least, most = floor * (1 - _PRECISION), math.inf, floor * 1e6
+    match goal:
+        case "population_size":
+            most = LARGEST_POPULATION
+        case "cohort_size":
+            start, least = min(sizes.max_cohort, sizes.population_size), 1.0
+        case "central_steps":  # fewer do not always spend less: noise over few can be correlated less
+            start, most = 1.0, 2.0 * sizes.central_steps
+    try:
+        found = falls_to(
+            target,
+            lambda x: search.epsilon(*at(x)),
+            start=start,
+            factor=2,
+            precision=_PRECISION,
+            least=least,
+            most=most,
         )
-    return found
+    except Unreachable:
+        if goal != "central_steps":
+            raise
+        reached = f"in 1 to {sizes.central_steps:,} rounds"
+        raise InputError(f"target_epsilon={target:g} cannot be reached with sigma_dp={sigma:g} {reached}") from None
+    return search.run(*at(found))
 
 
 def _score(goal: Goal, run: NoisyRun, asked: Asked) -> float:
@@ -231,76 +242,3 @@ def _instead(search: Search, run: NoisyRun, max_cohort: int) -> dict[str, float]
     if sizes.central_steps > 1:
         others["rounds"] = replace(sizes, central_steps=sizes.central_steps // 2)
     return {what: search.epsilon(other, run.sigma_dp) for what, other in others.items()}
-
-
-def noise_table(plan: NoisePlan) -> Table:
-    """One mechanism per row, the chosen one in bold, and the floor."""
-    asked = {"sigma_dp": plan.asked.sigma_dp or 0.0, "target_epsilon": plan.asked.target_epsilon or 0.0}
-    table = Table(title=_TITLES[plan.goal].format(**asked), box=SIMPLE_HEAD)
-    table.add_column("noise")
-    for heading in ("K", "S", "T", "cycle", "q in group", "z", "σ_DP", "ε (PLD)", "ε (RDP)"):
-        table.add_column(heading, justify="right")
-    for run in plan.runs:
-        table.add_row(
-            _named(run),
-            f"{run.population_size:,}",
-            f"{run.cohort_size:,}",
-            f"{run.central_steps:,}",
-            f"{run.cycle:,}",
-            number(run.sampling_rate),
-            f"{run.noise_multiplier:g}",
-            number(run.sigma_dp),
-            number(run.epsilon.pld),
-            number(run.epsilon.rdp),
-            style="bold" if run is plan.chosen else None,
-        )
-    table.add_row("no noise beats", *_floor_cells(plan), style="dim")
-    return table
-
-
-def _named(run: NoisyRun) -> str:
-    match run.recipe:
-        case {"bands": bands}:
-            return f"banded, {bands} band" + ("s" if bands > 1 else "")
-        case {"buffers": buffers}:
-            return f"BLT, {buffers} buffer" + ("s" if buffers > 1 else "")
-    return _NAMES[run.kind]
-
-
-def _floor_cells(plan: NoisePlan) -> list[str]:
-    asked = plan.asked
-    shown: dict[str, float | None] = {
-        "population_size": asked.population_size,
-        "central_steps": asked.central_steps,
-        "sigma_dp": asked.sigma_dp,
-        "epsilon": asked.target_epsilon,
-        **plan.floor_as,
-    }
-    people, rounds = math.ceil(shown["population_size"] or 0), math.floor(shown["central_steps"] or 0)
-    return [f"{people:,}", "all", f"{rounds:,}", "", "", "", number(shown["sigma_dp"]), number(shown["epsilon"]), ""]
-
-
-def noise_words(plan: NoisePlan) -> tuple[str, ...]:
-    """What was chosen, as a recipe says it, and what binds."""
-    run = plan.chosen
-    lines = [f"chosen: {_named(run)}; in a recipe: {_in_recipe(run)}"]
-    if run.kept:
-        lines.append(f"kept from round to round: {run.kept} rows of noise, each as large as the model, in float64")
-    for kind, reason in plan.unreachable.items():
-        lines.append(f"{_NAMES[kind]}: {reason}")
-    if plan.binds is None:
-        lines.append("nothing binds: these people, cohorts and rounds are enough")
-        return tuple(lines)
-    changes = {"people": "twice the people", "cohort": "twice the cohort", "rounds": "half the rounds"}
-    now = run.epsilon.headline
-    others = ", ".join(f"{plan.instead[what]:.3g} with {changes[what]}" for what in plan.instead)
-    lines.append(f"what binds: {plan.binds} (ε = {now:.3g} at this σ_DP would be {others})")
-    return tuple(lines)
-
-
-def _in_recipe(run: NoisyRun) -> str:
-    noise = f"noise_multiplier: {run.noise_multiplier:g}"
-    if run.recipe is None:
-        return noise
-    inner = ", ".join(f"{key}: {value}" for key, value in run.recipe.items())
-    return f"mechanism: {{{inner}}}, {noise}"

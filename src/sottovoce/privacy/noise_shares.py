@@ -17,10 +17,10 @@ decisions/024 has both arguments.
 """
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass
 
 from sottovoce.errors import InputError
+from sottovoce.privacy.search import smallest_whole
 
 SMALLEST_STD = 32.0  # of a share, in cells of the grid: below, `log_gap` would begin to count
 SLACK = 1 / 12  # cells²: rounding an ideal Gaussian to the grid makes it as much wider
@@ -108,10 +108,7 @@ def fewest_here(least: int, *, sampling_rate: float) -> int:
     def are_enough(people: int) -> bool:
         return bool(binom.cdf(least - 1, people, sampling_rate) <= _RARE)
 
-    most = least
-    while not are_enough(most):
-        most *= 2
-    return bisect_left(range(most + 1), True, lo=least, key=are_enough)
+    return smallest_whole(are_enough, start=least)
 
 
 def log_gap(*, variance: float, shares: int) -> float:

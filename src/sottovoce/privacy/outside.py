@@ -11,11 +11,14 @@ sampler hides of anybody no accountant knows, so that with one there is no guara
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.naming import built, imported
@@ -40,6 +43,44 @@ def build_outside(what: str, part: Mapping[str, Any]) -> Any:
     if not fits or not made.__dataclass_params__.frozen:
         raise InputError(f"{what} {name}: expected a frozen dataclass with a __call__")
     return built(what, made, name, {key: value for key, value in part.items() if key != "name"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutsideParts:
+    """The parts of one plan. `forgiving`, as releases are: one that fails on a user leaves that user out, not all."""
+
+    clip_rule: Callable[[Tensor, Any], Tensor] | None
+    weights: Callable[[object], float] | None
+    sampler: OutsideSampler | None
+    forgiving: bool
+
+    @classmethod
+    def built(cls, parts: Mapping[str, Mapping[str, Any] | None], *, forgiving: bool) -> "OutsideParts":
+        made = {what: None if part is None else build_outside(what, part) for what, part in parts.items()}
+        return cls(**made, forgiving=forgiving)
+
+    def weight(self, figures: object) -> float:
+        """In [0, 1] whatever `weights` returns; 1 where there are none."""
+        if self.weights is None:
+            return 1.0
+        try:
+            return within_one(self.weights(figures))
+        except Exception:
+            if self.forgiving:
+                return 0.0
+            raise
+
+    def ruled(self, rule: Callable[[Tensor, Any], Tensor], update_P: Tensor, plan: Any) -> Tensor:
+        """What `rule` makes of one user's update; NaN, which counts as zero, where it fails and is forgiven."""
+        try:
+            ruled_P = rule(update_P, plan)
+            if ruled_P.shape != update_P.shape:
+                raise InputError(f"{rule!r}: expected an update of the shape it was given")
+        except Exception:
+            if self.forgiving:
+                return torch.full_like(update_P, torch.nan)
+            raise
+        return ruled_P
 
 
 def within_one(weight: float) -> float:

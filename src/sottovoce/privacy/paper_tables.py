@@ -11,7 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.planner import PlannedRun, coloured, number, plan_run
+from sottovoce.privacy.plan_tables import coloured, number
+from sottovoce.privacy.planner import PlannedRun, plan_run
 from sottovoce.privacy.pld import QUICK, PldCap
 
 Wer = tuple[float, float]  # dev, test, in percent

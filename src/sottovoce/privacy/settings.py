@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt
 
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Groups
@@ -13,6 +15,7 @@ from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.events import check_sizes
 from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
+from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.outside import described
 
 
@@ -45,44 +48,50 @@ BY_DATA = (Weighting.UTTERANCES, Weighting.SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacySettings:
-    """Everything a plan is made of. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
+class PrivacyOptions:
+    """What a recipe (`config.Privacy`) and the plan that follows from it (`PrivacySettings`) say alike."""
 
-    `privacy_unit` is who is protected, as in `sottovoce.units` ("speaker", "silo with all its speakers"), or None
-    with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
-    seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
-    nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). `denominator` is what sums are
-    divided by: public, and `cohort_size` unless weights by data make another one sensible. `clip_rule`, `weights` and
-    `sampler` are parts from outside this package (`privacy.outside`). With a `mechanism` noise is correlated over
-    rounds, and users take turns.
-    """
-
-    population_size: int
-    privacy_unit: str | None
-    no_unit_reason: str = "clients of this population are not people"
-    users_also_in_seed: int = 0
-    cohort_size: int
-    sampling: Sampling = Sampling.POISSON
-    clip_bound: float
+    clip_bound: Annotated[float, Gt(0)]
     share: Share = Share.GLOBAL
     normalise: Normalise = Normalise.NEVER
     layer_groups: Groups = field(default_factory=dict)
     alpha: Mapping[str, float] = field(default_factory=dict)
     adaptive: AdaptiveClipping | None = None
-    noise_multiplier: float | None = None
-    sigma_dp: float | None = None
+    noise_multiplier: Annotated[float | None, Ge(0)] = None
+    sigma_dp: Annotated[float | None, Ge(0)] = None
     noise_scope: NoiseScope | None = None
+    sampling: Sampling = Sampling.POISSON
     weighting: Weighting = Weighting.UNIFORM
     weight_cap: float | None = None
     denominator: float | None = None
-    time_line: Literal["zero", "skip"] | None = None
-    delta: float
-    epsilon_budget: float | None = None
+    delta: Annotated[float, Gt(0), Lt(1)]
+    epsilon_budget: Annotated[float | None, Gt(0)] = None
     mode: Mode = Mode.SEEDED
-    root_seed: int | None = None
     clip_rule: Mapping[str, Any] | None = None
     weights: Mapping[str, Any] | None = None
     sampler: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings(PrivacyOptions):
+    """Everything a plan is made of. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
+
+    `privacy_unit` is who is protected, as in `sottovoce.units` ("speaker", "silo with all its speakers"), or None
+    with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
+    seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
+    nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). With a `mechanism` noise is
+    correlated over rounds, and users take turns. `denominator` is what sums are divided by: public, and `cohort_size`
+    unless weights by data make another one sensible. `clip_rule`, `weights` and `sampler` are parts from outside this
+    package (`privacy.outside`).
+    """
+
+    population_size: int
+    cohort_size: int
+    privacy_unit: str | None
+    no_unit_reason: str = "clients of this population are not people"
+    users_also_in_seed: int = 0
+    time_line: Literal["zero", "skip"] | None = None
+    root_seed: int | None = None
     mechanism: Correlated | None = None
 
     def __post_init__(self) -> None:
@@ -237,3 +246,22 @@ def _check_mechanism(settings: PrivacySettings) -> None:
             "mechanism with time_line: whose turn it is follows from the round alone; expected one of them"
         )
     settings.mechanism.sampler(population_size=settings.population_size, cohort_size=settings.cohort_size)
+
+
+def check_sums(
+    settings: PrivacySettings, sum_bits: int | None, noise_shares: NoiseShares | None, adapted_clip_bound: float | None
+) -> None:
+    """How a plan sums must fit its settings."""
+    if sum_bits not in (None, 32, 64):
+        raise InputError(f"sum_bits={sum_bits}: expected 32 or 64, or none")
+    if sum_bits is not None and math.isinf(settings.clip_bound):
+        raise InputError(f"sum_bits={sum_bits} with clip_bound=inf: nothing bounds a sum; set a clip bound")
+    if adapted_clip_bound is not None and settings.adaptive is None:
+        raise InputError(f"clip_bound={adapted_clip_bound}: only adaptive clipping moves the bound of a plan")
+    if settings.mechanism is not None and (sum_bits is not None or noise_shares is not None):
+        raise InputError("mechanism over a network, where clients' sums are words: expected independent noise")
+    fits = sum_bits is not None and settings.no_guarantee_reason is None and settings.adaptive is None
+    if noise_shares is not None and not fits:
+        raise InputError(
+            f"noise_shares={noise_shares}: expected sum_bits, a plan with a guarantee, and a clip bound that stays"
+        )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.events import NoGuarantee
+from sottovoce.privacy.ledger_records import Header
 from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
 from sottovoce.privacy.outside import PARTS, rests_on
 from sottovoce.privacy.sampling import CyclicSampler
@@ -66,6 +67,40 @@ def description(plan: "Plan") -> dict[str, object]:
     sums = {} if plan.sum_bits is None else {"sum_bits": plan.sum_bits}
     shares = {} if plan.noise_shares is None else {"noise_shares": dataclasses.asdict(plan.noise_shares)}
     return {**described, "layout": layout, **rule, **sums, **shares}
+
+
+def ledger_header(
+    plan: "Plan",
+    *,
+    run: str,
+    inputs: str = "",
+    repeatable: bool = True,
+    central_steps: int | None = None,
+    client_wer: Mapping[str, Any] | None = None,
+    accepted: Mapping[str, int] | None = None,
+    recipe: str | None = None,
+) -> Header:
+    """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by simulations only.
+
+    `repeatable`: whether the run's arithmetic repeats itself to the bit, so that lost steps can be done again.
+    `central_steps`: how many are promised. `client_wer`: what is measured besides (`ClientWer.in_ledger`).
+    `accepted`: how many attempts the people of a release over a network have accepted.
+    `recipe`: SHA-256 of it, as the run's folder has it.
+    """
+    seeded = plan.settings.mode is Mode.SEEDED
+    return Header(
+        run=run,
+        mode="secure" if not seeded else "seeded" if repeatable else "unrepeated",
+        plan=description(plan),
+        event=plan.event,
+        delta=plan.settings.delta,
+        epsilon_budget=plan.settings.epsilon_budget,
+        inputs=inputs if seeded else "",
+        central_steps=central_steps,
+        client_wer=client_wer,
+        accepted=accepted,
+        recipe=recipe,
+    )
 
 
 def _name(rule: Any) -> str:

@@ -29,7 +29,8 @@ from sottovoce.federated.time_line import NOTHING_LEFT
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import FROZEN, Recogniser, TrainedPart, digests, save_frozen
 from sottovoce.privacy.chain import Mark
-from sottovoce.privacy.ledger import AttemptsUsed, BudgetSpent, Ledger
+from sottovoce.privacy.ledger import BudgetSpent, Ledger
+from sottovoce.privacy.ledger_records import AttemptsUsed
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.signatures import PrivateKey
 from sottovoce.training.assemble import Federation
