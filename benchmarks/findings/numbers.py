@@ -12,9 +12,10 @@ from sottovoce.auditing.audit import HOLDS_TRUTH
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
 from sottovoce.reporting.audit import interval_of, kept_audit, or_infinite
-from sottovoce.reporting.cells import NOTHING, epsilon, integer
+from sottovoce.reporting.cells import epsilon, integer
 from sottovoce.reporting.layers import norm_profiles
 from sottovoce.reporting.records import RunRecord
+from sottovoce.tables import NOTHING
 
 FILES: Mapping[str, Callable[[RunRecord], Any]] = {
     "results": lambda run: run.results,

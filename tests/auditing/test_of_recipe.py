@@ -16,7 +16,7 @@ from sottovoce.cli import main
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.reporting.audit import audit_alarm, audit_section, kept_audit
-from sottovoce.reporting.html import Html
+from sottovoce.reporting.parts import Words
 from sottovoce.reporting.records import read_run
 from sottovoce.training.stages import Surroundings, run_recipe
 
@@ -85,7 +85,7 @@ def test_an_audit_is_kept_beside_the_run_and_told_in_its_report(
     assert kept_audit(run) == content
     section = audit_section([run])
     assert section is not None
-    words = " ".join(part.content for part in section.parts if isinstance(part, Html))
+    words = " ".join(part.text for part in section.parts if isinstance(part, Words))
     assert "Nothing speaks against the promise." in words
     # Of another recipe nothing is told.
     assert sottovoce("audit", recipe, "federation.privacy.noise_multiplier=3", *FEW, *where) == 0
@@ -116,8 +116,8 @@ def test_of_a_release_nothing_is_told_that_no_ledger_charges(place: Path, capsys
     section = audit_section([run])
     assert section is not None
     (only,) = section.parts
-    assert isinstance(only, Html)
-    assert "mine was made in secure mode: its audit made more rounds" in only.content
+    assert isinstance(only, Words)
+    assert "mine was made in secure mode: its audit made more rounds" in only.text
     kept_at(folder).unlink()
     assert audit_section([run]) is None
 

@@ -11,7 +11,7 @@ from sottovoce.drawing import FAINT
 from sottovoce.reporting.cells import text
 from sottovoce.reporting.curves import Points, told_ends
 from sottovoce.reporting.drawings import Drawing, dress, new_axes, pens, percents, plot
-from sottovoce.reporting.html import Section
+from sottovoce.reporting.parts import Chapter, chapter
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.run_facts import FACTS
 from sottovoce.users.rules import DEALT
@@ -25,7 +25,7 @@ TOLD: Mapping[str, Callable[[RunRecord], str]] = {
 }
 
 
-def cohort_section(runs: Sequence[RunRecord]) -> Section | None:
+def cohort_section(runs: Sequence[RunRecord]) -> Chapter | None:
     """A line for all runs that differ in nothing but their cohorts (and chance); None where no run has such a peer."""
     lines = cohort_lines(runs)
     if not lines:
@@ -39,7 +39,7 @@ def cohort_section(runs: Sequence[RunRecord]) -> Section | None:
         told_ends("Test word error rate over cohort sizes", lines, as_percent=True),
         partial(_figure, lines, central),
     )
-    return Section("cohorts", "Cohorts and seeds", INTRO, (drawing,))
+    return chapter("cohorts", "Cohorts and seeds", [drawing], INTRO)
 
 
 def cohort_lines(runs: Sequence[RunRecord]) -> dict[str, Points]:

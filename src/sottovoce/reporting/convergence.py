@@ -52,7 +52,7 @@ class Convergence:
         return dict(sorted(known.items(), key=lambda item: -item[1]))
 
 
-def verdict(assumption: Assumption) -> str:
+def premise_words(assumption: Assumption) -> str:
     """Whether a run meets a premise; unknown where it hangs on what was not measured."""
     return "not measured" if "nan" in assumption.detail else "holds" if assumption.holds else "does not hold"
 

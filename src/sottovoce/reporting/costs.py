@@ -70,7 +70,7 @@ def cost_of(run: RunRecord, runs: Sequence[RunRecord]) -> Cost | None:
     if (told := test.get(LESS_START)) is not None:
         low_high = told["difference_interval"]
         return Cost(name, test["wer"], START, told["difference"], None if low_high is None else tuple(low_high))
-    start = ((run.results.get("start") or {}).get("test") or {}).get(name, {})
+    start = run.start_tests.get(name, {})
     if not start or why_not(test, start):
         return Cost(name, test["wer"])
     found = difference(test, start)

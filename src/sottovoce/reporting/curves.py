@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from sottovoce.drawing import FAINT
 from sottovoce.evaluation.measures import MEASURES, WER, Measure
 from sottovoce.reporting.cells import slugs
-from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, pens, percents, plain_numbers, plot
+from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, number_labels, pens, percents, plot
 from sottovoce.reporting.records import Record, RunRecord
 
 Points = list[tuple[float, float]]
@@ -21,7 +21,7 @@ PRIVATE_LOSS = (
 )
 
 
-def learning(runs: Sequence[RunRecord]) -> list[Drawing]:
+def learning_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
     """The dev score, by whichever measure, and training loss over rounds or steps."""
     steps = _steps(runs)
     losses = {run.label: series(run.diagnostics or run.metrics, "loss") for run in runs}
@@ -104,7 +104,7 @@ def _scored(measure: Measure, scores: dict[str, Points], *, steps: str, top: flo
     )
 
 
-def privacy(runs: Sequence[RunRecord]) -> list[Drawing]:
+def privacy_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
     """ε over rounds, and what each ε has bought."""
     spent = {run.label: series(run.metrics, "epsilon") for run in runs}
     found, top = [], rate_top(runs)
@@ -145,7 +145,7 @@ def _bought(measure: Measure, bought: dict[str, Points], *, top: float | None) -
     )
 
 
-def speed(runs: Sequence[RunRecord]) -> list[Drawing]:
+def speed_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
     """Seconds of speech trained on in a second, over the run."""
     rates = {run.label: series(run.metrics, "audio_seconds_per_second") for run in runs}
     if not any(rates.values()):
@@ -204,7 +204,7 @@ def _lines(lines: dict[str, Points], *, x: str, y: str, finish: Callable[[Axes],
 
 def _from_zero(axes: Axes) -> None:
     axes.set_ylim(0, None)
-    axes.yaxis.set_major_formatter(plain_numbers())
+    axes.yaxis.set_major_formatter(number_labels())
 
 
 def _as_percents(axes: Axes, *, top: float | None = None) -> None:

@@ -11,8 +11,8 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from sottovoce.reporting.curves import Points, series, told_ends
-from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, pens, plain_numbers, plot, shade
-from sottovoce.reporting.html import Section
+from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, number_labels, pens, plot, shade
+from sottovoce.reporting.parts import Chapter, chapter
 from sottovoce.reporting.records import Record, RunRecord
 
 SHADED = 3  # runs, beyond which the spread of each would hide the others
@@ -89,12 +89,12 @@ QUANTITIES = (
 )
 
 
-def dynamics_section(runs: Sequence[RunRecord]) -> Section | None:
+def dynamics_section(runs: Sequence[RunRecord]) -> Chapter | None:
     """Norms over rounds, one figure a quantity, one line a run."""
     if not any(run.diagnostics and not run.is_release for run in runs):
         return None
     drawings = [drawing for quantity in QUANTITIES if (drawing := _drawing(quantity, runs)) is not None]
-    return Section("dynamics", "Norms over the rounds", INTRO, tuple(drawings)) if drawings else None
+    return chapter("dynamics", "Norms over the rounds", drawings, INTRO)
 
 
 def noised_norms(metrics: Sequence[Record]) -> Points:
@@ -170,6 +170,6 @@ def _figure(lines: Mapping[str, Points], spreads: Mapping[str, Points], *, y: st
     else:
         top = 1.15 * max(among) if among else max(axes.get_ylim()[1], 1.05 * max(values, default=1.0))
         axes.set_ylim(0, top)  # a level line is not the frame
-        axes.yaxis.set_major_formatter(plain_numbers())
+        axes.yaxis.set_major_formatter(number_labels())
     dress(axes, x="rounds", y=y)
     return figure

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon, integer, number
+from sottovoce.reporting.cells import epsilon, integer, number
 from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.tables import NOTHING, Row, Table
 
 SHARES = ("global", "uniform", "dim")
 ROW = ("share", "sigma_dp", "noise_multiplier", "clip_bound", "extrapolate")  # of privacy: what rows and columns say
@@ -137,7 +138,7 @@ def _paper_wer(run: RunRecord) -> float | None:
 
 def _start(runs: Sequence[RunRecord]) -> str | None:
     """What all of them started from; None where that differs."""
-    starts = {((run.results.get("start") or {}).get("test") or {}).get(_test_set(run), {}).get("wer") for run in runs}
+    starts = {run.start_tests.get(str(_test_set(run)), {}).get("wer") for run in runs}
     return None if len(starts) != 1 or (only := starts.pop()) is None else f"{100 * only:.1f}"
 
 

@@ -1,37 +1,25 @@
 """How a page opens: the verdict on its runs, before any table or figure."""
 
 from collections.abc import Sequence
-from html import escape
 
 from sottovoce.evaluation.paired_table import between, points
-from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon, listed
-from sottovoce.reporting.html import Fold, Html, Part, Section
+from sottovoce.reporting.cells import epsilon, listed
+from sottovoce.reporting.parts import Block, Chapter, Fold, Part, Words
 from sottovoce.reporting.verdict import EVERY_TIME, Verdict, odds_words, of_hundred, told_together
+from sottovoce.tables import NOTHING, Row, Table
 
 WORDS = 4  # columns of the table, before the numbers
 IN_WORDS = 6  # runs, beyond which nobody reads a verdict on each
 BY_PLD = "ε (PLD, else RDP)"  # the smaller bound: RDP alone where no PLD is known
 
 
-def verdict_section(found: Sequence[Verdict]) -> Section:
+def verdict_section(found: Sequence[Verdict]) -> Chapter:
     """One run's verdict in full; of several a sentence and a table, and each one's words behind a line."""
-    if len(found) == 1:
-        return Section("verdict", "Verdict", "", (Html(verdict_box(found[0])),))
-    parts: list[Part] = [
-        Html(f'<p class="verdict-headline">{_unbroken(told_together(found))}</p>'),
-        verdict_table(found),
-    ]
-    if len(found) <= IN_WORDS:
-        parts += [Fold(f"{one.label}, in words", (Html(verdict_box(one)),)) for one in found]
-    return Section("verdict", "Verdict", "", tuple(parts))
-
-
-def verdict_box(one: Verdict) -> str:
-    """The headline and what is to be said besides, question by question."""
-    points = "".join(f"<dt>{escape(question)}</dt><dd>{_unbroken(answer)}</dd>" for question, answer in one.points)
-    kind = one.kind.replace(" ", "-")
-    headline = f'<p class="verdict-headline">{_unbroken(one.headline)}</p>'
-    return f'<div class="verdict {kind}">{headline}\n<dl>{points}</dl></div>'
+    parts: list[Part] = [Block("verdict", one) for one in found]
+    if len(found) > 1:
+        folds = [Fold(f"{one.label}, in words", (Block("verdict", one),)) for one in found if len(found) <= IN_WORDS]
+        parts = [Words(told_together(found), "verdict-headline"), verdict_table(found), *folds]
+    return Chapter("verdict", "Verdict", "", tuple(parts))
 
 
 def verdict_table(found: Sequence[Verdict]) -> Table:
@@ -69,10 +57,3 @@ def _cells(one: Verdict) -> Row:
     if one.gap is not None:
         group, gap = f"{one.gap.fact} {one.gap.group}", (points(one.gap.gap), between(one.gap.interval))
     return one.brief, group, base, *private, *cost, *gap
-
-
-def _unbroken(words: str) -> str:
-    """For a page, where an ε and its number stay on one line."""
-    for piece in ("ε = ", "δ = ", "ε ≤ ", " : 1", " %"):
-        words = words.replace(piece, piece.replace(" ", "\N{NO-BREAK SPACE}"))
-    return escape(words)
