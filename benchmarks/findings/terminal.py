@@ -9,14 +9,14 @@ from rich.console import Console
 
 from findings.kept import Kept, each
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.summary import REPORT, summarise
+from sottovoce.reporting.summary import REPORT, summarise_runs
 
 COLUMNS = 100
 
 
 def shown(kept: Kept, runs: Sequence[str]) -> str:
     """The table of `runs` and that of their differences, the first being the one that others are compared with."""
-    summary = summarise([_alone(run) for run in each(kept.run, runs)], path=Path(REPORT))
+    summary = summarise_runs([_alone(run) for run in each(kept.run, runs)], path=Path(REPORT))
     console = Console(file=io.StringIO(), width=COLUMNS, color_system=None)
     console.print(summary.for_terminal())
     if summary.differences is not None:

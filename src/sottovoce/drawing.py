@@ -11,7 +11,6 @@ from typing import Any
 
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from sottovoce.errors import InputError
@@ -89,16 +88,16 @@ def _rendered(figure: Figure, kind: str, *, background: str) -> bytes:
     return buffer.getvalue()
 
 
-def in_theme(svg: str) -> Markup:
+def in_theme(svg: str) -> str:
     """A drawing as part of a page, whose style sheet gives its colours."""
     drawing = svg[svg.index("<svg") :]
     for number, colour in enumerate(IN_THE_DARK):
         drawing = drawing.replace(colour, f"var(--drawn-{number})")
-    return Markup(drawing.strip())
+    return drawing.strip()
 
 
 def fill_template(name: str, **content: Any) -> str:
-    """The template of that name in `templates`, filled in. In HTML whatever is no markup yet is escaped."""
+    """The template of that name in `templates`, filled in. All but drawings is escaped."""
     jinja = Environment(
         loader=PackageLoader("sottovoce"),
         autoescape=True,

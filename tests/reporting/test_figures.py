@@ -25,7 +25,7 @@ from sottovoce.reporting.parts import Chapter
 from sottovoce.reporting.populations import population_drawings
 from sottovoce.reporting.records import RunRecord, read_run
 from sottovoce.reporting.result_tables import bound_tables
-from sottovoce.reporting.summary import summarise
+from sottovoce.reporting.summary import summarise_runs
 
 
 def read(runs: Path, name: str) -> RunRecord:
@@ -153,7 +153,7 @@ def test_the_headline_is_a_test_set_that_nothing_was_chosen_on(runs: Path) -> No
     assert scored_on(run, dev=0.1, crowd=0.2).headline_test == "crowd"
     assert scored_on(run, dev=0.1).headline_test == "dev"
     assert not scored_on(run, dev=0.1).is_chosen_on("elsewhere:dev")
-    rows = summarise([scored_on(run, dev=0.1, test=0.2)], path=Path("report.html")).rows
+    rows = summarise_runs([scored_on(run, dev=0.1, test=0.2)], path=Path("report.html")).rows
     assert [row[:3] for row in rows] == [
         ("before federation", "test", "20.0%"),
         ("before federation", "dev (chosen on)", "10.0%"),

@@ -27,7 +27,7 @@ from sottovoce.reporting.convergence import convergence, premise_words
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.layers import noise_profile, norm_profiles, trust_profile
 from sottovoce.reporting.page import Report, as_html, build_report, write_figures, write_tables
-from sottovoce.reporting.parts import Block, Chapter
+from sottovoce.reporting.parts import Chapter, MacroPart
 from sottovoce.reporting.records import RunRecord, find_runs, read_run
 from sottovoce.reporting.result_tables import paper_tables
 from sottovoce.reporting.transcripts import align_words
@@ -380,7 +380,7 @@ def test_an_alignment_tells_both_texts_and_counts_every_error(reference: str, hy
 
 def marked(*samples: tuple[str, str]) -> list[str]:
     """HTML of transcripts on a page."""
-    block = Block("transcripts", [align_words(*sample) for sample in samples])
+    block = MacroPart("transcripts", [align_words(*sample) for sample in samples])
     page = as_html(Report("", "", (), (Chapter("transcripts", "", "", (block,)),), ()))
     return re.findall("<li>(.*)</li>", page.partition("<main>")[2])
 

@@ -12,9 +12,9 @@ from sottovoce.evaluation.evaluate import Evaluation, Group
 from sottovoce.evaluation.per_speaker import rates
 from sottovoce.evaluation.table import error_table_of, evaluation_notes, group_words, largest_groups, rate_text
 
-BINS = (5, 40)
-SPEAKERS, OVERALL, *FACTS = COLOURS
-NOTE = "Intervals hold 95 % of the rates of speakers drawn anew (bootstrap). Every speaker counts once in the spread."
+_BINS = (5, 40)
+SPEAKERS, OVERALL, *FACT_COLOURS = COLOURS
+_NOTE = "Intervals hold 95 % of the rates of speakers drawn anew (bootstrap). Every speaker counts once in the spread."
 
 
 def draw_evaluation(evaluation: Evaluation, path: Path | str, *, title: str) -> None:
@@ -30,7 +30,7 @@ def _page(evaluation: Evaluation, *, title: str) -> Page:
         title=title,
         description="Speakers by word error rate, and groups of speakers",
         table=error_table_of(evaluation),
-        notes=(*evaluation_notes(evaluation), NOTE),
+        notes=(*evaluation_notes(evaluation), _NOTE),
     )
 
 
@@ -54,7 +54,7 @@ def _draw_speakers(axes: Axes, evaluation: Evaluation) -> None:
     percents_S = 100 * rates_S[~np.isnan(rates_S)]
     highest = max(float(percents_S.max()), 1.0)
     heights, edges = np.histogram(
-        percents_S, bins=int(np.clip(2 * len(percents_S) ** 0.5, *BINS)), range=(0.0, highest)
+        percents_S, bins=int(np.clip(2 * len(percents_S) ** 0.5, *_BINS)), range=(0.0, highest)
     )
     axes.stairs(heights, edges, color=SPEAKERS, linewidth=1.8)
     axes.stairs(heights, edges, color=SPEAKERS, fill=True, alpha=0.12)
@@ -78,7 +78,7 @@ def _draw_groups(axes: Axes, evaluation: Evaluation) -> None:
     for number, (fact, groups) in enumerate(evaluation.groups.items()):
         labels.append(f"{fact}:")
         for group in largest_groups(groups, group_words):
-            _draw_group(axes, group, place=len(labels), colour=FACTS[number % len(FACTS)])
+            _draw_group(axes, group, place=len(labels), colour=FACT_COLOURS[number % len(FACT_COLOURS)])
             labels.append(f"{group.name} ({group.speakers:,})")
     axes.axvline(100 * evaluation.wer, color=OVERALL, linewidth=1.6, zorder=0.5)
     axes.set_yticks(range(len(labels)), labels)

@@ -15,7 +15,7 @@ from sottovoce.text.normalisers import OURS
 GROUPS_SHOWN = 8
 ERRORS_BY_GROUP = ("group", "speakers", "words", "WER", "95 % interval", "subst.", "del.", "ins.")
 
-Measured = TypeVar("Measured")
+OfSpeakers = TypeVar("OfSpeakers")
 
 
 def evaluation_table(evaluation: Evaluation, *, title: str) -> Lines:
@@ -52,10 +52,10 @@ def error_table_of(evaluation: Evaluation, *, title: str = "") -> Table:
 def grouped_table(
     title: str,
     headings: Row,
-    everybody: Measured,
-    facts: Iterable[tuple[str, Sequence[Measured]]],
-    row: Callable[[Measured], Row],
-    size: Callable[[Measured], int],
+    everybody: OfSpeakers,
+    facts: Iterable[tuple[str, Sequence[OfSpeakers]]],
+    row: Callable[[OfSpeakers], Row],
+    size: Callable[[OfSpeakers], int],
 ) -> Table:
     """A row for all speakers, then for each fact its name in a row of its own and its groups."""
     rows, begins, nothing = [row(everybody)], [], [""] * (len(headings) - 1)
@@ -73,7 +73,7 @@ def group_words(group: Group) -> int:
     return group.words.length
 
 
-def largest_groups(groups: Sequence[Measured], size: Callable[[Measured], int]) -> list[Measured]:
+def largest_groups(groups: Sequence[OfSpeakers], size: Callable[[OfSpeakers], int]) -> list[OfSpeakers]:
     """The groups with most words, in the order they have."""
     largest = sorted(groups, key=size, reverse=True)[:GROUPS_SHOWN]
     return [group for group in groups if group in largest]

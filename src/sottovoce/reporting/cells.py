@@ -58,7 +58,7 @@ def integer(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
 
 
-def number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     """Three digits that count."""
     if value is None or math.isnan(value):
         return NOTHING
@@ -69,5 +69,5 @@ def percent(rate: float | None) -> str:
     return NOTHING if rate is None else f"{100 * rate:.1f} %"
 
 
-def epsilon(value: float | None) -> str:
+def epsilon_text(value: float | None) -> str:
     return NOTHING if value is None else written_out(value)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from sottovoce.reporting.cells import integer, number, percent, said_once
+from sottovoce.reporting.cells import integer, number_text, percent, said_once
 from sottovoce.reporting.drawings import Drawing, sorted_rates
-from sottovoce.reporting.parts import Chapter, chapter
+from sottovoce.reporting.parts import Chapter, PagePart, chapter
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.tables import Row, Table
 
-INTRO = (
+_INTRO = (
     "Clients, unlike test speakers, have been trained on; here is each on speech that it has held out. This is a "
     "simulation's privilege: no ε covers what is said of single clients, and a release never says it."
 )
@@ -19,8 +19,8 @@ def client_results_section(runs: Sequence[RunRecord]) -> Chapter | None:
     found = {run.label: results for run in runs if (results := _results(run))}
     if not found:
         return None
-    parts = [_error_table(found), error_drawing(found), _amount_table(found)]
-    return chapter("client-results", "The clients themselves", parts, INTRO)
+    parts: list[PagePart] = [_error_table(found), error_drawing(found), _amount_table(found)]
+    return chapter("client-results", "The clients themselves", parts, _INTRO)
 
 
 def _results(run: RunRecord) -> Record:
@@ -84,7 +84,7 @@ def _amount_table(found: Mapping[str, Record]) -> Table:
         (
             label,
             integer(part["clients"]),
-            "–".join(number(seconds) for seconds in part["seconds"]),
+            "–".join(number_text(seconds) for seconds in part["seconds"]),
             percent(part["before"]),
             percent(part["after"]),
             f"{100 * (part['after'] - part['before']):+.1f}",

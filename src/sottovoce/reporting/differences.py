@@ -13,7 +13,7 @@ from sottovoce.reporting.cells import said_once
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.tables import NOTHING, Row, Table
 
-HEADINGS = ("", "test set", "points of WER", "95 % interval", "better / worse / same")
+PAIRED_HEADINGS = ("", "test set", "points of WER", "95 % interval", "better / worse / same")
 
 
 class _Pair(NamedTuple):
@@ -58,7 +58,9 @@ def difference_table(runs: Sequence[RunRecord], *, start: str) -> Table | None:
     left_out = dict.fromkeys((label, reason) for (label, _), reason in reasons.items() if reason)
     note += "".join(f" Not compared: {labels} ({reason})." for labels, reason in said_once(left_out))
     tests = {row[1] for row in rows}
-    table = Table("paired", f"Difference from {baseline}, paired by speaker", HEADINGS, tuple(rows), note, words=2)
+    table = Table(
+        "paired", f"Difference from {baseline}, paired by speaker", PAIRED_HEADINGS, tuple(rows), note, words=2
+    )
     return table if len(tests) > 1 else replace(table.without_column(1), title=f"{table.title} ({tests.pop()})")
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import matplotlib as mpl
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -169,7 +168,7 @@ def label_decades(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def inline_svg(drawing: Drawing) -> Markup:
+def inline_svg(drawing: Drawing) -> str:
     """The figure as part of a page: its colours follow the page's theme, its ids clash with no other figure's."""
     buffer = io.BytesIO()
     with mpl.rc_context(_STYLE):

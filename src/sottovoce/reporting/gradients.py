@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sottovoce.drawing import COLOURS, INK
-from sottovoce.reporting.cells import number, slugs
+from sottovoce.reporting.cells import number_text, slugs
 from sottovoce.reporting.drawings import WIDTH, Drawing, bare, data_id, label_decades
 from sottovoce.reporting.layers import (
     AxisLimits,
@@ -21,14 +21,14 @@ from sottovoce.reporting.layers import (
     profile_drawing,
     profile_table,
 )
-from sottovoce.reporting.parts import Chapter, Fold, Part, by_run, chapter
+from sottovoce.reporting.parts import Chapter, Fold, PagePart, by_run, chapter
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.tables import Table
 
 NORMS, DEVIATIONS = "gradient_norms", "gradient_deviations"
 PANELS = 3  # beside one another
 FAINTEST = 0.2  # of the first layer's line; the last one's is 1
-INTRO = (
+_INTRO = (
     "Norms of central training's gradients by layer and kind of parameter (the paper's Figures 8, 9, 17, 18 and 20), "
     "before clipping, over all steps. A block that layer-drop leaves out of a step has no gradient there, and counts "
     "for nothing in it."
@@ -44,7 +44,7 @@ def gradient_section(runs: Sequence[RunRecord]) -> Chapter | None:
     if len(found) > 1:
         limits = axis_limits(gradient_profile(windows) for _, windows in found.values())
         along = axis_limits(gradient_profile([window]) for _, windows in found.values() for window in windows)
-    parts: dict[str, Sequence[Part]] = {}
+    parts: dict[str, Sequence[PagePart]] = {}
     for (label, (run, windows)), slug in zip(found.items(), slugs(found).values(), strict=True):
         suffix = "" if len(found) == 1 else f"-{slug}"
         parts[label] = (
@@ -52,7 +52,7 @@ def gradient_section(runs: Sequence[RunRecord]) -> Chapter | None:
             _along_drawing(windows, run.kinds_apart, name=f"gradients-along{suffix}", limits=along),
             Fold("The numbers", (_table(label, windows, run.kinds_apart, name=f"gradients{suffix}"),)),
         )
-    return chapter("gradients", "Gradients, layer by layer", by_run(parts), INTRO)
+    return chapter("gradients", "Gradients, layer by layer", by_run(parts), _INTRO)
 
 
 def _windows(run: RunRecord) -> list[Record]:
@@ -124,4 +124,4 @@ def _along(windows: Sequence[Record], named: Kinds, *, limits: AxisLimits | None
 def _table(label: str, windows: Sequence[Record], kinds: Kinds, *, name: str) -> Table:
     columns = [("norm", gradient_profile(windows)), ("deviation over steps", gradient_profile(windows, DEVIATIONS))]
     note = "Means over the evaluations' windows, and of the standard deviations within each."
-    return replace(profile_table(name, f"{label}: gradients", columns, kinds, show=number), note=note)
+    return replace(profile_table(name, f"{label}: gradients", columns, kinds, show=number_text), note=note)

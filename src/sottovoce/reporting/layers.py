@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -310,7 +311,13 @@ def _figure(profile: Profile, named: Kinds, *, y: str, limits: AxisLimits | None
         if alone > 0:
             place = -1 if kinds.index(kind) < first_block else depth
             label = None if values else pen.label
-            style = {"color": pen.colour, "marker": pen.marker, "markersize": 5, "linestyle": "", "label": label}
+            style: dict[str, Any] = {
+                "color": pen.colour,
+                "marker": pen.marker,
+                "markersize": 5,
+                "linestyle": "",
+                "label": label,
+            }
             axes.plot([place], [alone], gid=data_id(axes), **style)
     axes.set_yscale("log")
     if limits is not None:

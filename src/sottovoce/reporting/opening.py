@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from sottovoce.evaluation.paired_table import between, points
-from sottovoce.reporting.cells import epsilon, listed
-from sottovoce.reporting.parts import Block, Chapter, Fold, Part, Words
+from sottovoce.reporting.cells import epsilon_text, listed
+from sottovoce.reporting.parts import Chapter, Fold, MacroPart, PagePart, Paragraph
 from sottovoce.reporting.verdict import EVERY_TIME, Verdict, odds_words, of_hundred, told_together
 from sottovoce.tables import NOTHING, Row, Table
 
@@ -15,10 +15,12 @@ BY_PLD = "ε (PLD, else RDP)"  # the smaller bound: RDP alone where no PLD is kn
 
 def verdict_section(found: Sequence[Verdict]) -> Chapter:
     """One run's verdict in full; of several a sentence and a table, and each one's words behind a line."""
-    parts: list[Part] = [Block("verdict", one) for one in found]
+    parts: list[PagePart] = [MacroPart("verdict", one) for one in found]
     if len(found) > 1:
-        folds = [Fold(f"{one.label}, in words", (Block("verdict", one),)) for one in found if len(found) <= IN_WORDS]
-        parts = [Words(told_together(found), "verdict-headline"), verdict_table(found), *folds]
+        folds = [
+            Fold(f"{one.label}, in words", (MacroPart("verdict", one),)) for one in found if len(found) <= IN_WORDS
+        ]
+        parts = [Paragraph(told_together(found), "verdict-headline"), verdict_table(found), *folds]
     return Chapter("verdict", "Verdict", "", tuple(parts))
 
 
@@ -48,8 +50,8 @@ def _cells(one: Verdict) -> Row:
     if one.epsilon is not None and one.odds is not None:
         right = "100" if one.odds.right >= EVERY_TIME else f"{of_hundred(one.odds.right)}"
         assert one.epsilon_of_one is not None
-        inside = "" if one.epsilon_inside is None else f" (one inside: {epsilon(one.epsilon_inside)})"
-        private = (epsilon(one.epsilon) + inside, right, odds_words(one.epsilon_of_one))
+        inside = "" if one.epsilon_inside is None else f" (one inside: {epsilon_text(one.epsilon_inside)})"
+        private = (epsilon_text(one.epsilon) + inside, right, odds_words(one.epsilon_of_one))
     base, cost = NOTHING, (NOTHING, NOTHING)
     if one.cost is not None and one.cost.base is not None:
         base, cost = one.cost.base, (points(one.cost.difference), between(one.cost.interval))

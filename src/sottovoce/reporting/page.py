@@ -14,7 +14,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import MEASURES
 from sottovoce.files import as_utf8, written_atomically
 from sottovoce.reporting.audit import audit_alarm, audit_section
-from sottovoce.reporting.cells import epsilon, integer, number, percent, said_once
+from sottovoce.reporting.cells import epsilon_text, integer, number_text, percent, said_once
 from sottovoce.reporting.clients import client_results_section
 from sottovoce.reporting.cohorts import cohort_section
 from sottovoce.reporting.drawings import Drawing, inline_svg, titled
@@ -22,7 +22,7 @@ from sottovoce.reporting.dynamics import dynamics_section
 from sottovoce.reporting.gradients import gradient_section
 from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.opening import verdict_section
-from sottovoce.reporting.parts import Block, Chapter, Part, Words, notice
+from sottovoce.reporting.parts import Chapter, MacroPart, PagePart, Paragraph, notice
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.result_tables import speaker_table
 from sottovoce.reporting.sections import (
@@ -156,15 +156,15 @@ def _headline(
     together: Sequence[str],
     notes: Sequence[str],
 ) -> Chapter:
-    parts: list[Part] = []
+    parts: list[PagePart] = []
     if len(runs) == 1 and runs[0].tests:
-        parts.append(Block("key_figures", _key_figures(runs[0], judged[0])))
+        parts.append(MacroPart("key_figures", _key_figures(runs[0], judged[0])))
     if headline is not None and headline.rows:
         parts.append(headline)
     if differences is not None:
         parts.append(differences)
-    parts += [Words(line, "strong") for line in together]
-    parts += [Words(note, "quiet") for note in _gathered(runs, notes)]
+    parts += [Paragraph(line, "strong") for line in together]
+    parts += [Paragraph(note, "quiet") for note in _gathered(runs, notes)]
     for run in runs:
         if not run.results:
             promised = "" if run.promise is None or run.promise.words is None else f" {run.promise.words}."
@@ -201,7 +201,7 @@ def _chosen_on(run: RunRecord) -> str:
     model = run.results.get("model") or {}
     for measure in MEASURES.values():
         if (score := model.get(measure.key("dev"))) is not None:
-            told = percent(score) if measure.is_rate else number(score)
+            told = percent(score) if measure.is_rate else number_text(score)
             return f"; chosen on dev ({measure.title} {told})"
     return ""
 
@@ -217,11 +217,11 @@ def _key_figures(run: RunRecord, judged: Verdict) -> list[tuple[str, str, str]]:
         else:
             tight = privacy.get("epsilon_pld")
             best, by = (privacy["epsilon_rdp"], "RDP") if tight is None else (tight, "PLD")
-            told = f"PLD {epsilon(privacy.get('epsilon_pld'))}, RDP {epsilon(privacy['epsilon_rdp'])}"
+            told = f"PLD {epsilon_text(privacy.get('epsilon_pld'))}, RDP {epsilon_text(privacy['epsilon_rdp'])}"
             told += f"; δ = {privacy.get('delta', 0):g}"
             if privacy.get("promised_steps", privacy.get("steps")) != privacy.get("steps"):
                 told += f"; promised for {privacy['promised_steps']:,} rounds, {privacy['steps']:,} made"
-            cells.append((f"ε at this population ({by})", epsilon(best), told))
+            cells.append((f"ε at this population ({by})", epsilon_text(best), told))
         accountant = accountant_of([run])
         useful = larger_population(privacy, accountant) or {}
         heading = f"population for ε ≤ 8 ({accountant.upper()})"

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sottovoce.drawing import COLOURS
+from sottovoce.evaluation.table import GROUPS_SHOWN
 from sottovoce.reporting.drawings import (
     Drawing,
     Pen,
@@ -23,8 +24,6 @@ from sottovoce.reporting.drawings import (
 )
 from sottovoce.reporting.records import Record, RunRecord
 
-# A crowd describes its accents in hundreds of ways; the largest groups are shown, all are in the tables' files.
-GROUPS_SHOWN = 8
 ROOM = 1.05  # beyond the largest rate, as figures leave it by themselves
 
 
@@ -134,7 +133,12 @@ def _group_rates(groups: Mapping[str, Sequence[tuple[str, str, Record]]], *, top
 def _draw_group(axes: Axes, pen: Pen, numbers: Record, place: float, *, labelled: bool) -> None:
     if numbers.get("wer_interval"):
         axes.plot(numbers["wer_interval"], [place, place], color=pen.colour, linewidth=1.8, alpha=0.6)
-    style = {"color": pen.colour, "markersize": 5, "clip_on": False, "label": pen.label if labelled else None}
+    style: dict[str, Any] = {
+        "color": pen.colour,
+        "markersize": 5,
+        "clip_on": False,
+        "label": pen.label if labelled else None,
+    }
     axes.plot(numbers["wer"], place, pen.marker, gid=data_id(axes), **style)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from sottovoce.reporting.cells import epsilon, integer, number, percent, said_once, text
+from sottovoce.reporting.cells import epsilon_text, integer, number_text, percent, said_once, text
 from sottovoce.reporting.convergence import TERMS, convergence, premise_words
 from sottovoce.reporting.curves import series
 from sottovoce.reporting.people import group_list
@@ -54,8 +54,8 @@ def client_table(runs: Sequence[RunRecord]) -> Table:
     rows = []
     for run in (run for run in runs if run.population):
         found, seconds = run.population, run.population.get("seconds_per_client") or {}
-        spread = (number(seconds.get(name)) for name in ("min", "median", "max"))
-        clients = integer(found.get("population_size")), number(found.get("hours"))
+        spread = (number_text(seconds.get(name)) for name in ("min", "median", "max"))
+        clients = integer(found.get("population_size")), number_text(found.get("hours"))
         rows.append((run.label, text(found.get("privacy_unit")), *clients, *spread))
     headings = ("", "a client is", "clients", "hours", "least s", "median s", "most s")
     return Table("clients", "Clients", headings, tuple(rows), words=2)
@@ -91,9 +91,9 @@ def speed_table(runs: Sequence[RunRecord]) -> Table:
         rates, seconds, waited, memory, device = ([value for _, value in series(run.metrics, name)] for name in names)
         if rates:
             cells = (
-                number(median(rates)),
-                number(median(seconds) if seconds else None),
-                number(sum(seconds) / 60 if seconds else None),
+                number_text(median(rates)),
+                number_text(median(seconds) if seconds else None),
+                number_text(sum(seconds) / 60 if seconds else None),
                 percent(sum(waited) / sum(seconds) if sum(seconds) > 0 else None),
                 integer(max(memory, default=None)),
                 integer(max(device, default=None)),
@@ -126,7 +126,7 @@ def _verified(run: RunRecord, check: LedgerCheck) -> Row:
         f"sound; {pinned}{torn}{measured}; {signed}",
         integer(report.mark.length),
         f"{report.steps:,} / {report.attempts:,} / {committed:,}",
-        epsilon(check.epsilon),
+        epsilon_text(check.epsilon),
         f"{report.header['delta']:g}",
         NOTHING if report.epsilon_budget is None else f"{report.epsilon_budget:g}",
         f"{report.mark.head[:12]}…",
@@ -142,7 +142,9 @@ def bound_tables(runs: Sequence[RunRecord]) -> list[Table]:
     names = [name for name in TERMS if any(name in bound.terms for bound in bounds.values())]
     unknown = [name for name in names if all(math.isnan(b.terms.get(name, math.nan)) for b in bounds.values())]
     known = [name for name in names if name not in unknown]
-    terms = [(label, *(_term(b.terms.get(name)) for name in known), number(b.kappa)) for label, b in bounds.items()]
+    terms = [
+        (label, *(_term(b.terms.get(name)) for name in known), number_text(b.kappa)) for label, b in bounds.items()
+    ]
     within = " Variance over clients has that within them in it, which weighs the same." * ("inter_client" in known)
     note = (
         "Their sum bounds κ times the mean squared gradient norm. These are estimates from below; not measured: "
@@ -182,7 +184,7 @@ def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
             clients.append((run.label, integer(theirs), integer(ours), f"{100 * (ours - theirs) / theirs:+.2g} %"))
         for plan in run.privacy.get("extrapolated") or ():
             sizes = (integer(plan.get(name)) for name in ("population_size", "cohort_size", "central_steps"))
-            epsilons = (epsilon(plan.get(name)) for name in ("paper_epsilon", "epsilon_rdp", "epsilon_pld"))
+            epsilons = (epsilon_text(plan.get(name)) for name in ("paper_epsilon", "epsilon_rdp", "epsilon_pld"))
             extrapolated.append((run.label, *sizes, *epsilons))
     doubts = "".join(f"Unverified: {why}. " for why in unverified).strip()
     found = [
@@ -213,7 +215,7 @@ def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
 
 
 def _term(value: float | None) -> str:
-    return NOTHING if value is None else "not measured" if math.isnan(value) else number(value)
+    return NOTHING if value is None else "not measured" if math.isnan(value) else number_text(value)
 
 
 def _between(numbers: Record) -> str:

@@ -9,7 +9,7 @@ from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.titles import about_of
 from sottovoce.tables import NOTHING, Table
 
-FACTS: dict[str, Callable[[RunRecord], str]] = {
+RUN_FACTS: dict[str, Callable[[RunRecord], str]] = {
     "recipe": lambda run: text(about_of(run)),
     "kind": lambda run: _kind(run),
     "seed": lambda run: text(run.config.get("seed")),
@@ -30,7 +30,7 @@ FACTS: dict[str, Callable[[RunRecord], str]] = {
 
 def settings_tables(runs: Sequence[RunRecord]) -> tuple[Table, Table]:
     """What tells several runs apart, and what they share; of one run, the second is all there is."""
-    told = {name: [tell(run) for run in runs] for name, tell in FACTS.items()}
+    told = {name: [tell(run) for run in runs] for name, tell in RUN_FACTS.items()}
     shared = {name: cells[0] for name, cells in told.items() if len(set(cells)) == 1 and cells[0] != NOTHING}
     apart = {name: cells for name, cells in told.items() if len(set(cells)) > 1}
     rows = tuple((run.label, *(cells[n] for cells in apart.values())) for n, run in enumerate(runs)) if apart else ()

@@ -7,7 +7,7 @@ from sottovoce.reporting.convergence import TERMS, Convergence, convergence
 from sottovoce.reporting.curves import learning_drawings, privacy_drawings, speed_drawings
 from sottovoce.reporting.layers import layer_drawings, layer_profiles, layer_tables
 from sottovoce.reporting.noise_tables import noise_tables
-from sottovoce.reporting.parts import UNFOLDED, Block, Chapter, Fold, Part, Words, by_run, chapter, notice
+from sottovoce.reporting.parts import UNFOLDED, Chapter, Fold, MacroPart, PagePart, Paragraph, by_run, chapter, notice
 from sottovoce.reporting.people import client_drawings, shared_tops, speaker_drawings
 from sottovoce.reporting.populations import population_drawings
 from sottovoce.reporting.records import RunRecord
@@ -32,7 +32,7 @@ SECURE_KEEPS_NOTHING = (
 
 def settings_section(runs: Sequence[RunRecord]) -> Chapter | None:
     apart, shared = settings_tables(runs)
-    parts: list[Part] = [apart]
+    parts: list[PagePart] = [apart]
     if shared.rows:
         parts.append(Fold(shared.title, (shared,)) if apart.rows else shared)
     return chapter("settings", "What was run", parts)
@@ -65,11 +65,11 @@ def layer_section(runs: Sequence[RunRecord]) -> Chapter | None:
         "One bound on a whole update lets its largest layers speak for all; noise, in turn, drowns the layers with the "
         "smallest updates first. Both are visible here."
     )
-    parts: dict[str, Sequence[Part]] = {}
+    parts: dict[str, Sequence[PagePart]] = {}
     profiles = [layer_profiles(run) for run in private]
     for run, own, slug in zip(private, profiles, slugs(run.label for run in private).values(), strict=True):
         several = len(private) > 1
-        inside: list[Part] = [*layer_drawings(run, own, prefix=f"{slug}-" if several else "", among=profiles)]
+        inside: list[PagePart] = [*layer_drawings(run, own, prefix=f"{slug}-" if several else "", among=profiles)]
         if numbers := layer_tables(run, own, suffix=f"-{slug}" if several else ""):
             inside.append(Fold("The numbers", tuple(numbers)))
         if not run.diagnostics:
@@ -88,9 +88,9 @@ def bound_section(runs: Sequence[RunRecord]) -> Chapter | None:
     found = {run.label: convergence(run) for run in private}
     lacking = said_once((label, one.why) for label, one in found.items() if one.bound is None)
     largest = said_once((label, words) for label, one in found.items() if (words := _largest_term(one)))
-    parts: list[Part] = [*bound_tables(private)]
+    parts: list[PagePart] = [*bound_tables(private)]
     parts += [notice(f"{label}: no bound; {why}.") for label, why in lacking]
-    parts += [Words(f"{label}: {words}") for label, words in largest]
+    parts += [Paragraph(f"{label}: {words}") for label, words in largest]
     return Chapter("bound", "The convergence bound", intro, tuple(parts)) if private else None
 
 
@@ -98,7 +98,7 @@ def people_section(runs: Sequence[RunRecord]) -> Chapter | None:
     tests = list(dict.fromkeys(name for run in runs for name in run.tests))
     tops = shared_tops(runs, tests)
     tables = [table for table in (error_table(runs), group_table(runs)) if table.rows]
-    parts: list[Part] = [*tables[:1]]
+    parts: list[PagePart] = [*tables[:1]]
     for test, slug in slugs(tests).items():
         parts += speaker_drawings(runs, test, slug=slug, tops=tops)
     parts += [Fold("The numbers of the groups", (groups,)) for groups in tables[1:]]
@@ -106,20 +106,20 @@ def people_section(runs: Sequence[RunRecord]) -> Chapter | None:
 
 
 def transcript_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    parts: list[Part] = []
+    parts: list[PagePart] = []
     for run in runs:
         for name, test in run.tests.items():
             if test.get("samples"):
                 aligned = [align_words(sample["reference"], sample["hypothesis"]) for sample in test["samples"]]
                 title = f"{run.label}, {name}" if len(runs) > 1 else name
-                parts.append(Fold(title, (Block("transcripts", aligned),), is_open=len(parts) < UNFOLDED))
+                parts.append(Fold(title, (MacroPart("transcripts", aligned),), is_open=len(parts) < UNFOLDED))
     intro = "A few utterances of synthetic test speakers, evenly spread over the set."
-    return chapter("transcripts", "Transcripts", [Block("legend"), *parts], intro) if parts else None
+    return chapter("transcripts", "Transcripts", [MacroPart("legend"), *parts], intro) if parts else None
 
 
 def clients_section(runs: Sequence[RunRecord]) -> Chapter | None:
     intro = "Of a release, only what its plan has made public. A simulation tells more, and no ε covers that."
-    parts = [*client_drawings(runs), client_table(runs), client_wer_table(runs)]
+    parts: list[PagePart] = [*client_drawings(runs), client_table(runs), client_wer_table(runs)]
     return chapter("clients", "The clients’ data", parts, intro)
 
 
@@ -128,7 +128,7 @@ def speed_section(runs: Sequence[RunRecord]) -> Chapter | None:
 
 
 def ledger_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    parts: list[Part] = [ledger_table(runs)]
+    parts: list[PagePart] = [ledger_table(runs)]
     for run in runs:
         if run.is_federated and run.ledger is None:
             parts.append(notice(f"{run.label} has no ledger: nothing here can be verified."))

@@ -12,10 +12,11 @@ from rich.table import Table as TerminalTable
 
 from sottovoce.evaluation.evaluate import MANY_COLLAPSED, told_collapsed
 from sottovoce.files import as_utf8, written_atomically
-from sottovoce.reporting.cells import epsilon
+from sottovoce.privacy.calibration import Accountant
+from sottovoce.reporting.cells import epsilon_text
 from sottovoce.reporting.differences import difference_table
 from sottovoce.reporting.joint import together
-from sottovoce.reporting.larger_population import Accountant, accountant_of, larger_population
+from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
@@ -99,7 +100,7 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     for record in records:
         if not record.results:
             raise FileNotFoundError(record.folder / RESULTS)
-    summary = summarise(records, path=out / REPORT)
+    summary = summarise_runs(records, path=out / REPORT)
     write_page(summary.path, summary.report(records, title=title))
     below = [(table.title, *table.as_lines(), table.note, "") for table in summary.tables_below]
     table = Table("headline", TITLE, summary.headings, summary.rows)
@@ -113,7 +114,7 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     return summary
 
 
-def summarise(records: Sequence[RunRecord], *, path: Path, declared: Declared = NOBODY) -> Summary:
+def summarise_runs(records: Sequence[RunRecord], *, path: Path, declared: Declared = NOBODY) -> Summary:
     """The table and the notes of the finished runs among `records`; `path` is where their page will lie.
 
     What is promised together is promised by the unfinished ones as well: they have released models, too. Of runs that
@@ -199,7 +200,7 @@ def _cells(result: Mapping[str, Any]) -> dict[str, str]:
 def _epsilon(privacy: Record) -> str:
     if not privacy or privacy["epsilon_rdp"] is None:
         return "not private"
-    return f"{epsilon(privacy['epsilon_pld'])} / {epsilon(privacy['epsilon_rdp'])}"
+    return f"{epsilon_text(privacy['epsilon_pld'])} / {epsilon_text(privacy['epsilon_rdp'])}"
 
 
 def _population(privacy: Record, accountant: Accountant) -> str:
