@@ -20,7 +20,7 @@ from findings.kept import Kept
 from sottovoce.auditing.of_recipe import kept_at
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
-from sottovoce.reporting.archives import SUFFIX, pack, unpack
+from sottovoce.reporting.archives import ZIP, unzip, zip_folder
 from sottovoce.reporting.records import find_runs
 from sottovoce.training.run_folder import RESULTS
 
@@ -42,17 +42,17 @@ def keep_runs(
             print(f"left out: {folder} is not finished")
     results.mkdir(parents=True, exist_ok=True)
     for name, folders in finished.items():
-        archive = results / f"{name}{SUFFIX}"
+        archive = results / f"{name}{ZIP}"
         with tempfile.TemporaryDirectory() as place:
             if archive.is_file():
-                unpack(archive, Path(place))
+                unzip(archive, Path(place))
             for folder in folders:
                 size = keep(folder, Path(place) / folder.name, rounds=rounds, brief=brief, speakers=speakers)
                 print(f"kept {name}/{folder.name}: {size / 1000:,.0f} kB" + (" (large)" if size > LARGE else ""))
                 if kept_at(folder).is_file() and not kept_at(Path(place) / folder.name).is_file():
                     print(f"left out: {kept_at(folder)} is a release's, or of another recipe")
-            pack(Path(place), archive)
-    print(f"all that is kept: {sum(file.stat().st_size for file in results.glob(f'*{SUFFIX}')) / 1e6:,.2f} MB, packed")
+            zip_folder(Path(place), archive)
+    print(f"all that is kept: {sum(file.stat().st_size for file in results.glob(f'*{ZIP}')) / 1e6:,.2f} MB, packed")
 
 
 def write_documents(*, results: Path, docs: Path, allow_missing: bool) -> int:

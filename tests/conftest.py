@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports have empty figures: drawing takes longer than a short run, and tests/reporting looks at what is drawn."""
-    monkeypatch.setattr("sottovoce.reporting.html.inline_svg", lambda _: "<svg />")
+    monkeypatch.setattr("sottovoce.reporting.page.inline_svg", lambda _: "<svg />")
 
 
 @pytest.fixture(scope="session")

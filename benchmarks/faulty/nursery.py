@@ -164,9 +164,9 @@ def _start_quickly() -> None:
     """Children of the command are forked, too. Of this process's side of their connections they keep nothing, just as
     if a new program had been started in them."""
     from sottovoce import children
-    from sottovoce.reporting import html
+    from sottovoce.reporting import page
 
-    html.inline_svg = lambda drawing: "<svg></svg>"  # type: ignore[attr-defined]  # it would take longer than all else
+    page.inline_svg = lambda drawing: "<svg></svg>"  # type: ignore[attr-defined]  # it would take longer than all else
     pipe, ours = multiprocessing.Pipe, list[Connection]()
 
     def noted() -> tuple[Connection, Connection]:

@@ -22,7 +22,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.reporting.cohorts import cohort_section
-from sottovoce.reporting.curves import learning
+from sottovoce.reporting.curves import learning_drawings
 from sottovoce.reporting.drawings import (
     WIDTH,
     Drawing,
@@ -126,7 +126,7 @@ def reported(runs: Sequence[RunRecord], *, drawing: str, name: str) -> Drawing:
     found = [part for section in sections if section is not None for part in section.all_parts]
     profiles = [layer_profiles(run) for run in short[:1]]
     layers = [layer_drawings(short[0], own, prefix="", among=profiles) for own in profiles]
-    found += [*learning(short), *(part for drawings in layers for part in drawings)]
+    found += [*learning_drawings(short), *(part for drawings in layers for part in drawings)]
     known = {part.name: part for part in found if isinstance(part, Drawing)}
     if drawing not in known:
         raise InputError(f"drawing={drawing}: expected one that these runs have: {', '.join(known)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sottovoce.errors import InputError
-from sottovoce.reporting.archives import SUFFIX, open_path
+from sottovoce.reporting.archives import ZIP, open_path
 from sottovoce.reporting.records import RunRecord, read_run
 from sottovoce.training.run_folder import RESULTS
 
@@ -36,7 +36,7 @@ class Kept:
     _read: dict[str, RunRecord] = field(default_factory=dict)
 
     def suites(self) -> list[str]:
-        return sorted(path.stem for path in self.root.glob(f"*{SUFFIX}"))
+        return sorted(path.stem for path in self.root.glob(f"*{ZIP}"))
 
     def labels(self, suite: str) -> list[str]:
         """The finished runs of a suite, numbers in their own order."""
@@ -94,7 +94,7 @@ class Kept:
         return f"[{words}]({Path(os.path.relpath(self.root, self.document)).as_posix()}/{suite}.md#{label})"
 
     def _folder(self, suite: str) -> Path:
-        return open_path(self.root / f"{suite}{SUFFIX}")
+        return open_path(self.root / f"{suite}{ZIP}")
 
 
 def each(find: Callable[[str], Found], names: Iterable[str]) -> list[Found]:

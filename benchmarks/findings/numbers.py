@@ -12,9 +12,10 @@ from sottovoce.auditing.audit import HOLDS_TRUTH
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
 from sottovoce.reporting.audit import interval_of, kept_audit, or_infinite
-from sottovoce.reporting.cells import NOTHING, epsilon, integer
+from sottovoce.reporting.cells import epsilon_text, integer
 from sottovoce.reporting.layers import norm_profiles
 from sottovoce.reporting.records import RunRecord
+from sottovoce.tables import NOTHING
 
 FILES: Mapping[str, Callable[[RunRecord], Any]] = {
     "results": lambda run: run.results,
@@ -88,8 +89,8 @@ def told_epsilon(run: RunRecord) -> str:
     found = run.privacy
     if found.get("epsilon_rdp") is None:
         return "not private"
-    by_pld = epsilon(found.get("epsilon_pld"))
-    return f"ε = {epsilon(found['epsilon_rdp'])} by RDP, {by_pld} by PLD, at δ = {found['delta']:g}"
+    by_pld = epsilon_text(found.get("epsilon_pld"))
+    return f"ε = {epsilon_text(found['epsilon_rdp'])} by RDP, {by_pld} by PLD, at δ = {found['delta']:g}"
 
 
 def told_population(run: RunRecord) -> str:
@@ -112,10 +113,9 @@ def told_audit(run: RunRecord, found: Mapping[str, Any]) -> str:
     estimate, low, high = map(or_infinite, (found["estimate"]["epsilon"], *found["estimate"]["interval"]))
     holds = interval_of(run, found) == HOLDS_TRUTH
     level = f"{100 * found['estimate']['level']:.0f} % interval" if holds else "what an attack achieved:"
-    told = (
-        f"ε promised {NOTHING if promised is None else epsilon(promised)}, estimated {estimate} ({level} {low}–{high})"
-    )
-    proof = f"at least {epsilon(found['lower_bound']['epsilon'])}"
+    stated = NOTHING if promised is None else epsilon_text(promised)
+    told = f"ε promised {stated}, estimated {estimate} ({level} {low}–{high})"
+    proof = f"at least {epsilon_text(found['lower_bound']['epsilon'])}"
     tried = f"by {integer(found['canaries'])} canaries in {integer(found['rounds'])} rounds"
     return f"{told}, {proof}, {tried}: {VERDICTS[found['verdict']]}"
 

@@ -10,10 +10,10 @@ from findings.numbers import between, per_cent, told_audit, told_epsilon
 from findings.rates import dev_wer, start_wer
 from findings.templates import fill
 from sottovoce.reporting.audit import kept_audit
-from sottovoce.reporting.cells import NOTHING
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.run_facts import FACTS
+from sottovoce.reporting.run_facts import RUN_FACTS
 from sottovoce.reporting.titles import about_of
+from sottovoce.tables import NOTHING
 from sottovoce.training.run_folder import CONFIG
 
 TEMPLATE = Path(__file__).with_name("suite.template.md")
@@ -101,7 +101,7 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
         "privacy": told_epsilon(run) if run.privacy else NOTHING,
         **({} if (audit := kept_audit(run)) is None else {"audit": told_audit(run, audit)}),
         "ledger": _ledger(run),
-        **{name: FACTS[name](run) for name in ("rounds or steps", "engine", "commit", "hardware")},
+        **{name: RUN_FACTS[name](run) for name in ("rounds or steps", "engine", "commit", "hardware")},
         "again": _again(suite, _label(run)),
     }
 

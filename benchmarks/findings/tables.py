@@ -10,9 +10,10 @@ from findings.kept import Kept, find_path, settings_of, short
 from findings.numbers import per_cent, planned, probed
 from findings.rates import dev_wer, scored, start_wer
 from sottovoce.errors import InputError
-from sottovoce.reporting.cells import NOTHING, epsilon, integer
+from sottovoce.reporting.cells import epsilon_text, integer
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.run_facts import FACTS, short_commit
+from sottovoce.reporting.run_facts import RUN_FACTS, short_commit
+from sottovoce.tables import NOTHING
 
 Repeats = Mapping[int, RunRecord]
 
@@ -42,7 +43,7 @@ def _once(tell: Callable[[RunRecord], str]) -> Callable[[Repeats], str]:
 
 def _epsilon(run: RunRecord, accountant: str) -> str:
     found = run.privacy.get(f"epsilon_{accountant}")
-    return "–" if found is None else epsilon(found)
+    return "–" if found is None else epsilon_text(found)
 
 
 def _population(run: RunRecord) -> str:
@@ -74,8 +75,8 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
         "people for ε ≤ 8 (PLD)",
         _once(lambda run: integer((planned(run).get("pld") or {}).get("population_size"))),
     ),
-    "noise": ("noise", _once(FACTS["noise"])),
-    "server": ("server", _once(FACTS["server"])),
+    "noise": ("noise", _once(RUN_FACTS["noise"])),
+    "server": ("server", _once(RUN_FACTS["server"])),
 }
 
 
@@ -146,7 +147,7 @@ def said(value: Any) -> str:
 
 def _surroundings(settings: Mapping[str, Repeats]) -> str:
     runs = [run for repeats in settings.values() for run in repeats.values()]
-    where = " and ".join(dict.fromkeys(FACTS["hardware"](run) for run in runs))
+    where = " and ".join(dict.fromkeys(RUN_FACTS["hardware"](run) for run in runs))
     commits = ", ".join(dict.fromkeys(short_commit(run) or "unknown" for run in runs))
     return f"{len(runs)} runs on {where}, commit {commits}."
 

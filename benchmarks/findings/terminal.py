@@ -9,19 +9,19 @@ from rich.console import Console
 
 from findings.kept import Kept, each
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.summary import REPORT, for_terminal, summarise
+from sottovoce.reporting.summary import REPORT, summarise_runs
 
 COLUMNS = 100
 
 
 def shown(kept: Kept, runs: Sequence[str]) -> str:
     """The table of `runs` and that of their differences, the first being the one that others are compared with."""
-    summary = summarise([_alone(run) for run in each(kept.run, runs)], path=Path(REPORT))
+    summary = summarise_runs([_alone(run) for run in each(kept.run, runs)], path=Path(REPORT))
     console = Console(file=io.StringIO(), width=COLUMNS, color_system=None)
-    console.print(summary.table())
+    console.print(summary.for_terminal())
     if summary.differences is not None:
         console.print()
-        console.print(for_terminal(replace(summary.differences, note="")))
+        console.print(replace(summary.differences, note="").for_terminal())
     assert isinstance(console.file, io.StringIO)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return "\n".join(["```", *lines, "```"])

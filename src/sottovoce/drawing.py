@@ -6,15 +6,16 @@ Drawings are made without pyplot, so nothing global is touched, and the same con
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
+from sottovoce.tables import Table
 
 SUFFIXES = (".png", ".svg", ".html")
 
@@ -36,66 +37,14 @@ IN_THE_DARK = {
 # A fixed salt for the same bytes every time. No mathematics: a dollar sign in somebody's name is just that.
 _STYLE: dict[Any, Any] = {"svg.hashsalt": "sottovoce", "text.parse_math": False}
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-:root {{ --paper: #ffffff; --ink: #1f2430; --quiet: #5b6270; --line: #e3e6ec; {light} }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --paper: #14171d; --ink: #e6e8ee; --quiet: #a2a9b8; --line: #2b303b; {dark} }}
-}}
-body {{ margin: 2rem auto; max-width: 56rem; padding: 0 1rem; background: var(--paper); color: var(--ink);
-       font: 16px/1.5 system-ui, sans-serif; }}
-h1 {{ font-size: 1.4rem; }}
-figure {{ margin: 0; }}
-svg {{ width: 100%; height: auto; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .4rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }}
-th[colspan] {{ text-align: center; border: 0; padding-bottom: 0; }}
-th:first-child, td:first-child {{ text-align: left; }}
-.total {{ font-weight: 600; }}
-p {{ color: var(--quiet); font-size: .9rem; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<figure role="img" aria-label="{description}">
-{svg}
-</figure>
-<div class="wide">
-<table>
-<thead>
-{head}
-</thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-</div>
-{notes}
-</body>
-</html>
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What stands around a drawing in HTML. `description` is for whoever cannot see it.
-
-    `total` is the row set in bold, if any; `spans` are words over several columns each, above the headings.
-    """
+    """What stands around a drawing in HTML. `description` is for whoever cannot see it."""
 
     title: str
     description: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    total: int | None
-    spans: Sequence[tuple[str, int]] = ()
+    table: Table
     notes: Sequence[str] = ()
 
 
@@ -120,7 +69,9 @@ def write_drawing(path: Path | str, figure: Callable[[], Figure], page: Callable
     suffix = path.suffix.lower()
     with mpl.rc_context(_STYLE):
         if suffix == ".html":
-            content = _html(page(), svg=_rendered(figure(), "svg", background="none").decode()).encode()
+            around = page()
+            svg = in_theme(_rendered(figure(), "svg", background="none").decode())
+            content = fill_template("drawing.html", title=around.title, page=around, svg=svg).encode()
         else:
             content = _rendered(figure(), suffix[1:], background=PAPER)
     try:
@@ -137,26 +88,30 @@ def _rendered(figure: Figure, kind: str, *, background: str) -> bytes:
     return buffer.getvalue()
 
 
-def _html(page: Page, *, svg: str) -> str:
-    """The page: drawing and table inside, nothing fetched, in the reader's light or dark theme."""
+def in_theme(svg: str) -> str:
+    """A drawing as part of a page, whose style sheet gives its colours."""
     drawing = svg[svg.index("<svg") :]
     for number, colour in enumerate(IN_THE_DARK):
         drawing = drawing.replace(colour, f"var(--drawn-{number})")
-    head = ["".join(f'<th colspan="{width}">{escape(text)}</th>' for text, width in page.spans)] if page.spans else []
-    head.append("".join(f"<th>{escape(heading)}</th>" for heading in page.headings))
-    total = None if page.total is None else page.total % len(page.rows)
-    return _PAGE.format(
-        title=escape(page.title),
-        description=escape(page.description),
-        light=" ".join(f"--drawn-{number}: {colour};" for number, colour in enumerate(IN_THE_DARK)),
-        dark=" ".join(f"--drawn-{number}: {colour};" for number, colour in enumerate(IN_THE_DARK.values())),
-        svg=drawing,
-        head="\n".join(f"<tr>{cells}</tr>" for cells in head),
-        rows="\n".join(_row(cells, is_total=number == total) for number, cells in enumerate(page.rows)),
-        notes="\n".join(f"<p>{escape(note)}</p>" for note in page.notes),
+    return drawing.strip()
+
+
+def fill_template(name: str, **content: Any) -> str:
+    """The template of that name in `templates`, filled in. All but drawings is escaped."""
+    jinja = Environment(
+        loader=PackageLoader("sottovoce"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    jinja.filters["unbroken"] = _unbroken
+    return jinja.get_template(name).render(light_colours=IN_THE_DARK, dark_colours=IN_THE_DARK.values(), **content)
 
 
-def _row(cells: Sequence[str], *, is_total: bool) -> str:
-    start = '<tr class="total">' if is_total else "<tr>"
-    return start + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+def _unbroken(words: str) -> str:
+    """An ε and its number stay on one line."""
+    for piece in ("ε = ", "δ = ", "ε ≤ ", " : 1", " %"):
+        words = words.replace(piece, piece.replace(" ", "\N{NO-BREAK SPACE}"))
+    return words

@@ -15,14 +15,14 @@ from sottovoce.auditing.audit import (
     DRAWN_BY_CHANCE,
     HOLDS_TRUTH,
     Audit,
+    AuditVerdict,
     Observer,
-    Verdict,
     audit_rounds,
     interval_words,
 )
 from sottovoce.auditing.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine
 from sottovoce.auditing.rounds import audited_plan
-from sottovoce.auditing.scores import MatchedFilter, others_in, scores_of
+from sottovoce.auditing.scores import MatchedFilter, canary_scores, others_in
 from sottovoce.errors import InputError
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Trained
@@ -133,7 +133,7 @@ def test_what_the_other_canaries_bring_is_known(name: str) -> None:
         for i in range(40)
     ]
     assert np.allclose(others_in(canaries, best).sum(1), expected_N, atol=1e-4)
-    scores_NH = scores_of(canaries, directions_NP[5].float()[None], np.zeros(40, dtype=np.int64))
+    scores_NH = canary_scores(canaries, directions_NP[5].float()[None], np.zeros(40, dtype=np.int64))
     assert np.allclose(scores_NH.sum(1), product_NN[5], atol=1e-5)
 
 
@@ -164,7 +164,7 @@ def test_canaries_whose_group_has_no_turn_have_nothing_to_tell() -> None:
     canaries, best = filter_of(BANDED, rounds=2)
     assert best.weights_GT.shape == (2, 2)
     assert 0 < best.has_turn_N.sum() < 40
-    assert not scores_of(canaries, LAYOUT.zeros(2) + 1, best.groups_N)[~best.has_turn_N].any()
+    assert not canary_scores(canaries, LAYOUT.zeros(2) + 1, best.groups_N)[~best.has_turn_N].any()
     rare = Correlated(cycle=30, strategy=BANDED.strategy)
     with pytest.raises(InputError, match=r"canaries=20: [0-3] of them have a turn in so few rounds"):
         audit_of(canaries=20, rounds=1, cohort_size=2, noise_multiplier=1.2, mechanism=rare)
@@ -197,7 +197,7 @@ def test_canaries_on_a_gpu_are_the_same() -> None:
     assert torch.equal(here.directions(range(40)), there.directions(range(40)).cpu())
     seen_P = LAYOUT.zeros().normal_(generator=torch_stream(1))
     groups_N = np.zeros(40, dtype=np.int64)
-    scores = scores_of(here, seen_P[None], groups_N), scores_of(there, seen_P[None].cuda(), groups_N)
+    scores = canary_scores(here, seen_P[None], groups_N), canary_scores(there, seen_P[None].cuda(), groups_N)
     assert np.allclose(*scores, atol=1e-5)
 
 
@@ -247,7 +247,7 @@ def test_honest_rounds_are_consistent(name: str) -> None:
     assert not found.noise.is_missing
     assert found.people == PEOPLE
     if HONEST[name]["cohort_size"] < PEOPLE:  # where it is far below: what is promised is no close call
-        assert found.verdict is Verdict.CONSISTENT, found.why
+        assert found.verdict is AuditVerdict.CONSISTENT, found.why
         assert found.as_json()["verdict"] == "consistent"
 
 
@@ -272,7 +272,7 @@ def test_half_of_correlated_noise_alarms(name: str, monkeypatch: pytest.MonkeyPa
     less_noise(2)(monkeypatch)
     found = audit_of(seed=4, rounds=9, **CORRELATED[name])
     assert found.fit.low > found.promised
-    assert found.verdict is not Verdict.CONSISTENT
+    assert found.verdict is not AuditVerdict.CONSISTENT
 
 
 @pytest.mark.parametrize("name", ["everybody", "groups, BLT noise"])
@@ -288,7 +288,7 @@ def test_a_release_can_be_audited(name: str) -> None:
 def test_without_noise_nothing_is_promised_and_the_canaries_stand_out() -> None:
     found = audit_of(canaries=300, noise_multiplier=0.0)
     assert found.promised == math.inf
-    assert found.verdict is Verdict.CONSISTENT
+    assert found.verdict is AuditVerdict.CONSISTENT
     assert found.why == "nothing is promised, so that nothing can be broken"
     assert found.fit.epsilon > 20
     assert found.as_json()["promised"] == {"epsilon_pld": None, "epsilon_rdp": None}

@@ -10,13 +10,13 @@ import torch
 from tests.auditing.planted import less_noise
 
 from sottovoce.auditing import of_recipe
-from sottovoce.auditing.audit import Observer, Verdict
+from sottovoce.auditing.audit import AuditVerdict, Observer
 from sottovoce.auditing.of_recipe import AuditSettings, audit_recipe, kept_at
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.reporting.audit import audit_alarm, audit_section, kept_audit
-from sottovoce.reporting.html import Html
+from sottovoce.reporting.parts import Paragraph
 from sottovoce.reporting.records import read_run
 from sottovoce.training.context import Surroundings
 from sottovoce.training.stages import run_recipe
@@ -86,7 +86,7 @@ def test_an_audit_is_kept_beside_the_run_and_told_in_its_report(
     assert kept_audit(run) == content
     section = audit_section([run])
     assert section is not None
-    words = " ".join(part.content for part in section.parts if isinstance(part, Html))
+    words = " ".join(part.text for part in section.parts if isinstance(part, Paragraph))
     assert "Nothing speaks against the promise." in words
     # Of another recipe nothing is told.
     assert sottovoce("audit", recipe, "federation.privacy.noise_multiplier=3", *FEW, *where) == 0
@@ -117,8 +117,8 @@ def test_of_a_release_nothing_is_told_that_no_ledger_charges(place: Path, capsys
     section = audit_section([run])
     assert section is not None
     (only,) = section.parts
-    assert isinstance(only, Html)
-    assert "mine was made in secure mode: its audit made more rounds" in only.content
+    assert isinstance(only, Paragraph)
+    assert "mine was made in secure mode: its audit made more rounds" in only.text
     kept_at(folder).unlink()
     assert audit_section([run]) is None
 
@@ -181,4 +181,4 @@ def test_central_training_is_no_business_of_an_audit(place: Path) -> None:
 def test_verdicts_are_those_of_the_report() -> None:
     from sottovoce.reporting.audit import VERDICTS
 
-    assert set(VERDICTS) == set(Verdict)
+    assert set(VERDICTS) == set(AuditVerdict)

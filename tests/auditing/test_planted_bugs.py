@@ -12,7 +12,7 @@ from tests.auditing import planted
 from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of
 from tests.auditing.planted import Plant, is_far
 
-from sottovoce.auditing.audit import Verdict
+from sottovoce.auditing.audit import AuditVerdict
 from sottovoce.errors import BrokenPromise
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.privacy.adaptive import AdaptiveClipping
@@ -21,7 +21,7 @@ from sottovoce.privacy.plan import Plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
 WEIGHTED = {"weighting": "seconds", "weight_cap": 4.0}
-CAUGHT = {Verdict.ALARM, Verdict.BROKEN}
+CAUGHT = {AuditVerdict.ALARM, AuditVerdict.BROKEN}
 # Enough that none of them would be missed with other draws, four standard errors and more off: what counts less than
 # twice takes more.
 FEW, MANY = 600, 2000

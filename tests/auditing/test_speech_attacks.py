@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.auditing.secret_speech import IN, OUT, TAKES, SecretSpeaker, secret_store, sentence
+from sottovoce.auditing.secret_speech import IN, OUT, TAKES, SecretSpeaker, secret_sentence, secret_store
 from sottovoce.auditing.speech_attacks import (
     HOW,
     exposure,
@@ -17,7 +17,7 @@ from sottovoce.auditing.speech_attacks import (
     membership,
     played_fast,
 )
-from sottovoce.auditing.speech_audit import audit_speech, in_words
+from sottovoce.auditing.speech_audit import attack_words, audit_speech
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.losses import recordings_loss
@@ -63,7 +63,7 @@ def test_secrets_are_sentences_of_their_own(secrets: Store) -> None:
     assert secrets.splits[OUT] == range(2, 4)
     texts = {secrets.utterance(row).text for row in range(4 * TAKES)}
     assert len(texts) == 4
-    assert len({sentence(stream(1, number)) for number in range(200)}) == 200
+    assert len({secret_sentence(stream(1, number)) for number in range(200)}) == 200
     with pytest.raises(InputError, match="language=sw"):
         secret_store(Path("nowhere"), count=4, language="sw", seed=1)
     assert SecretSpeaker("a", IN, "en", "ba", 1).split == IN
@@ -120,7 +120,7 @@ def test_a_recipe_is_attacked_with_secrets_among_its_people(place: Path, secrets
     assert found.membership is not None
     assert (found.membership.members, found.membership.strangers) == (18, 12)
     assert [one.how for one in found.exposures] == list(HOW)
-    lines = in_words(found.as_json())
+    lines = attack_words(found.as_json())
     assert len(lines) == 3
     assert lines[0].startswith("who took part is told from strangers")
     with pytest.raises(InputError, match="secrets=2"):
@@ -134,4 +134,4 @@ def test_an_encoder_has_members_and_nothing_to_expose(place: Path) -> None:
     assert found.membership is not None
     assert found.exposures == ()
     assert "write nothing down" in found.missing["exposure"]
-    assert in_words(found.as_json())[-1].startswith("exposure: not tried")
+    assert attack_words(found.as_json())[-1].startswith("exposure: not tried")

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from findings.document import render
 
-from sottovoce.reporting.archives import pack
+from sottovoce.reporting.archives import zip_folder
 
 
 def archived(results: Path) -> Path:
     """The suites of `results`, folders so far, as archives beside them."""
     for folder in results.iterdir():
         if folder.is_dir():
-            pack(folder, results / f"{folder.name}.zip")
+            zip_folder(folder, results / f"{folder.name}.zip")
     return results
 
 

@@ -23,7 +23,7 @@ from jinja2.nodes import Const
 from tests.benchmarks.rendering import archived, rendered
 from tests.doctoring import rechain
 
-from sottovoce.auditing.of_recipe import SUFFIX as AUDIT
+from sottovoce.auditing.of_recipe import AUDIT_SUFFIX as AUDIT
 from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.config import Suite, load_experiment
 from sottovoce.errors import InputError

@@ -14,7 +14,7 @@ from sottovoce.privacy.accounting import poisson_epsilon
 from sottovoce.privacy.events import NoGuarantee, poisson_release
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.ledger_records import Header
-from sottovoce.reporting.archives import pack
+from sottovoce.reporting.archives import zip_folder
 
 Command = Callable[..., Any]
 
@@ -190,7 +190,7 @@ def test_of_a_suite_its_runs_are_named(sottovoce: Command, run: Path, tmp_path: 
     words = f"{run / 'ledger.jsonl'}: no ledger there, but runs that have one each: expected one of {run}/a, {run}/b"
     assert done.err == f"error: {words}\n"
     assert json.loads(done.out)["problem"] == words
-    pack(run, tmp_path / "suite.zip")
+    zip_folder(run, tmp_path / "suite.zip")
     archived = sottovoce("ledger", tmp_path / "suite.zip")
     assert archived.err.endswith(f"expected one of {tmp_path / 'suite.zip'}/a, {tmp_path / 'suite.zip'}/b\n")
 

@@ -7,8 +7,8 @@ import pytest
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate, score, select
-from sottovoce.evaluation.figure import draw
-from sottovoce.evaluation.table import summary
+from sottovoce.evaluation.figure import draw_evaluation
+from sottovoce.evaluation.table import evaluation_notes
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Store
 from sottovoce.text.normalisers import Normaliser, NormaliserName
@@ -66,10 +66,10 @@ def test_other_rules_spell_references_as_the_corpus_wrote_them_and_hypotheses(st
     told = score(store, chosen, heard, normaliser=rules)
     assert (told.words.length, told.words.errors) == (6, 1)
     assert told.as_json()["normalisation"] == {"name": "whisper-basic", "version": "0.1"}
-    assert "texts spelled by whisper-basic 0.1" in summary(told)
+    assert "texts spelled by whisper-basic 0.1" in evaluation_notes(told)
     ours = score(store, chosen, heard)
     assert (ours.words.length, ours.speech) == (4, told.speech), "the same speech, by other rules"
-    assert not any("spelled" in line for line in summary(ours))
+    assert not any("spelled" in line for line in evaluation_notes(ours))
     nothing = Normaliser(NormaliserName.WHISPER_BASIC, "0.1", lambda text: "")
     with pytest.raises(InputError, match=r"normaliser=whisper-basic leaves no word of 2 references"):
         score(store, chosen, heard, normaliser=nothing)
@@ -91,9 +91,9 @@ def test_language_must_be_the_same(recogniser: Recogniser, store: Store) -> None
 @pytest.mark.parametrize("name", ["figure.png", "figure.svg", "figure.html"])
 def test_figure(store: Store, tmp_path: Path, name: str) -> None:
     result = score(store, select(store), ["a [b] <c>"] * 7)
-    draw(result, tmp_path / name, title="tiny <model> on $made$")
+    draw_evaluation(result, tmp_path / name, title="tiny <model> on $made$")
     content = (tmp_path / name).read_bytes()
-    draw(result, tmp_path / name, title="tiny <model> on $made$")
+    draw_evaluation(result, tmp_path / name, title="tiny <model> on $made$")
     assert (tmp_path / name).read_bytes() == content, "the same bytes each time"
     if name.endswith("html"):
         assert b"tiny &lt;model&gt;" in content
@@ -104,6 +104,6 @@ def test_figure(store: Store, tmp_path: Path, name: str) -> None:
 def test_figure_mistakes(store: Store, tmp_path: Path) -> None:
     result = score(store, select(store, split="dev"), ["", ""])
     with pytest.raises(InputError, match=r"expected a file name that ends in \.png, \.svg, \.html"):
-        draw(result, tmp_path / "figure.jpg", title="")
+        draw_evaluation(result, tmp_path / "figure.jpg", title="")
     with pytest.raises(InputError, match="does not exist"):
-        draw(result, tmp_path / "nowhere/figure.png", title="")
+        draw_evaluation(result, tmp_path / "nowhere/figure.png", title="")

@@ -12,7 +12,7 @@ from rich.console import Console
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import score, select
 from sottovoce.evaluation.paired import Comparison, Difference, compare, difference, why_not
-from sottovoce.evaluation.paired_table import summary, table
+from sottovoce.evaluation.paired_table import comparison_notes, comparison_table
 from sottovoce.evaluation.per_speaker import interval
 from sottovoce.seeds import stream
 from sottovoce.store import Store
@@ -88,7 +88,7 @@ def test_a_model_beside_itself_differs_by_nothing() -> None:
     found = difference(test, test)
     assert (found.difference, found.interval, found.better, found.worse) == (0, (0, 0), 0, 0)
     assert not found.is_told_apart
-    assert summary(compare(test, test))[0] == "Not told apart by these speakers: 0.0 points (0.0 to 0.0)."
+    assert comparison_notes(compare(test, test))[0] == "Not told apart by these speakers: 0.0 points (0.0 to 0.0)."
 
 
 FACTS = [
@@ -161,7 +161,7 @@ def test_the_order_of_speakers_and_the_digits_that_are_kept_change_nothing() -> 
 def test_too_few_people_have_a_difference_and_no_interval() -> None:
     found = compare(scored([10] * 4, [1] * 4), scored([10] * 4, [3] * 4))
     assert (found.everybody.difference, found.everybody.interval) == (pytest.approx(-0.2), None)
-    assert summary(found)[0] == "Fewer than 5 speakers: nothing can be said of others."
+    assert comparison_notes(found)[0] == "Fewer than 5 speakers: nothing can be said of others."
 
 
 OURS = {"name": "sottovoce", "version": 1}
@@ -211,7 +211,7 @@ def test_an_evaluation_tells_what_is_needed(store: Store) -> None:
 
 def test_the_table_says_all_of_it_in_eighty_columns(grouped: tuple[dict[str, Any], dict[str, Any]]) -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(table(compare(*grouped), title="WER on [test]"))
+    console.print(comparison_table(compare(*grouped), title="WER on [test]"))
     text = console.export_text()
     assert "WER on [test]" in text
     for line in (

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.evaluation.subtitles import LINE_CHARACTERS, LINES, LONGEST_SECONDS, srt, subtitles
+from sottovoce.evaluation.subtitles import LINE_CHARACTERS, LINES, LONGEST_SUBTITLE_SECONDS, srt, subtitles
 from sottovoce.evaluation.transcribe import TimedWord
 
 
@@ -27,7 +27,7 @@ def test_subtitles_hold_every_word_and_fit_the_screen(words: list[TimedWord]) ->
     for subtitle in shown:
         assert 1 <= len(subtitle.lines) <= LINES
         assert all(len(line) <= LINE_CHARACTERS for line in subtitle.lines)
-        assert 0 < subtitle.end - subtitle.start <= LONGEST_SECONDS + 1e-6
+        assert 0 < subtitle.end - subtitle.start <= LONGEST_SUBTITLE_SECONDS + 1e-6
     for before, after in pairwise(shown):
         assert before.end <= after.start
 

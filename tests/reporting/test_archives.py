@@ -16,7 +16,7 @@ from sottovoce.cli import app
 from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting import archives
-from sottovoce.reporting.archives import as_typed, open_path, pack, unpack
+from sottovoce.reporting.archives import as_typed, open_path, unzip, zip_folder
 from sottovoce.reporting.records import find_runs, read_run
 
 NAMES = st.text("ab.-é", min_size=1, max_size=4).filter(lambda name: name.strip("."))
@@ -29,7 +29,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def suite(runs: Path, tmp_path: Path) -> Path:
     """All four runs in one archive."""
-    pack(runs, tmp_path / "suite.zip")
+    zip_folder(runs, tmp_path / "suite.zip")
     return tmp_path / "suite.zip"
 
 
@@ -41,8 +41,8 @@ def test_what_is_packed_comes_back_to_the_byte(
     for (label, name), content in files.items():
         (place / "folder" / label).mkdir(parents=True, exist_ok=True)
         (place / "folder" / label / name).write_bytes(content)
-    pack(place / "folder", place / "suite.zip")
-    unpack(place / "suite.zip", place / "back")
+    zip_folder(place / "folder", place / "suite.zip")
+    unzip(place / "suite.zip", place / "back")
     assert contents(place / "back") == {"/".join(names): content for names, content in files.items()}
 
 
@@ -54,7 +54,7 @@ def test_the_same_files_give_the_same_archive(tmp_path: Path) -> None:
             (tmp_path / place / name).mkdir(parents=True)
             (tmp_path / place / name / "results.json").write_text(name)
             (tmp_path / place / name / "results.json").chmod(rights)
-        pack(tmp_path / place, tmp_path / f"{place}.zip")
+        zip_folder(tmp_path / place, tmp_path / f"{place}.zip")
         with zipfile.ZipFile(tmp_path / f"{place}.zip") as packed:
             fields = ("filename", "date_time", "compress_type", "create_system", "external_attr", "extra", "comment")
             made.append([(packed.read(e), *(getattr(e, field) for field in fields)) for e in packed.infolist()])
@@ -76,7 +76,7 @@ def test_an_archive_written_anew_is_read_anew(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for content in ("one", "two"):
         (tmp_path / "folder/file").write_text(content)
-        pack(tmp_path / "folder", tmp_path / "suite.zip")
+        zip_folder(tmp_path / "folder", tmp_path / "suite.zip")
         assert (open_path(tmp_path / "suite.zip") / "file").read_text() == content
 
 
@@ -117,7 +117,7 @@ def test_a_spoilt_ledger_is_named_as_the_user_named_it(copied: MakeRun, tmp_path
     folder = copied("noisy")
     ledger = folder / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-2]))
-    pack(folder.parent, tmp_path.parent / f"{tmp_path.name}.zip")
+    zip_folder(folder.parent, tmp_path.parent / f"{tmp_path.name}.zip")
     run = tmp_path.parent / f"{tmp_path.name}.zip" / "noisy"
     done = CliRunner().invoke(app, ["ledger", str(run), "--json"])
     assert isinstance(done.exception, InputError)
@@ -128,7 +128,7 @@ def test_a_spoilt_ledger_is_named_as_the_user_named_it(copied: MakeRun, tmp_path
 
 def test_a_release_without_its_ledger_is_named_as_the_user_named_it(copied: MakeRun, tmp_path: Path) -> None:
     (copied("release") / "ledger.jsonl").unlink()
-    pack(tmp_path / "release", tmp_path / "release.zip")
+    zip_folder(tmp_path / "release", tmp_path / "release.zip")
     (record,) = (read_run(label, folder) for label, folder in find_runs([tmp_path / "release.zip"]).items())
     assert record.unsound.startswith(f"{tmp_path / 'release.zip'}/ledger.jsonl is missing")
 
@@ -149,7 +149,7 @@ def test_files_stay_below_their_folder(tmp_path: Path, name: str) -> None:
         packed.writestr(name, "harm")
     assert f"expected files below one folder, found {name!r}" in refused(tmp_path / "suite.zip")
     with pytest.raises(InputError):
-        unpack(tmp_path / "suite.zip", tmp_path / "back")
+        unzip(tmp_path / "suite.zip", tmp_path / "back")
     assert not (tmp_path / "back").exists(), "not even what is harmless"
 
 
@@ -158,7 +158,7 @@ def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path, monkeypa
         packed.writestr("run/zeros", bytes(2**20))
         packed.writestr("run/more", bytes(10))
     assert (tmp_path / "suite.zip").stat().st_size < 2**12
-    unpack(tmp_path / "suite.zip", tmp_path / "back")
+    unzip(tmp_path / "suite.zip", tmp_path / "back")
     monkeypatch.setattr(archives, "MOST_BYTES", 2**20 + 9)
     assert "expected at most 50,000 files and 1,048,585 bytes" in refused(tmp_path / "suite.zip")
     monkeypatch.undo()
@@ -173,7 +173,7 @@ def test_an_archive_that_understates_its_files_writes_no_more_than_it_said(tmp_p
     (tmp_path / "suite.zip").write_bytes(content.replace((2**20).to_bytes(4, "little"), (99).to_bytes(4, "little")))
     refused(tmp_path / "suite.zip")
     with pytest.raises(InputError):
-        unpack(tmp_path / "suite.zip", tmp_path / "back")
+        unzip(tmp_path / "suite.zip", tmp_path / "back")
     assert all(len(found) <= 99 for found in contents(tmp_path / "back").values())
 
 
@@ -210,7 +210,7 @@ def test_an_archive_is_replaced_as_a_whole_or_not_at_all(
     read = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: _deny(path) if path.name == "b" else read(path))
     with pytest.raises(PermissionError):
-        pack(tmp_path / "folder", suite)
+        zip_folder(tmp_path / "folder", suite)
     assert suite.read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "suite.zip"}
 

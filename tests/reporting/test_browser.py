@@ -8,7 +8,7 @@ from tests.reporting.browser import Tab, browser, find_browser
 
 from sottovoce.reporting.page import build_report, write_page
 from sottovoce.reporting.records import read_run
-from sottovoce.reporting.summary import summarise
+from sottovoce.reporting.summary import summarise_runs
 
 LAPTOP, PHONE, COMMON_PHONE = 1280, 380, 390
 BACKGROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 29)"}
@@ -101,7 +101,7 @@ def pages(runs: Path, releases: Path, tmp_path_factory: pytest.TempPathFactory) 
     }
     for name, folders in shown.items():
         records = [read_run(folder.name, folder) for folder in folders]
-        summary = summarise(records, path=place / f"{name}.html")
+        summary = summarise_runs(records, path=place / f"{name}.html")
         write_page(summary.path, summary.report(records, title=f"A page of {name}"))
     return {name: place / f"{name}.html" for name in shown}
 

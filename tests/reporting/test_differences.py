@@ -8,7 +8,7 @@ import pytest
 from tests.reporting.conftest import MakeRun
 
 from sottovoce.reporting.records import RunRecord, read_run
-from sottovoce.reporting.summary import START, Summary, summarise, write_report
+from sottovoce.reporting.summary import START, Summary, summarise_runs, write_report
 
 
 def records(folder: Path, *names: str) -> list[RunRecord]:
@@ -16,7 +16,7 @@ def records(folder: Path, *names: str) -> list[RunRecord]:
 
 
 def summary_of(*runs: RunRecord) -> Summary:
-    return summarise(runs, path=Path("report.html"))
+    return summarise_runs(runs, path=Path("report.html"))
 
 
 def spoil(folder: Path, change: dict[str, Any]) -> None:

@@ -15,24 +15,24 @@ from tests.reporting.conftest import MakeRun
 from sottovoce.models.transformer import FAMILY
 from sottovoce.reporting.cohorts import cohort_lines, cohort_section
 from sottovoce.reporting.convergence import convergence
-from sottovoce.reporting.curves import learning
+from sottovoce.reporting.curves import learning_drawings
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.dynamics import dynamics_section, noised_norms
-from sottovoce.reporting.gradients import DEVIATIONS, NORMS, gradient_section, mean_profile
-from sottovoce.reporting.html import Section
+from sottovoce.reporting.gradients import DEVIATIONS, NORMS, gradient_profile, gradient_section
 from sottovoce.reporting.layers import layer_drawings, layer_profiles, spread_profiles
 from sottovoce.reporting.page import build_report
+from sottovoce.reporting.parts import Chapter
 from sottovoce.reporting.populations import population_drawings
 from sottovoce.reporting.records import RunRecord, read_run
-from sottovoce.reporting.summary import summarise
-from sottovoce.reporting.tables import bound_tables
+from sottovoce.reporting.result_tables import bound_tables
+from sottovoce.reporting.summary import summarise_runs
 
 
 def read(runs: Path, name: str) -> RunRecord:
     return read_run(name, runs / name)
 
 
-def names_of(section: Section | None) -> list[str]:
+def names_of(section: Chapter | None) -> list[str]:
     assert section is not None
     return [part.name for part in section.all_parts]  # type: ignore[union-attr]
 
@@ -125,7 +125,7 @@ def test_a_release_shows_no_norms_whatever_lies_in_its_folder(runs: Path, copied
 
 def test_central_gradients_are_means_over_windows_in_which_there_were_any(runs: Path) -> None:
     windows = [{"step": 1, NORMS: {"w1": [2.0, 0.0], "conv": 1.0}}, {"step": 2, NORMS: {"w1": [4.0, 3.0], "conv": 2.0}}]
-    profile = mean_profile(windows, NORMS)
+    profile = gradient_profile(windows, NORMS)
     assert profile.blocks == {"w1": (3.0, 3.0)}
     assert profile.outside == {"conv": 1.5}
     run = read(runs, "central")
@@ -153,7 +153,7 @@ def test_the_headline_is_a_test_set_that_nothing_was_chosen_on(runs: Path) -> No
     assert scored_on(run, dev=0.1, crowd=0.2).headline_test == "crowd"
     assert scored_on(run, dev=0.1).headline_test == "dev"
     assert not scored_on(run, dev=0.1).is_chosen_on("elsewhere:dev")
-    rows = summarise([scored_on(run, dev=0.1, test=0.2)], path=Path("report.html")).rows
+    rows = summarise_runs([scored_on(run, dev=0.1, test=0.2)], path=Path("report.html")).rows
     assert [row[:3] for row in rows] == [
         ("before federation", "test", "20.0%"),
         ("before federation", "dev (chosen on)", "10.0%"),
@@ -165,7 +165,7 @@ def test_the_headline_is_a_test_set_that_nothing_was_chosen_on(runs: Path) -> No
 def test_test_sets_over_rounds_leave_out_what_was_chosen_on(runs: Path) -> None:
     run = read(runs, "noisy")
     metrics = [{"step": step, "dev_wer": 0.5, "test_wer": {"dev": 0.5, "test": 0.6 - step / 10}} for step in (0, 2, 4)]
-    drawn = {drawing.name: drawing for drawing in learning([replace(run, metrics=metrics)])}
+    drawn = {drawing.name: drawing for drawing in learning_drawings([replace(run, metrics=metrics)])}
     assert {*drawn} == {"dev-wer", "along-test", "loss"}
     assert "noisy from 60.0% to 20.0%" in drawn["along-test"].alt
     assert "by whom the model was chosen" in drawn["dev-wer"].caption

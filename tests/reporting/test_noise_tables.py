@@ -7,7 +7,7 @@ import pytest
 
 from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.summary import summarise
+from sottovoce.reporting.summary import summarise_runs
 
 # 100 clients, 10 of them a round: σ_DP = z / 10.
 LARGER = {"population_size": 1000, "cohort_size": 100, "central_steps": 30, "noise_multiplier": 1.0}
@@ -99,8 +99,8 @@ def test_runs_that_do_not_differ_in_both_alone_make_none(runs: list[RunRecord]) 
 
 
 def test_the_short_report_of_a_suite_has_the_papers_numbers_and_that_of_one_run_has_not() -> None:
-    assert [table.name for table in summarise(RUNS, path=Path("report.html")).tables] == ["noise"]
+    assert [table.name for table in summarise_runs(RUNS, path=Path("report.html")).tables] == ["noise"]
     apart = [run("a", "dim", 0.3, sigma=0.1, paper=paper(20.0)), run("b", "dim", 0.2, paper=paper(10.0))]
-    (beside,) = summarise(apart, path=Path("report.html")).tables
+    (beside,) = summarise_runs(apart, path=Path("report.html")).tables
     assert [row[-2:] for row in beside.rows] == [("20.0 %", "30.0 %"), ("10.0 %", "20.0 %")]
-    assert summarise(RUNS[:1], path=Path("report.html")).tables == ()
+    assert summarise_runs(RUNS[:1], path=Path("report.html")).tables == ()

@@ -31,7 +31,7 @@ from sottovoce.privacy.odds import Odds
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.promise import both, promise_of, written_out
 from sottovoce.reporting import verdict as verdicts
-from sottovoce.reporting.cells import epsilon as cell
+from sottovoce.reporting.cells import epsilon_text as cell
 from sottovoce.reporting.records import LedgerCheck, RunRecord, read_run
 from sottovoce.reporting.statement import statement
 from sottovoce.reporting.verdict import verdict_on

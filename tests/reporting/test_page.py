@@ -7,13 +7,14 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from html import escape, unescape
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 from tests.reporting.conftest import MakeRun
 from typer.testing import CliRunner
 
@@ -22,14 +23,14 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.wer import count_words, tally
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import layer_index, parameter_kind
-from sottovoce.reporting.convergence import convergence, verdict
+from sottovoce.reporting.convergence import convergence, premise_words
 from sottovoce.reporting.drawings import Drawing
-from sottovoce.reporting.html import render
 from sottovoce.reporting.layers import noise_profile, norm_profiles, trust_profile
-from sottovoce.reporting.page import Report, build_report, write_figures, write_tables
+from sottovoce.reporting.page import Report, as_html, build_report, write_figures, write_tables
+from sottovoce.reporting.parts import Chapter, MacroPart
 from sottovoce.reporting.records import RunRecord, find_runs, read_run
-from sottovoce.reporting.tables import paper_tables
-from sottovoce.reporting.transcripts import align, marked
+from sottovoce.reporting.result_tables import paper_tables
+from sottovoce.reporting.transcripts import align_words
 
 LAYERED = {"norms-before", "norms-spread", "norms-after", "noise-to-signal", "trust-ratios"}
 OVER_ROUNDS = {"gradients-local", "updates-before", "updates-after", "pseudo-gradient", "pseudo-gradient-noised"}
@@ -37,10 +38,6 @@ OVER_ROUNDS = {"gradients-local", "updates-before", "updates-after", "pseudo-gra
 
 def reported(folders: Sequence[Path], *, title: str = "A report") -> Report:
     return build_report([read_run(folder.name, folder) for folder in folders], title=title)
-
-
-def html_of(report: Report) -> str:
-    return render(report.title, report.lead, report.sections)
 
 
 def words_of(page: str) -> str:
@@ -56,7 +53,7 @@ def noisy(runs: Path) -> Report:
 @pytest.fixture(scope="module")
 def page(noisy: Report) -> str:
     """Drawing takes a while: the page of one run is made once."""
-    return html_of(noisy)
+    return as_html(noisy)
 
 
 def text_of(report: Report) -> str:
@@ -65,7 +62,7 @@ def text_of(report: Report) -> str:
         replace(section, parts=tuple(part for part in section.parts if not isinstance(part, Drawing)))
         for section in report.sections
     ]
-    return words_of(render(report.title, report.lead, without))
+    return words_of(as_html(replace(report, sections=tuple(without))))
 
 
 def names_of(report: Report) -> set[str]:
@@ -138,7 +135,7 @@ def test_the_page_stands_alone(page: str) -> None:
 
 
 def test_no_two_things_have_one_id_and_every_reference_is_answered(runs: Path) -> None:
-    page = html_of(reported([runs / name for name in ("quiet", "release")]))
+    page = as_html(reported([runs / name for name in ("quiet", "release")]))
     ids = re.findall(r'\bid="([^"]*)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', page)) <= {(i, "") for i in ids} | {("", i) for i in ids}
@@ -152,14 +149,14 @@ def test_every_figure_is_told_in_words(noisy: Report, page: str) -> None:
 
 
 def test_the_same_folders_give_the_same_bytes(runs: Path, page: str) -> None:
-    assert html_of(reported([runs / "noisy"])) == page
+    assert as_html(reported([runs / "noisy"])) == page
 
 
 def test_a_name_is_a_name_whatever_it_says(copied: MakeRun, tmp_path: Path) -> None:
     hostile = '"><script>alert(1)</script>$x$'
     record = read_run(hostile, copied("release"))
     other = read_run("other", tmp_path / "release")
-    page = html_of(build_report([record, other], title=hostile))
+    page = as_html(build_report([record, other], title=hostile))
     assert "<script" not in page
     assert escape(hostile) in page
 
@@ -340,7 +337,7 @@ def test_the_noise_term_follows_from_the_run_and_what_is_unknown_is_said(runs: P
     unknown = {name for name, value in found.bound.terms.items() if math.isnan(value)}
     assert unknown == {*("local_drift", "trust_ratio", "intra_client", "global_update_noise", "local_update_noise")}
     assert not found.bound.holds
-    verdicts = {assumption.name: verdict(assumption) for assumption in found.bound.assumptions}
+    verdicts = {assumption.name: premise_words(assumption) for assumption in found.bound.assumptions}
     assert verdicts["server_lr·L < 1"] == "not measured"
     assert verdicts["κ > 0"] == "does not hold", "local_lr·local_steps = 0.2 is far from 1"
 
@@ -373,17 +370,28 @@ TEXT = st.lists(st.sampled_from(["one", "two", "three", "<b>", "&"]), max_size=7
 
 @given(reference=TEXT, hypothesis=TEXT)
 def test_an_alignment_tells_both_texts_and_counts_every_error(reference: str, hypothesis: str) -> None:
-    found = align(reference, hypothesis)
+    found = align_words(reference, hypothesis)
     assert " ".join(s.said for s in found if s.said) == reference
     assert " ".join(s.heard for s in found if s.heard) == hypothesis
-    wrong = sum(max(len(s.said.split()), len(s.heard.split())) for s in found if s.kind != "equal")
+    wrong = sum(max(len(s.said.split()), len(s.heard.split())) for s in found if s.is_error)
     assert wrong == tally(count_words([reference], [hypothesis])).errors
-    assert "<b>" not in marked(reference, hypothesis)
+    assert "<b>" not in "".join(marked((reference, hypothesis)))
+
+
+def marked(*samples: tuple[str, str]) -> list[str]:
+    """HTML of transcripts on a page."""
+    block = MacroPart("transcripts", [align_words(*sample) for sample in samples])
+    page = as_html(Report("", "", (), (Chapter("transcripts", "", "", (block,)),), ()))
+    return re.findall("<li>(.*)</li>", page.partition("<main>")[2])
 
 
 def test_errors_are_marked_in_place() -> None:
-    assert marked("abc de", "abc d e") == "abc <ins>d</ins> <del>de</del><ins>e</ins>"
-    assert marked("a b", "") == "<del>a b</del>"
+    assert marked(("abc de", "abc d e"), ("a b", ""), ("", ""), ("<b>", "<b>")) == [
+        "abc <ins>d</ins> <del>de</del><ins>e</ins>",
+        "<del>a b</del>",
+        "<i>nothing said, nothing heard</i>",
+        "&lt;b&gt;",
+    ]
 
 
 # Files and the command.

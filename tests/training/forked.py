@@ -130,9 +130,9 @@ def run_command(arguments: list[str], watch: Watch) -> Any:
     Reports have empty figures: a short run would spend most of its time on drawing them, and more of it when watched.
     """
     from sottovoce.cli import main
-    from sottovoce.reporting import html
+    from sottovoce.reporting import page
 
-    html.inline_svg = lambda _: "<svg />"  # type: ignore[attr-defined]
+    page.inline_svg = lambda _: "<svg />"  # type: ignore[attr-defined]
     sys.argv = ["sottovoce", *arguments]
     try:
         with watch:

@@ -13,6 +13,7 @@ from sottovoce.analysis.signals import MEASURES
 from sottovoce.analysis.table import HEADINGS, notes, rows
 from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
 from sottovoce.seeds import keyed_order, stream
+from sottovoce.tables import Table
 
 # More would be one grey cloud, and hours of t-SNE.
 MAP_POINTS = 2000
@@ -32,9 +33,7 @@ def _page(found: list[Heterogeneity], figures: dict[str, Any]) -> Page:
     return Page(
         title="Heterogeneity of " + " and ".join(one.store for one in found),
         description="Clients by loudness, log-HNR, permutation entropy and blind SNR, and a map of their utterances",
-        headings=HEADINGS,
-        rows=rows(figures),
-        total=None,
+        table=Table("heterogeneity", "", HEADINGS, tuple(rows(figures)), words=2),
         notes=(*notes(figures), MAP_NOTE.format(points=MAP_POINTS, method=method)),
     )
 

@@ -22,10 +22,10 @@ from torch import Tensor
 from sottovoce.auditing.canaries import Canaries, CanaryEngine, JoinedEngine
 from sottovoce.auditing.drawn import Drawn, DrawnMeter
 from sottovoce.auditing.gaussian_fit import LEVEL, Fit, fit_epsilon
-from sottovoce.auditing.guesses import Bound, bound_epsilon
+from sottovoce.auditing.guesses import GuessBound, bound_epsilon
 from sottovoce.auditing.noise_found import NoiseFound, NoiseMeter
 from sottovoce.auditing.rounds import audited_plan, make_rounds
-from sottovoce.auditing.scores import Floats, MatchedFilter, others_in, scores_of
+from sottovoce.auditing.scores import Floats, MatchedFilter, canary_scores, others_in
 from sottovoce.errors import InputError
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import AfterStep
@@ -42,7 +42,7 @@ class Observer(StrEnum):
     FINAL = "final"  # the last model alone, and the first
 
 
-class Verdict(StrEnum):
+class AuditVerdict(StrEnum):
     CONSISTENT = "consistent"  # nothing speaks against the promise
     ALARM = "alarm"  # the estimate lies above it, interval and all
     BROKEN = "broken"  # it is refuted
@@ -83,7 +83,7 @@ class Audit:
     promised_by: Epsilon
     fit: Fit
     worst: tuple[str, Fit]
-    bound: Bound
+    bound: GuessBound
     noise: NoiseFound | None
     drawn: Drawn | None
     interval: str
@@ -94,34 +94,34 @@ class Audit:
         return self.interval == HOLDS_TRUTH
 
     @property
-    def against(self) -> tuple[tuple[Verdict, str], ...]:
+    def against(self) -> tuple[tuple[AuditVerdict, str], ...]:
         """All that speaks against the promise, in words; proofs first."""
         bound, noise, fit, drawn = self.bound, self.noise, self.fit, self.drawn
         tensor, worst = self.worst
         promised = f"{self.promised:.4g} is promised"
-        found: list[tuple[Verdict, str]] = []
+        found: list[tuple[AuditVerdict, str]] = []
         if bound.epsilon > self.promised:
             guessed = f"{bound.right:,} of {bound.made:,} guesses were right"
-            found.append((Verdict.BROKEN, f"{guessed}: ε is at least {bound.epsilon:.2f}, and {promised}"))
+            found.append((AuditVerdict.BROKEN, f"{guessed}: ε is at least {bound.epsilon:.2f}, and {promised}"))
         if noise is not None and noise.is_missing:
             what = "differences between rounds" if noise.between_rounds else "releases"
             claimed = f"{noise.share:.1%} of the noise that is claimed in {noise.tensor}"
-            found.append((Verdict.BROKEN, f"{what} hold {claimed}"))
+            found.append((AuditVerdict.BROKEN, f"{what} hold {claimed}"))
         if fit.low > self.promised:
-            found.append((Verdict.ALARM, f"the estimate's interval begins at ε = {fit.low:.2f}, and {promised}"))
+            found.append((AuditVerdict.ALARM, f"the estimate's interval begins at ε = {fit.low:.2f}, and {promised}"))
         if worst.low > self.promised:
-            found.append((Verdict.ALARM, f"that by {tensor} alone begins at ε = {worst.low:.2f}, and {promised}"))
+            found.append((AuditVerdict.ALARM, f"that by {tensor} alone begins at ε = {worst.low:.2f}, and {promised}"))
         if drawn is not None and drawn.stands_out:
             stands = f"who is drawn stands {drawn.effect:.2f} standard deviations out of the noise"
-            found.append((Verdict.ALARM, f"{stands}, and {drawn.effect_accounted:.2f} is accounted for"))
+            found.append((AuditVerdict.ALARM, f"{stands}, and {drawn.effect_accounted:.2f} is accounted for"))
         if drawn is not None and drawn.too_often:
             often = f"{drawn.rate:.2%} are drawn in a round, and {drawn.rate_accounted:.2%} is accounted for"
-            found.append((Verdict.ALARM, often))
+            found.append((AuditVerdict.ALARM, often))
         return tuple(found)
 
     @property
-    def verdict(self) -> Verdict:
-        return self.against[0][0] if self.against else Verdict.CONSISTENT
+    def verdict(self) -> AuditVerdict:
+        return self.against[0][0] if self.against else AuditVerdict.CONSISTENT
 
     @property
     def why(self) -> str:
@@ -195,12 +195,12 @@ def audit_rounds(
         on_round=on_round,
     )
     if observer is Observer.RELEASES:
-        raw_NH = scores_of(birds, watch.total_GP, best.groups_N)
+        raw_NH = canary_scores(birds, watch.total_GP, best.groups_N)
         # Whoever the promise is made against knows all other users: what the other canaries bring is taken off, as far
         # as it is known, which is but for who was drawn. The bound may not know it: that would be to look at the coins.
         clean_NH = raw_NH - others_in(birds, best)
     else:
-        raw_NH = clean_NH = scores_of(birds, (begun_P - server.result_P)[None], np.zeros_like(best.groups_N))
+        raw_NH = clean_NH = canary_scores(birds, (begun_P - server.result_P)[None], np.zeros_like(best.groups_N))
     return _judged(
         birds,
         raw_NH[best.has_turn_N],

@@ -18,7 +18,7 @@ from torch import Tensor
 from sottovoce.auditing.canaries import Canaries
 from sottovoce.seeds import stream
 
-LEVEL = 0.999  # of both intervals
+DRAWN_LEVEL = 0.999  # of both intervals
 _REACH = 3.2905  # standard errors to either side
 
 
@@ -53,7 +53,7 @@ class Drawn:
             "sampling_rate": self.rate,
             "sampling_rate_interval": [self.rate - self.rate_error, self.rate + self.rate_error],
             "sampling_rate_accounted": self.rate_accounted,
-            "level": LEVEL,
+            "level": DRAWN_LEVEL,
         }
 
 

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from sottovoce.auditing.gaussian_fit import Scores
 
-LEVEL = 0.95
+GUESS_LEVEL = 0.95
 # Shares of the canaries that are guessed, fixed beforehand. All are tried, and pay for it (Bonferroni).
 SHARES = (0.02, 0.05, 0.1, 0.25, 0.5)
 
 
 @dataclass(frozen=True)
-class Bound:
+class GuessBound:
     """ε is at least `epsilon`: of `made` guesses, `right` were right."""
 
     epsilon: float
@@ -34,10 +34,10 @@ class Bound:
     right: int
 
     def as_json(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "guesses": self.made, "right": self.right, "level": LEVEL}
+        return {"epsilon": self.epsilon, "guesses": self.made, "right": self.right, "level": GUESS_LEVEL}
 
 
-def bound_epsilon(scores: Scores, is_in: NDArray[np.bool_], *, delta: float) -> Bound:
+def bound_epsilon(scores: Scores, is_in: NDArray[np.bool_], *, delta: float) -> GuessBound:
     """The best lower bound: `scores` are functions of what was released and of nothing else, coins included.
 
     The highest scores are guessed to be in, the lowest out, as many of each.
@@ -47,7 +47,7 @@ def bound_epsilon(scores: Scores, is_in: NDArray[np.bool_], *, delta: float) -> 
     for share in SHARES:
         half = max(1, round(share * len(scores) / 2))
         right = int(is_in[order[-half:]].sum() + (~is_in[order[:half]]).sum())
-        found.append(Bound(_largest_refuted(len(scores), 2 * half, right, delta=delta), 2 * half, right))
+        found.append(GuessBound(_largest_refuted(len(scores), 2 * half, right, delta=delta), 2 * half, right))
     return max(found, key=lambda bound: bound.epsilon)
 
 
@@ -55,7 +55,7 @@ def _largest_refuted(coins: int, made: int, right: int, *, delta: float) -> floa
     """The largest ε at which so many right guesses are too many to be chance."""
     from scipy.optimize import brentq
 
-    chance = (1 - LEVEL) / len(SHARES)
+    chance = (1 - GUESS_LEVEL) / len(SHARES)
 
     def excess(epsilon: float) -> float:
         return chance_of(coins, made, right, epsilon=epsilon, delta=delta) - chance

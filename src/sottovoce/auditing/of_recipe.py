@@ -18,7 +18,7 @@ from sottovoce.training.context import Surroundings
 from sottovoce.training.engines import engine_of, likely_fastest
 from sottovoce.training.simulation import gather
 
-SUFFIX = ".audit.json"
+AUDIT_SUFFIX = ".audit.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def attack_recipe(
 
 def kept_at(folder: Path) -> Path:
     """Where the audit of the run in `folder` is kept: beside it, so that the run may still be to come."""
-    return folder.with_name(folder.name + SUFFIX)
+    return folder.with_name(folder.name + AUDIT_SUFFIX)
 
 
 def config_digest(config: str) -> str:
@@ -98,7 +98,7 @@ def config_digest(config: str) -> str:
     return hashlib.blake2b(config.encode(), digest_size=16).hexdigest()
 
 
-def keep(folder: Path, recipe: Recipe, audit: Audit, speech: SpeechAudit | None = None) -> Mapping[str, Any]:
+def keep_audit(folder: Path, recipe: Recipe, audit: Audit, speech: SpeechAudit | None = None) -> Mapping[str, Any]:
     """Write it down. Its rounds were made with the recipe's people, and nobody has accounted for them."""
     content = {
         "accounted": False,

@@ -94,7 +94,7 @@ def _shifted(rows_GT: Floats, column: Floats) -> Floats:
     return found
 
 
-def scores_of(canaries: Canaries, seen_GP: Tensor, groups_N: NDArray[np.int64]) -> Floats:
+def canary_scores(canaries: Canaries, seen_GP: Tensor, groups_N: NDArray[np.int64]) -> Floats:
     """How far what its group has seen goes in each canary's direction, tensor by tensor [N, H]; 0 without a turn."""
     layout = canaries.plan.layout
     parts = layout.parts(seen_GP.float())
@@ -117,7 +117,7 @@ def others_in(canaries: Canaries, observer: MatchedFilter) -> Floats:
         members_GN = (groups_N[which] == np.arange(len(expected_GG))[:, None]) & canaries.is_in[which]
         total_GP += torch.from_numpy(members_GN).to(directions_NP) @ directions_NP
     seen_GP = torch.from_numpy(expected_GG).to(total_GP) @ total_GP
-    found = scores_of(canaries, seen_GP, groups_N)
+    found = canary_scores(canaries, seen_GP, groups_N)
     own_N = canaries.is_in & observer.has_turn_N
     found[own_N] -= np.outer(expected_GG.diagonal()[groups_N[own_N]], np.square(canaries.shares_H))
     return found

@@ -25,7 +25,7 @@ _LONGEST_SECONDS = 8.0
 _TASK = "crowd"
 
 
-def sentence(rng: np.random.Generator) -> str:
+def secret_sentence(rng: np.random.Generator) -> str:
     """Made-up words of as many syllables each; letters that every alphabet here has."""
     return " ".join(
         "".join(rng.choice(list(_FIRST)) + rng.choice(list(_LAST)) for _ in range(SYLLABLES)) for _ in range(WORDS)
@@ -43,7 +43,7 @@ class SecretSpeaker:
     seed: int
 
 
-def render(speaker: SecretSpeaker) -> RenderedSpeaker:
+def render_secret(speaker: SecretSpeaker) -> RenderedSpeaker:
     """The sentence, some times over: the same samples in any process."""
     preset = PRESETS[_TASK]
     voice = draw_voice(preset, language=speaker.language, seed=speaker.seed)
@@ -66,11 +66,11 @@ def secret_store(folder: Path, *, count: int, language: str, seed: int) -> Store
     seeds = [derive(seed, "secret", number) for number in range(count)]
     speakers = [
         SecretSpeaker(
-            f"secret-{number:04d}", IN if number % 2 == 0 else OUT, language, sentence(stream(own, "text")), own
+            f"secret-{number:04d}", IN if number % 2 == 0 else OUT, language, secret_sentence(stream(own, "text")), own
         )
         for number, own in enumerate(seeds)
     ]
     speakers.sort(key=lambda speaker: (speaker.split, speaker.name))
-    corpus = Corpus(name="secrets", language=language, speakers=speakers, render=render, problems=ProblemLog())
+    corpus = Corpus(name="secrets", language=language, speakers=speakers, render=render_secret, problems=ProblemLog())
     pack(corpus, folder, workers=1)
     return Store(folder)

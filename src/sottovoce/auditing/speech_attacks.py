@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.auditing.secret_speech import sentence
+from sottovoce.auditing.secret_speech import secret_sentence
 from sottovoce.errors import InputError
 from sottovoce.evaluation.losses import recordings_loss
 from sottovoce.models.saved import Recogniser
@@ -29,7 +29,7 @@ from sottovoce.store import Store
 
 Samples = NDArray[np.int16]
 
-MOST_UTTERANCES = 4  # of a speaker: enough to know how well they are understood
+MOST_OF_SPEAKER = 4  # of a speaker: enough to know how well they are understood
 ALTERNATIVES = 63  # of a secret sentence: six bits, with itself
 SPEED = 1.5
 _REACH = 1.96  # of a 95 % interval
@@ -103,7 +103,7 @@ def speaker_gain(
     try:
         speech = load_speech(
             store,
-            rows[:MOST_UTTERANCES],
+            rows[:MOST_OF_SPEAKER],
             after.tokens,
             family=after.family,
             settings=after.settings,
@@ -122,7 +122,7 @@ def exposures(
 ) -> list[float]:
     """Bits of each secret of `rows` (one utterance of each), by its rank among sentences that nobody has said."""
     rng = stream(seed, "alternatives")
-    others = [after.tokens.encode(sentence(rng)) for _ in range(ALTERNATIVES)]
+    others = [after.tokens.encode(secret_sentence(rng)) for _ in range(ALTERNATIVES)]
     found = []
     for row in rows.tolist():
         text = store.utterance(row).text

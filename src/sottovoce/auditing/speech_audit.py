@@ -53,7 +53,7 @@ class SpeechAudit:
         }
 
 
-def in_words(found: Mapping[str, Any]) -> list[str]:
+def attack_words(found: Mapping[str, Any]) -> list[str]:
     """What `SpeechAudit.as_json` says, for people."""
     lines = []
     if (known := found["membership"]) is not None:

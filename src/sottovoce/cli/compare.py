@@ -38,7 +38,7 @@ def compare(
     """
     from sottovoce.evaluation.paired import compare as compared
     from sottovoce.evaluation.paired import why_not
-    from sottovoce.evaluation.paired_table import table
+    from sottovoce.evaluation.paired_table import comparison_table
     from sottovoce.models.family import find_family
 
     kept = _kept_tests(first), _kept_tests(second)
@@ -64,7 +64,7 @@ def compare(
         return
     for name, comparison in found.items():
         spelled = "" if normaliser == NormaliserName.OURS else f", texts spelled by {normaliser}"
-        stdout.print(table(comparison, title=f"WER on {name}{spelled}\nA: {first}\nB: {second}"))
+        stdout.print(comparison_table(comparison, title=f"WER on {name}{spelled}\nA: {first}\nB: {second}"))
 
 
 def _spelling(test: Test) -> dict[str, Any]:

@@ -70,9 +70,9 @@ def evaluate(
     from sottovoce.drawing import check_plot
     from sottovoce.evaluation.decoder import choose_decoder
     from sottovoce.evaluation.evaluate import check_language, score, select, told_collapsed
-    from sottovoce.evaluation.figure import draw
+    from sottovoce.evaluation.figure import draw_evaluation
     from sottovoce.evaluation.recognise import choose_device, recognise
-    from sottovoce.evaluation.table import table
+    from sottovoce.evaluation.table import evaluation_table
     from sottovoce.models.saved import load
     from sottovoce.store import Store
     from sottovoce.training.marks import check_model_of_run
@@ -133,11 +133,11 @@ def evaluate(
         taken = {"elapsed_seconds": elapsed, "real_time_factor": elapsed / result.audio_seconds}
         print_json({"model": str(model)} | result.as_json() | taken)
     else:
-        stdout.print(table(result, title=f"{model} on {on}"))
+        stdout.print(evaluation_table(result, title=f"{model} on {on}"))
         speed = f"{result.audio_seconds:,.0f} s of audio in {elapsed:,.1f} s on {chosen_device}"
         stderr.print(f"{speed} ({result.audio_seconds / elapsed:,.0f} × real time)", highlight=False)
     if plot is not None:
-        draw(result, plot, title=f"{model.name} on {result.store}" + (f", {split}" if split else ""))
+        draw_evaluation(result, plot, title=f"{model.name} on {result.store}" + (f", {split}" if split else ""))
     if result.collapsed:
         stderr.print(told_collapsed(result.collapsed, result.utterances))
     if line := narrow_in(store, chosen.rows):

@@ -41,7 +41,7 @@ def report(
     from sottovoce.reporting.records import find_runs, read_run
     from sottovoce.reporting.shared_people import Declared
     from sottovoce.reporting.statement import write_statement
-    from sottovoce.reporting.summary import summarise
+    from sottovoce.reporting.summary import summarise_runs
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"out={out}: expected a file name that ends in .html")
@@ -55,7 +55,7 @@ def report(
     if statement is not None and len(folders) > 1:
         raise InputError(f"--statement is on one run: expected one of {', '.join(folders)}")
     records = [read_run(label, folder) for label, folder in folders.items()]
-    summary = summarise(records, path=out, declared=Declared.read(disjoint or [], list(folders)))
+    summary = summarise_runs(records, path=out, declared=Declared.read(disjoint or [], list(folders)))
     name = title or (str(records[0].config.get("about") or records[0].label) if len(records) == 1 else "Runs compared")
     made = summary.report(records, title=name)
     written = [out]

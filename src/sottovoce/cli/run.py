@@ -196,7 +196,7 @@ def _confirm(costs: "Estimate | None", *, yes: bool) -> None:
 
 def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:
     """Write the report of runs that are done, and print its tables unless `quietly`."""
-    from sottovoce.reporting.summary import for_terminal, write_report
+    from sottovoce.reporting.summary import write_report
 
     report = write_report({label: outcome.folder for label, outcome in finished.items()}, folder, title=title)
     if quietly:
@@ -204,7 +204,7 @@ def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str
     print_result(report)
     stdout.print(report.verdict, highlight=False, soft_wrap=True, style="bold")
     for table in report.tables_below:
-        print_wide(for_terminal(table))
+        print_wide(table.for_terminal())
     for line in report.together:
         say(line, to=stdout)
     for note in report.notes:
@@ -216,8 +216,8 @@ def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str
 
 def print_result(report: "Summary") -> None:
     """The table of results, whole at any width: where it does not fit, without what the report says besides."""
-    table = report.table()
-    stdout.print(table if fits(table) else report.table(brief=True))
+    table = report.for_terminal()
+    stdout.print(table if fits(table) else report.for_terminal(brief=True))
 
 
 def _use(finished: "Outcome") -> str:

@@ -10,14 +10,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
 from sottovoce.evaluation.evaluate import Evaluation, Group
 from sottovoce.evaluation.per_speaker import rates
-from sottovoce.evaluation.table import HEADINGS, group_rows, percent, shown_groups, summary
+from sottovoce.evaluation.table import error_table_of, evaluation_notes, group_words, largest_groups, rate_text
 
-BINS = (5, 40)
-SPEAKERS, OVERALL, *FACTS = COLOURS
-NOTE = "Intervals hold 95 % of the rates of speakers drawn anew (bootstrap). Every speaker counts once in the spread."
+_BINS = (5, 40)
+SPEAKERS, OVERALL, *FACT_COLOURS = COLOURS
+_NOTE = "Intervals hold 95 % of the rates of speakers drawn anew (bootstrap). Every speaker counts once in the spread."
 
 
-def draw(evaluation: Evaluation, path: Path | str, *, title: str) -> None:
+def draw_evaluation(evaluation: Evaluation, path: Path | str, *, title: str) -> None:
     """Draw the figure to `path`; its suffix says as what: .png, .svg, or .html (one self-contained page).
 
     An existing file is replaced only once the new one is complete.
@@ -29,16 +29,16 @@ def _page(evaluation: Evaluation, *, title: str) -> Page:
     return Page(
         title=title,
         description="Speakers by word error rate, and groups of speakers",
-        headings=HEADINGS,
-        rows=group_rows(evaluation),
-        total=0,
-        notes=(*summary(evaluation), NOTE),
+        table=error_table_of(evaluation),
+        notes=(*evaluation_notes(evaluation), _NOTE),
     )
 
 
 def _figure(evaluation: Evaluation, *, title: str) -> Figure:
     """Speakers by their error rate above; below, each group's rate with its interval."""
-    lines = sum(len(shown_groups(groups)) for groups in evaluation.groups.values()) + len(evaluation.groups)
+    lines = sum(len(largest_groups(groups, group_words)) for groups in evaluation.groups.values()) + len(
+        evaluation.groups
+    )
     heights = [3.4, 0.32 * lines + 0.5] if lines else [3.4]
     figure = Figure(figsize=(9, sum(heights) + 1.2), layout="constrained")
     panels = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -54,13 +54,13 @@ def _draw_speakers(axes: Axes, evaluation: Evaluation) -> None:
     percents_S = 100 * rates_S[~np.isnan(rates_S)]
     highest = max(float(percents_S.max()), 1.0)
     heights, edges = np.histogram(
-        percents_S, bins=int(np.clip(2 * len(percents_S) ** 0.5, *BINS)), range=(0.0, highest)
+        percents_S, bins=int(np.clip(2 * len(percents_S) ** 0.5, *_BINS)), range=(0.0, highest)
     )
     axes.stairs(heights, edges, color=SPEAKERS, linewidth=1.8)
     axes.stairs(heights, edges, color=SPEAKERS, fill=True, alpha=0.12)
-    median = f"median speaker: {percent(evaluation.spread.median)}"
+    median = f"median speaker: {rate_text(evaluation.spread.median)}"
     axes.axvline(100 * evaluation.spread.median, color=SPEAKERS, linestyle=(0, (1, 1.5)), linewidth=1.6, label=median)
-    axes.axvline(100 * evaluation.wer, color=OVERALL, linewidth=1.6, label=f"all words: {percent(evaluation.wer)}")
+    axes.axvline(100 * evaluation.wer, color=OVERALL, linewidth=1.6, label=f"all words: {rate_text(evaluation.wer)}")
     if evaluation.interval is not None:
         low, high = evaluation.interval
         axes.axvspan(100 * low, 100 * high, color=OVERALL, alpha=0.15, linewidth=0, label="its 95 % interval")
@@ -77,8 +77,8 @@ def _draw_groups(axes: Axes, evaluation: Evaluation) -> None:
     labels: list[str] = []
     for number, (fact, groups) in enumerate(evaluation.groups.items()):
         labels.append(f"{fact}:")
-        for group in shown_groups(groups):
-            _draw_group(axes, group, place=len(labels), colour=FACTS[number % len(FACTS)])
+        for group in largest_groups(groups, group_words):
+            _draw_group(axes, group, place=len(labels), colour=FACT_COLOURS[number % len(FACT_COLOURS)])
             labels.append(f"{group.name} ({group.speakers:,})")
     axes.axvline(100 * evaluation.wer, color=OVERALL, linewidth=1.6, zorder=0.5)
     axes.set_yticks(range(len(labels)), labels)

@@ -6,7 +6,6 @@ hold for all groups that were looked at, at once (Bonferroni), and so for the on
 Shapes: S speakers.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.evaluation.evaluate import FACTS, OTHERS, UNKNOWN, pooled
-from sottovoce.evaluation.paired import DRAWS, errors, expanded, people
+from sottovoce.evaluation.paired import PAIRED_DRAWS, Record, errors, expanded, people
 from sottovoce.evaluation.per_speaker import CONFIDENCE, FEWEST_SPEAKERS, Interval, drawn_rates, percentiles
 from sottovoce.seeds import stream
-
-Record = Mapping[str, Any]
 
 WORST_GROUP = "worst_group"  # in a release's results: nobody can find it there afterwards
 
@@ -93,7 +90,8 @@ def worst_group(test: Record) -> Gap | None:
     inside_S = members[worst]
     generator = stream(1, "evaluation", "gap", *worst)
     drawn_D = [
-        drawn_rates(words_S[who], errors_S[who], generator=generator, draws=DRAWS) for who in (inside_S, ~inside_S)
+        drawn_rates(words_S[who], errors_S[who], generator=generator, draws=PAIRED_DRAWS)
+        for who in (inside_S, ~inside_S)
     ]
     draws = min(map(len, drawn_D))  # a draw of nobody who speaks has no rate
     fewest = min(int((words_S[who] > 0).sum()) for who in (inside_S, ~inside_S))

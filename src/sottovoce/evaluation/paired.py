@@ -24,7 +24,7 @@ from sottovoce.seeds import stream
 
 Record = Mapping[str, Any]
 
-DRAWS = 10_000  # of few people nearly all are held, so that the ends hang on a few draws
+PAIRED_DRAWS = 10_000  # of few people nearly all are held, so that the ends hang on a few draws
 LESS_START = "less_start"  # in a release's results: the difference from the model that it started from
 CROSSED = " × "  # between the facts of an intersection, and between its values
 
@@ -190,7 +190,7 @@ def _among(counts_S3: NDArray[np.int64], members: Sequence[int], fact: str, valu
     interval, speaking = None, int((words_S > 0).sum())
     if speaking >= FEWEST_SPEAKERS:
         generator = stream(seed, "evaluation", "paired", fact, value)
-        drawn_D = drawn_rates(words_S, less_S, generator=generator, draws=DRAWS)
+        drawn_D = drawn_rates(words_S, less_S, generator=generator, draws=PAIRED_DRAWS)
         interval = percentiles(drawn_D, confidence=expanded(CONFIDENCE, speakers=speaking))
     return Difference(
         name=value,

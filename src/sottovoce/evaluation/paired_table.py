@@ -1,42 +1,30 @@
 """A comparison of two models as a table for the terminal. It prints; it computes nothing."""
 
-from collections.abc import Sequence
-
 from rich.console import Group as Lines
 from rich.text import Text
 
 from sottovoce.evaluation.paired import Comparison, Difference
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS, Interval
-from sottovoce.evaluation.table import GROUPS_SHOWN, percent
-from sottovoce.tables import plain_table
+from sottovoce.evaluation.table import grouped_table, rate_text
+from sottovoce.tables import NOTHING, Row
 
-HEADINGS = ("group", "speakers", "words", "A", "B", "A − B", "95 % interval")
-NOTHING = "–"
+RATES_OF_BOTH = ("group", "speakers", "words", "A", "B", "A − B", "95 % interval")
 
 
-def table(comparison: Comparison, *, title: str) -> Lines:
+def comparison_table(comparison: Comparison, *, title: str) -> Lines:
     """The differences among all and by group, and below them what they mean."""
-    printed = plain_table(title)
-    for number, heading in enumerate(HEADINGS):
-        printed.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
-    printed.add_row(*map(Text, _row(comparison.everybody)), style="bold")
-    for fact, found in (*comparison.groups.items(), *comparison.intersections.items()):
-        printed.add_section()
-        printed.add_row(Text(fact))
-        shown = largest(found)
-        for group in shown:
-            printed.add_row(*map(Text, _row(group, indent="  ")))
-        if len(shown) < len(found):
-            printed.add_row(Text(f"  and {len(found) - len(shown)} smaller"))
-    return Lines(printed, Text(), *(Text(line) for line in summary(comparison)))
+    facts = (*comparison.groups.items(), *comparison.intersections.items())
+    rows = grouped_table(title, RATES_OF_BOTH, comparison.everybody, facts, _row, _words)
+    printed = rows.for_terminal(breaking=True, overflow="fold")
+    return Lines(printed, Text(), *(Text(line) for line in comparison_notes(comparison)))
 
 
-def summary(comparison: Comparison) -> list[str]:
+def comparison_notes(comparison: Comparison) -> list[str]:
     """What the table means, in sentences."""
     everybody = comparison.everybody
     alike = everybody.speakers - everybody.better - everybody.worse
     lines = [
-        verdict(everybody),
+        which_is_better(everybody),
         f"Of {everybody.speakers:,} speakers {everybody.better:,} have fewer errors with A, {everybody.worse:,} with "
         f"B, {alike:,} as many with both.",
     ]
@@ -50,7 +38,7 @@ def summary(comparison: Comparison) -> list[str]:
     return lines
 
 
-def verdict(everybody: Difference) -> str:
+def which_is_better(everybody: Difference) -> str:
     """Which of the two is better, as far as these people can tell."""
     if everybody.interval is None:
         return f"Fewer than {FEWEST_SPEAKERS} speakers: nothing can be said of others."
@@ -58,12 +46,6 @@ def verdict(everybody: Difference) -> str:
     if not everybody.is_told_apart:
         return f"Not told apart by these speakers: {told}."
     return f"{'A' if everybody.interval[1] < 0 else 'B'} is better: {told}."
-
-
-def largest(found: Sequence[Difference]) -> list[Difference]:
-    """The groups with most words, in the order they have."""
-    most = sorted(found, key=lambda group: -group.words)[:GROUPS_SHOWN]
-    return [group for group in found if group in most]
 
 
 def points(difference: float | None) -> str:
@@ -82,6 +64,10 @@ def between(interval: Interval | None) -> str:
     return NOTHING if interval is None else f"{points(interval[0])} to {points(interval[1])}"
 
 
-def _row(group: Difference, *, indent: str = "") -> tuple[str, ...]:
-    counts = (f"{group.speakers:,}", f"{group.words:,}", percent(group.first), percent(group.second))
-    return (indent + group.name, *counts, points(group.difference), between(group.interval))
+def _words(group: Difference) -> int:
+    return group.words
+
+
+def _row(group: Difference) -> Row:
+    counts = (f"{group.speakers:,}", f"{group.words:,}", rate_text(group.first), rate_text(group.second))
+    return (group.name, *counts, points(group.difference), between(group.interval))

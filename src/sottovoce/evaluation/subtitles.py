@@ -8,8 +8,8 @@ from sottovoce.evaluation.transcribe import TimedWord
 
 LINE_CHARACTERS = 42
 LINES = 2
-LONGEST_SECONDS = 6.0
-SHORTEST_SECONDS = 1.0
+LONGEST_SUBTITLE_SECONDS = 6.0
+SHORTEST_SUBTITLE_SECONDS = 1.0
 # A silence of this length ends a subtitle: whoever speaks next begins a new one.
 PAUSE_SECONDS = 0.8
 
@@ -35,7 +35,7 @@ def subtitles(words: Sequence[TimedWord]) -> list[Subtitle]:
     following = [*(subtitle.start for subtitle in shown), float("inf")][1:]
     # A single short word would flash by: it stays for a second, or until the next subtitle.
     return [
-        replace(subtitle, end=max(subtitle.end, min(subtitle.start + SHORTEST_SECONDS, limit)))
+        replace(subtitle, end=max(subtitle.end, min(subtitle.start + SHORTEST_SUBTITLE_SECONDS, limit)))
         for subtitle, limit in zip(shown, following, strict=True)
     ]
 
@@ -58,7 +58,7 @@ def srt(words: Sequence[TimedWord]) -> str:
 def _joins(group: Sequence[TimedWord], word: TimedWord) -> bool:
     return (
         word.start - group[-1].end < PAUSE_SECONDS
-        and word.end - group[0].start <= LONGEST_SECONDS
+        and word.end - group[0].start <= LONGEST_SUBTITLE_SECONDS
         and len(_lines([*group, word])) <= LINES
     )
 

@@ -1,39 +1,38 @@
-"""An evaluation as tables for the terminal. They print; they compute nothing."""
+"""An evaluation as a table, of all speakers and by group. It prints; it computes nothing."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from rich.console import Group as Lines
 from rich.text import Text
 
 from sottovoce.evaluation.evaluate import Evaluation, Group
 from sottovoce.evaluation.per_speaker import Interval
-from sottovoce.tables import plain_table
+from sottovoce.tables import NOTHING, Row, Table
 from sottovoce.text.normalisers import OURS
 
 # A crowd describes its accents in hundreds of ways; the largest groups are shown, all are in the JSON.
 GROUPS_SHOWN = 8
-HEADINGS = ("group", "speakers", "words", "WER", "95 % interval", "subst.", "del.", "ins.")
+ERRORS_BY_GROUP = ("group", "speakers", "words", "WER", "95 % interval", "subst.", "del.", "ins.")
+
+OfSpeakers = TypeVar("OfSpeakers")
 
 
-def table(evaluation: Evaluation, *, title: str) -> Lines:
-    """The errors in all and by group, and below them how speakers differ."""
-    printed = plain_table(title)
-    for number, heading in enumerate(HEADINGS):
-        printed.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
-    for cells in group_rows(evaluation):
-        if cells[0] in evaluation.groups:
-            printed.add_section()
-        # Names are wrapped in Text: a bracket in them is no markup.
-        printed.add_row(*map(Text, cells), style="bold" if cells[0] == "all" else "")
-    return Lines(printed, Text(), *(Text(line) for line in summary(evaluation)))
+def evaluation_table(evaluation: Evaluation, *, title: str) -> Lines:
+    """The errors in all and by group, and below them how speakers differ, for the terminal."""
+    printed = error_table_of(evaluation, title=title).for_terminal(breaking=True, overflow="fold")
+    return Lines(printed, Text(), *(Text(line) for line in evaluation_notes(evaluation)))
 
 
-def summary(evaluation: Evaluation) -> list[str]:
+def evaluation_notes(evaluation: Evaluation) -> list[str]:
     """What is not in the table, in sentences: characters, the spread over speakers, what was left out."""
     spread = evaluation.spread
     lines = [
-        f"CER {percent(evaluation.cer)}; {evaluation.utterances:,} utterances, {evaluation.audio_seconds / 3600:.2f} h",
-        f"WER per speaker: mean {percent(spread.mean)}, std {percent(spread.std)}, "
-        f"quartiles {percent(spread.p25)} · {percent(spread.median)} · {percent(spread.p75)}, "
-        f"best tenth {percent(spread.best_tenth)}, worst tenth {percent(spread.worst_tenth)}",
+        f"CER {rate_text(evaluation.cer)}; {evaluation.utterances:,} utterances, "
+        f"{evaluation.audio_seconds / 3600:.2f} h",
+        f"WER per speaker: mean {rate_text(spread.mean)}, std {rate_text(spread.std)}, "
+        f"quartiles {rate_text(spread.p25)} · {rate_text(spread.median)} · {rate_text(spread.p75)}, "
+        f"best tenth {rate_text(spread.best_tenth)}, worst tenth {rate_text(spread.worst_tenth)}",
     ]
     if evaluation.normalisation != OURS.as_json():
         lines.append("texts spelled by {name} {version}".format(**evaluation.normalisation))
@@ -44,35 +43,51 @@ def summary(evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def group_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
-    """The cells of the table: all speakers, then for each fact its name in a row of its own and its groups."""
+def error_table_of(evaluation: Evaluation, *, title: str = "") -> Table:
+    """The errors of all speakers, then those of the groups of each fact."""
     everybody = Group("all", len(evaluation.speakers), evaluation.words, evaluation.interval)
-    rows = [_row(everybody)]
-    for fact, groups in evaluation.groups.items():
-        shown = shown_groups(groups)
-        nothing = [""] * (len(HEADINGS) - 1)
+    return grouped_table(title, ERRORS_BY_GROUP, everybody, evaluation.groups.items(), _row, group_words)
+
+
+def grouped_table(
+    title: str,
+    headings: Row,
+    everybody: OfSpeakers,
+    facts: Iterable[tuple[str, Sequence[OfSpeakers]]],
+    row: Callable[[OfSpeakers], Row],
+    size: Callable[[OfSpeakers], int],
+) -> Table:
+    """A row for all speakers, then for each fact its name in a row of its own and its groups."""
+    rows, begins, nothing = [row(everybody)], [], [""] * (len(headings) - 1)
+    for fact, groups in facts:
+        shown = largest_groups(groups, size)
+        begins.append(len(rows))
         rows.append((fact, *nothing))
-        rows.extend(_row(group, indent="  ") for group in shown)
+        rows += [(f"  {cells[0]}", *cells[1:]) for cells in map(row, shown)]
         if len(shown) < len(groups):
             rows.append((f"  and {len(groups) - len(shown)} smaller", *nothing))
-    return rows
+    return Table("groups", title, headings, tuple(rows), total=0, groups=tuple(begins))
 
 
-def shown_groups(groups: tuple[Group, ...]) -> list[Group]:
+def group_words(group: Group) -> int:
+    return group.words.length
+
+
+def largest_groups(groups: Sequence[OfSpeakers], size: Callable[[OfSpeakers], int]) -> list[OfSpeakers]:
     """The groups with most words, in the order they have."""
-    largest = sorted(groups, key=lambda group: -group.words.length)[:GROUPS_SHOWN]
+    largest = sorted(groups, key=size, reverse=True)[:GROUPS_SHOWN]
     return [group for group in groups if group in largest]
 
 
-def percent(rate: float | None) -> str:
-    return "–" if rate is None else f"{100 * rate:.1f} %" if rate < 9.995 else f"{100 * rate:,.0f} %"
+def rate_text(rate: float | None) -> str:
+    return NOTHING if rate is None else f"{100 * rate:.1f} %" if rate < 9.995 else f"{100 * rate:,.0f} %"
 
 
-def _row(group: Group, *, indent: str = "") -> tuple[str, ...]:
+def _row(group: Group) -> Row:
     words = group.words
     shares = [None if not words.length else part / words.length for part in _parts(group)]
-    counts = (f"{group.speakers:,}", f"{words.length:,}", percent(words.rate), _between(group.interval))
-    return (indent + group.name, *counts, *map(percent, shares))
+    counts = (f"{group.speakers:,}", f"{words.length:,}", rate_text(words.rate), _between(group.interval))
+    return (group.name, *counts, *map(rate_text, shares))
 
 
 def _parts(group: Group) -> tuple[int, int, int]:
@@ -80,4 +95,4 @@ def _parts(group: Group) -> tuple[int, int, int]:
 
 
 def _between(interval: Interval | None) -> str:
-    return "–" if interval is None else f"{100 * interval[0]:.1f} – {100 * interval[1]:.1f} %"
+    return NOTHING if interval is None else f"{100 * interval[0]:.1f} – {100 * interval[1]:.1f} %"

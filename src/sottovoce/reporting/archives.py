@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 
-SUFFIX = ".zip"
+ZIP = ".zip"
 # The same files give the same archive: zip's own beginning of time.
 _BEGINNING = (1980, 1, 1, 0, 0, 0)
 # Runs are kept without models: whoever holds more is no archive of ours, and would fill the disk.
@@ -28,7 +28,7 @@ _typed: dict[str, str] = {}  # where an archive is unpacked, and what the user c
 def open_path(path: Path) -> Path:
     """`path` itself, or where it is an archive or lies in one, the folder that it means, unpacked for this process."""
     for place in (path, *path.parents):
-        if place.suffix == SUFFIX and place.is_file():
+        if place.suffix == ZIP and place.is_file():
             state = place.stat()
             folder = _unpack_once(place.resolve(), (state.st_ino, state.st_size, state.st_mtime_ns))
             _typed[str(folder)] = str(place)
@@ -43,7 +43,7 @@ def as_typed(words: str) -> str:
     return words
 
 
-def pack(folder: Path, archive: Path) -> None:
+def zip_folder(folder: Path, archive: Path) -> None:
     """Everything below `folder` as `archive`, in place of one that is there; the same bytes for the same files."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     with written_atomically(archive) as file, zipfile.ZipFile(file, "w") as packed:
@@ -53,7 +53,7 @@ def pack(folder: Path, archive: Path) -> None:
             packed.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=9)
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unzip(archive: Path, folder: Path) -> None:
     """The files of `archive` into `folder`, once all their names and sizes are known to be harmless."""
     try:
         with zipfile.ZipFile(archive) as packed:
@@ -83,5 +83,5 @@ def _unpack_once(archive: Path, state: tuple[int, int, int]) -> Path:
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     folder = Path(scratch, *archive.with_suffix("").parts[1:])
     folder.mkdir(parents=True)
-    unpack(archive, folder)
+    unzip(archive, folder)
     return folder

@@ -1,26 +1,26 @@
 """The chapter on what was measured of a run's privacy, beside what is promised; only where there is an audit of it."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from sottovoce.auditing.audit import Observer, interval_words
 from sottovoce.auditing.of_recipe import config_digest, kept_at
-from sottovoce.auditing.speech_audit import in_words
+from sottovoce.auditing.speech_audit import attack_words
 from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.events import NoGuarantee, poisson_release
-from sottovoce.reporting.cells import NOTHING, Table, epsilon, percent, said_once
-from sottovoce.reporting.html import Html, Part, Section
+from sottovoce.reporting.cells import epsilon_text, percent, said_once
+from sottovoce.reporting.parts import Chapter, PagePart, Paragraph, chapter, notice
 from sottovoce.reporting.records import RunRecord
+from sottovoce.tables import NOTHING, Table
 from sottovoce.training.run_folder import CONFIG
 
-INTRO = (
+_INTRO = (
     "ε is a promise worked out on paper. Here it was tried: canaries, made-up users, took part in the same rounds, and "
     "the attacker was asked which of them did. The estimate is what the attacker's success looks like as an ε, and no "
     "more than that where people are drawn by chance; the bound is what it proves. Both should be below what is "
     "promised."
 )
-WITHHELD = (
+SECURE_AUDIT_WITHHELD = (
     "was made in secure mode: its audit made more rounds with the same people, which no ledger charges, so nothing of "
     "it is told here."
 )
@@ -31,22 +31,24 @@ VERDICTS = {
 }
 
 
-def audit_section(runs: Sequence[RunRecord]) -> Section | None:
+def audit_section(runs: Sequence[RunRecord]) -> Chapter | None:
     """What audits of these runs found; None where there is none. Those of releases are left out."""
     found: dict[str, Mapping[str, Any]] = {}
     records = {run.label: run for run in runs}
-    withheld = said_once((run.label, WITHHELD) for run in runs if run.is_release and kept_at(run.folder).is_file())
-    parts: list[Part] = [_notice(f"{labels} {words}") for labels, words in withheld]
+    withheld = said_once(
+        (run.label, SECURE_AUDIT_WITHHELD) for run in runs if run.is_release and kept_at(run.folder).is_file()
+    )
+    parts: list[PagePart] = [notice(f"{labels} {words}") for labels, words in withheld]
     for run in runs:
         try:
             content = kept_audit(run)
         except Unreadable as why:
-            parts.append(_notice(f"{run.label}: its audit cannot be read: {why}"))
+            parts.append(notice(f"{run.label}: its audit cannot be read: {why}"))
             continue
         if content is not None:
             found[run.label] = content
     if not found:
-        return Section("audit", "Audit", "", tuple(parts)) if parts else None
+        return chapter("audit", "Audit", parts)
     rows = tuple(_row(label, content) for label, content in found.items())
     headings = ("run", "ε promised", "ε estimated", "interval", "ε at least", "noise found", "canaries", "verdict")
     note = (
@@ -56,12 +58,12 @@ def audit_section(runs: Sequence[RunRecord]) -> Section | None:
     parts.append(Table("audit", "What leaks, measured", headings, rows, note=note))
     for label, content in found.items():
         lines = [
-            told(content),
+            audit_verdict(content),
             _sentence(interval_of(records[label], content)),
-            *map(_sentence, in_words(content.get("speech") or NO_ATTACKS)),
+            *map(_sentence, attack_words(content.get("speech") or NO_ATTACKS)),
         ]
-        parts += [Html(f"<p>{escape(label)}: {escape(line)}</p>") for line in lines]
-    return Section("audit", "Audit", INTRO, tuple(parts))
+        parts += [Paragraph(f"{label}: {line}") for line in lines]
+    return chapter("audit", "Audit", parts, _INTRO)
 
 
 NO_ATTACKS: Mapping[str, Any] = {"membership": None, "exposure": [], "missing": {}}
@@ -85,7 +87,7 @@ def audit_alarm(run: RunRecord) -> str:
         content = kept_audit(run)
     except Unreadable:  # the chapter says so
         return ""
-    return "" if content is None or content["verdict"] == "consistent" else told(content)
+    return "" if content is None or content["verdict"] == "consistent" else audit_verdict(content)
 
 
 def interval_of(run: RunRecord, content: Mapping[str, Any]) -> str:
@@ -99,7 +101,7 @@ def interval_of(run: RunRecord, content: Mapping[str, Any]) -> str:
     return interval_words(drawn, observer)
 
 
-def told(content: Mapping[str, Any]) -> str:
+def audit_verdict(content: Mapping[str, Any]) -> str:
     """The verdict of an audit, and why."""
     return f"{VERDICTS[content['verdict']]} {_sentence(content['why'])}"
 
@@ -129,20 +131,16 @@ def _row(label: str, content: Mapping[str, Any]) -> tuple[str, ...]:
     noise = content["noise"]
     return (
         label,
-        epsilon(min(known)) if known else NOTHING,
+        epsilon_text(min(known)) if known else NOTHING,
         or_infinite(estimate["epsilon"]),
         " to ".join(or_infinite(end) for end in estimate["interval"]),
-        epsilon(content["lower_bound"]["epsilon"]),
+        epsilon_text(content["lower_bound"]["epsilon"]),
         NOTHING if noise is None else percent(noise["least_share"]),
         f"{content['canaries']:,}",
         content["verdict"],
     )
 
 
-def _notice(words: str) -> Html:
-    return Html(f'<p class="notice">{escape(words)}</p>')
-
-
 def or_infinite(value: float | None) -> str:
     """ε of an audit's file, which has nothing for what is beyond all bounds."""
-    return "∞" if value is None else epsilon(value)
+    return "∞" if value is None else epsilon_text(value)

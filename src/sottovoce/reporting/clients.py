@@ -3,26 +3,24 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
-from sottovoce.reporting.cells import Row, Table, integer, number, percent, said_once
-from sottovoce.reporting.drawings import Drawing, dress, new_axes, pens, percents, plot
-from sottovoce.reporting.html import Part, Section
+from sottovoce.reporting.cells import integer, number_text, percent, said_once
+from sottovoce.reporting.drawings import Drawing, sorted_rates
+from sottovoce.reporting.parts import Chapter, PagePart, chapter
 from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.tables import Row, Table
 
-INTRO = (
+_INTRO = (
     "Clients, unlike test speakers, have been trained on; here is each on speech that it has held out. This is a "
     "simulation's privilege: no ε covers what is said of single clients, and a release never says it."
 )
 
 
-def client_results_section(runs: Sequence[RunRecord]) -> Section | None:
+def client_results_section(runs: Sequence[RunRecord]) -> Chapter | None:
     found = {run.label: results for run in runs if (results := _results(run))}
     if not found:
         return None
-    parts: list[Part] = [_error_table(found), error_drawing(found), _amount_table(found)]
-    return Section("client-results", "The clients themselves", INTRO, tuple(parts))
+    parts: list[PagePart] = [_error_table(found), error_drawing(found), _amount_table(found)]
+    return chapter("client-results", "The clients themselves", parts, _INTRO)
 
 
 def _results(run: RunRecord) -> Record:
@@ -52,19 +50,8 @@ def error_drawing(found: Mapping[str, Record]) -> Drawing:
         "Clients in the order of their word error rate, each line in its own order. Above 100 % more was written down "
         "than was said, as happens with a handful of words.",
         f"Word error rate per client, sorted. {'; '.join(told)}.",
-        partial(_sorted_rates, curves),
+        partial(sorted_rates, curves, x="clients, best understood first"),
     )
-
-
-def _sorted_rates(curves: Mapping[str, Sequence[float]]) -> Figure:
-    figure, axes = new_axes()
-    for pen, rates in zip(pens(list(curves)), curves.values(), strict=True):
-        plot(axes, pen, list(enumerate(rates, start=1)))
-    axes.set_ylim(0, None)
-    axes.yaxis.set_major_formatter(percents())
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    dress(axes, x="clients, best understood first", y="word error rate")
-    return figure
 
 
 def _error_table(found: Mapping[str, Record]) -> Table:
@@ -97,7 +84,7 @@ def _amount_table(found: Mapping[str, Record]) -> Table:
         (
             label,
             integer(part["clients"]),
-            "–".join(number(seconds) for seconds in part["seconds"]),
+            "–".join(number_text(seconds) for seconds in part["seconds"]),
             percent(part["before"]),
             percent(part["after"]),
             f"{100 * (part['after'] - part['before']):+.1f}",

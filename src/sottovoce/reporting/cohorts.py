@@ -9,23 +9,23 @@ from matplotlib.ticker import NullLocator
 
 from sottovoce.drawing import FAINT
 from sottovoce.reporting.cells import text
-from sottovoce.reporting.curves import Points, told_ends
+from sottovoce.reporting.curves import LinePoints, told_ends
 from sottovoce.reporting.drawings import Drawing, dress, new_axes, pens, percents, plot
-from sottovoce.reporting.html import Section
+from sottovoce.reporting.parts import Chapter, chapter
 from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.run_facts import FACTS
+from sottovoce.reporting.run_facts import RUN_FACTS
 from sottovoce.users.rules import DEALT
 
-INTRO = "What a larger cohort is worth, and what a better start (the paper's Figures 2 to 4)."
+_INTRO = "What a larger cohort is worth, and what a better start (the paper's Figures 2 to 4)."
 # What may tell two lines apart; a line is named by as many of these as it takes, in this order.
 TOLD: Mapping[str, Callable[[RunRecord], str]] = {
     "seed": lambda run: _start(run),
     "clients": lambda run: _clients(run),
-    **{name: FACTS[name] for name in ("data", "model", "noise", "clipping", "server", "local training")},
+    **{name: RUN_FACTS[name] for name in ("data", "model", "noise", "clipping", "server", "local training")},
 }
 
 
-def cohort_section(runs: Sequence[RunRecord]) -> Section | None:
+def cohort_section(runs: Sequence[RunRecord]) -> Chapter | None:
     """A line for all runs that differ in nothing but their cohorts (and chance); None where no run has such a peer."""
     lines = cohort_lines(runs)
     if not lines:
@@ -39,10 +39,10 @@ def cohort_section(runs: Sequence[RunRecord]) -> Section | None:
         told_ends("Test word error rate over cohort sizes", lines, as_percent=True),
         partial(_figure, lines, central),
     )
-    return Section("cohorts", "Cohorts and seeds", INTRO, (drawing,))
+    return chapter("cohorts", "Cohorts and seeds", [drawing], _INTRO)
 
 
-def cohort_lines(runs: Sequence[RunRecord]) -> dict[str, Points]:
+def cohort_lines(runs: Sequence[RunRecord]) -> dict[str, LinePoints]:
     """Test WER by cohort size, in lines of at least two sizes, each by what tells it from the others."""
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for run in runs:
@@ -82,7 +82,7 @@ def _clients(run: RunRecord) -> str:
     return "IID" if rule in DEALT else "by speaker" if rule == "speaker" else f"by {rule}"
 
 
-def _figure(lines: Mapping[str, Points], central: Mapping[str, float]) -> Figure:
+def _figure(lines: Mapping[str, LinePoints], central: Mapping[str, float]) -> Figure:
     figure, axes = new_axes()
     for pen, points in zip(pens(list(lines)), lines.values(), strict=True):
         plot(axes, pen, points)

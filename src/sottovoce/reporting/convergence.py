@@ -22,7 +22,7 @@ from sottovoce.privacy.clipping import Normalise, Share, layer_bounds
 from sottovoce.reporting.curves import series
 from sottovoce.reporting.records import RunRecord
 
-UNKNOWN = math.nan
+NOT_MEASURED = math.nan
 TERMS = {
     "optimisation": "optimisation",
     "dp_noise": "noise for privacy",
@@ -52,7 +52,7 @@ class Convergence:
         return dict(sorted(known.items(), key=lambda item: -item[1]))
 
 
-def verdict(assumption: Assumption) -> str:
+def premise_words(assumption: Assumption) -> str:
     """Whether a run meets a premise; unknown where it hangs on what was not measured."""
     return "not measured" if "nan" in assumption.detail else "holds" if assumption.holds else "does not hold"
 
@@ -94,10 +94,10 @@ def _measure(run: RunRecord) -> RunMeasurement:
     losses = [loss for _, loss in series(run.diagnostics, "loss")]
     clip_bound = _clip_bound(run, plan)
     return RunMeasurement(
-        loss_gap=losses[0] - min(losses) if losses else UNKNOWN,
-        smoothness=UNKNOWN,
-        gradient_deviation_local=UNKNOWN,
-        gradient_deviation_global=UNKNOWN,
+        loss_gap=losses[0] - min(losses) if losses else NOT_MEASURED,
+        smoothness=NOT_MEASURED,
+        gradient_deviation_local=NOT_MEASURED,
+        gradient_deviation_global=NOT_MEASURED,
         server_lr=max(lr for _, lr in series(run.metrics, "lr")),
         local_lr=settings["local"]["lr"],
         local_steps=local_steps,
@@ -133,9 +133,9 @@ def _layers(run: RunRecord, plan: dict[str, Any], clip_bound: float, *, reach: f
             dimension=dimension,
             gradient_bound=_largest_norm(run, name) / reach,
             trust_ratio=_largest_ratio(run, name),
-            trust_deviation=UNKNOWN,
+            trust_deviation=NOT_MEASURED,
             clip_bound=bound,
-            intra_variance=UNKNOWN,
+            intra_variance=NOT_MEASURED,
             inter_variance=_variance_over_clients(run, name),
         )
         for name, dimension, bound in zip(layers.names, layers.dimensions, bounds, strict=True)
@@ -151,14 +151,14 @@ def _clipped_layers(plan: dict[str, Any]) -> Layers:
 def _largest_norm(run: RunRecord, name: str) -> float:
     """The largest mean update norm of a layer in any round."""
     seen = [record["layers"][name]["norm_before"] for record in run.diagnostics if name in (record.get("layers") or {})]
-    return max(seen, default=UNKNOWN)
+    return max(seen, default=NOT_MEASURED)
 
 
 def _variance_over_clients(run: RunRecord, name: str) -> float:
     """Of a layer's update norm before clipping, mean over rounds: E_t[Var_k ‖G_h,k‖] (Corollary 1)."""
     seen = [(record.get("layers") or {}).get(name, {}).get("std_before") for record in run.diagnostics]
     known = [deviation**2 for deviation in seen if deviation is not None]
-    return fmean(known) if known else UNKNOWN
+    return fmean(known) if known else NOT_MEASURED
 
 
 def _largest_ratio(run: RunRecord, name: str) -> float:
@@ -166,4 +166,4 @@ def _largest_ratio(run: RunRecord, name: str) -> float:
     kind, layer = run.place(name)
     seen = [record["trust_ratios"][kind] for record in run.metrics if kind in (record.get("trust_ratios") or {})]
     values = [one if not isinstance(one, list) else max(one) if layer is None else one[layer] for one in seen]
-    return max(values, default=UNKNOWN)
+    return max(values, default=NOT_MEASURED)

@@ -12,9 +12,9 @@ from sottovoce.evaluation.per_speaker import Interval
 from sottovoce.reporting.cells import percent
 from sottovoce.reporting.records import RunRecord
 
-START = "start"
+ITS_START = "start"
 # Of a recipe's privacy: what two runs may differ in that are the same but for noise.
-NOISE = (
+NOISE_SETTINGS = (
     "noise_multiplier",
     "sigma_dp",
     "target_epsilon",
@@ -27,7 +27,7 @@ NOISE = (
 
 
 @dataclass(frozen=True)
-class Cost:
+class PrivacyCost:
     """The error rate on `test`, and how far it is from another's, paired by speaker; None where nothing is beside it.
 
     `base` is that of a run without noise, by its label, or of the start.
@@ -44,7 +44,7 @@ class Cost:
         told = f"Word error rate on {self.test}: {percent(self.wer)}"
         if self.base is None or self.difference is None:
             return f"{told}."
-        beside = "the model it started from" if self.base == START else f"{self.base}, the same without noise"
+        beside = "the model it started from" if self.base == ITS_START else f"{self.base}, the same without noise"
         by = f"{points(self.difference)} points beside {beside}"
         if self.interval is None:
             return f"{told}, {by}; too few speakers for an interval."
@@ -57,7 +57,7 @@ class Cost:
         return {"test": self.test, "wer": self.wer} | ({} if self.base is None else beside)
 
 
-def cost_of(run: RunRecord, runs: Sequence[RunRecord]) -> Cost | None:
+def cost_of(run: RunRecord, runs: Sequence[RunRecord]) -> PrivacyCost | None:
     """Beside the same run without noise, where `runs` has one with the same test speakers; else beside its start."""
     name = run.headline_test
     test = {} if name is None else run.tests[name]
@@ -66,15 +66,17 @@ def cost_of(run: RunRecord, runs: Sequence[RunRecord]) -> Cost | None:
     for other in runs:
         if _is_noiseless_twin(other, run) and not why_not(test, theirs := other.tests.get(name, {})):
             found = difference(test, theirs)
-            return Cost(name, test["wer"], other.label, found.difference, found.interval)
+            return PrivacyCost(name, test["wer"], other.label, found.difference, found.interval)
     if (told := test.get(LESS_START)) is not None:
         low_high = told["difference_interval"]
-        return Cost(name, test["wer"], START, told["difference"], None if low_high is None else tuple(low_high))
-    start = ((run.results.get("start") or {}).get("test") or {}).get(name, {})
+        return PrivacyCost(
+            name, test["wer"], ITS_START, told["difference"], None if low_high is None else tuple(low_high)
+        )
+    start = run.start_tests.get(name, {})
     if not start or why_not(test, start):
-        return Cost(name, test["wer"])
+        return PrivacyCost(name, test["wer"])
     found = difference(test, start)
-    return Cost(name, test["wer"], START, found.difference, found.interval)
+    return PrivacyCost(name, test["wer"], ITS_START, found.difference, found.interval)
 
 
 def gap_of(run: RunRecord) -> Gap | None:
@@ -110,5 +112,7 @@ def _is_noiseless_twin(other: RunRecord, run: RunRecord) -> bool:
 
 def _all_else(run: RunRecord) -> str:
     own = {name: value for name, value in run.config.items() if name not in ("about", "paper")}
-    private = {name: value for name, value in (run.federation.get("privacy") or {}).items() if name not in NOISE}
+    private = {
+        name: value for name, value in (run.federation.get("privacy") or {}).items() if name not in NOISE_SETTINGS
+    }
     return json.dumps({**own, "federation": {**run.federation, "privacy": private}}, sort_keys=True, default=str)

@@ -4,14 +4,16 @@ Rates of two runs on the same people rise and fall together, so that their own i
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from sottovoce.evaluation.paired import LESS_START, difference, why_not
 from sottovoce.evaluation.paired_table import between, points
-from sottovoce.reporting.cells import NOTHING, Row, Table, said_once
+from sottovoce.reporting.cells import said_once
 from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.tables import NOTHING, Row, Table
 
-HEADINGS = ("", "test set", "points of WER", "95 % interval", "better / worse / same")
+PAIRED_HEADINGS = ("", "test set", "points of WER", "95 % interval", "better / worse / same")
 
 
 class _Pair(NamedTuple):
@@ -56,11 +58,10 @@ def difference_table(runs: Sequence[RunRecord], *, start: str) -> Table | None:
     left_out = dict.fromkeys((label, reason) for (label, _), reason in reasons.items() if reason)
     note += "".join(f" Not compared: {labels} ({reason})." for labels, reason in said_once(left_out))
     tests = {row[1] for row in rows}
-    title = f"Difference from {baseline}, paired by speaker"
-    if len(tests) > 1:
-        return Table("paired", title, HEADINGS, tuple(rows), note, words=2)
-    headings, *cells = ((row[0], *row[2:]) for row in (HEADINGS, *rows))
-    return Table("paired", f"{title} ({tests.pop()})", headings, tuple(cells), note)
+    table = Table(
+        "paired", f"Difference from {baseline}, paired by speaker", PAIRED_HEADINGS, tuple(rows), note, words=2
+    )
+    return table if len(tests) > 1 else replace(table.without_column(1), title=f"{table.title} ({tests.pop()})")
 
 
 def _common_start(runs: Sequence[RunRecord]) -> Record:

@@ -6,9 +6,9 @@ Figures are narrow, because a page shows two side by side on a laptop and one on
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from sottovoce.drawing import COLOURS, FAINT, IN_THE_DARK, INK
+from sottovoce.drawing import COLOURS, FAINT, INK, in_theme
 
 WIDTH, HEIGHT = 4.8, 3.1  # inches
 LETTERS = 62  # that fit beside one another in a legend; its lines and gaps take seven for each entry
@@ -31,6 +31,8 @@ _IDS = re.compile(r'(\bid="|url\(#|href="#)')
 @dataclass(frozen=True)
 class Drawing:
     """One figure. `caption` says what to see; `alt` says what is drawn, for whoever cannot see it."""
+
+    macro: ClassVar[str] = "figure"
 
     name: str
     title: str
@@ -92,6 +94,19 @@ def shade(axes: Axes, pen: Pen, points: Iterable[tuple[float, float, float]]) ->
     axes.fill_between(xs, low, high, color=pen.colour, alpha=0.18, linewidth=0)
 
 
+def sorted_rates(curves: Mapping[str, Sequence[float]], *, x: str, top: float | None = None) -> Figure:
+    """Word error rates of people in the order they have them, a line for each label."""
+    figure, axes = new_axes()
+    for pen, rates in zip(pens(list(curves)), curves.values(), strict=True):
+        if rates:
+            plot(axes, pen, list(enumerate(rates, start=1)))
+    axes.set_ylim(0, top)
+    axes.yaxis.set_major_formatter(percents())
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    dress(axes, x=x, y="word error rate")
+    return figure
+
+
 def data_id(axes: Axes) -> str:
     """The id of the next line of data, by which it is told from axes and grid in an SVG."""
     return f"data-{len(axes.lines)}"
@@ -135,7 +150,7 @@ def percents() -> FuncFormatter:
     return FuncFormatter(lambda value, _: f"{100 * value:g} %")
 
 
-def plain_numbers() -> FuncFormatter:
+def number_labels() -> FuncFormatter:
     """1,000 rather than 10³, as far as that is readable."""
     return FuncFormatter(lambda value, _: f"{value:,g}" if 1e-3 <= abs(value) < 1e6 or not value else f"{value:.0e}")
 
@@ -149,7 +164,7 @@ def label_decades(axis: Axis) -> None:
         axis.set_minor_locator(NullLocator())
     else:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if span < 200 else (1,), numticks=8))
-    axis.set_major_formatter(plain_numbers())
+    axis.set_major_formatter(number_labels())
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -165,9 +180,7 @@ def inline_svg(drawing: Drawing) -> str:
     svg = re.sub(r'^<svg ([^>]*?)height="[^"]*" ?|^<svg ', r"<svg \1", svg)
     svg = re.sub(r'^(<svg [^>]*?)width="[^"]*" ?', r"\1", svg)
     svg = _IDS.sub(rf"\g<1>{drawing.name}-", svg)
-    for number, colour in enumerate(IN_THE_DARK):
-        svg = svg.replace(colour, f"var(--drawn-{number})")
-    return svg.strip()
+    return in_theme(svg)
 
 
 def titled(drawing: Drawing) -> Figure:
@@ -181,9 +194,3 @@ def titled(drawing: Drawing) -> Figure:
     else:
         figure.suptitle(drawing.title, color=INK, fontsize=11, fontweight="bold")
     return figure
-
-
-def theme_colours(*, dark: bool) -> str:
-    """The variables that `inline_svg` refers to, as a page's style defines them."""
-    colours = IN_THE_DARK.values() if dark else IN_THE_DARK.keys()
-    return " ".join(f"--drawn-{number}: {colour};" for number, colour in enumerate(colours))

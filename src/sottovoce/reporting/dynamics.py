@@ -10,14 +10,14 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from sottovoce.reporting.curves import Points, series, told_ends
-from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, pens, plain_numbers, plot, shade
-from sottovoce.reporting.html import Section
+from sottovoce.reporting.curves import LinePoints, series, told_ends
+from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, number_labels, pens, plot, shade
+from sottovoce.reporting.parts import Chapter, chapter
 from sottovoce.reporting.records import Record, RunRecord
 
 SHADED = 3  # runs, beyond which the spread of each would hide the others
 WIDE = 20  # largest over smallest value, beyond which an axis is logarithmic
-INTRO = (
+_INTRO = (
     "What becomes of clients' gradients on their way to the model (the paper's Figures 7, 13 and 14). These are "
     "by-products of private data that no ε covers: simulations keep them, releases never do."
 )
@@ -89,15 +89,15 @@ QUANTITIES = (
 )
 
 
-def dynamics_section(runs: Sequence[RunRecord]) -> Section | None:
+def dynamics_section(runs: Sequence[RunRecord]) -> Chapter | None:
     """Norms over rounds, one figure a quantity, one line a run."""
     if not any(run.diagnostics and not run.is_release for run in runs):
         return None
     drawings = [drawing for quantity in QUANTITIES if (drawing := _drawing(quantity, runs)) is not None]
-    return Section("dynamics", "Norms over the rounds", INTRO, tuple(drawings)) if drawings else None
+    return chapter("dynamics", "Norms over the rounds", drawings, _INTRO)
 
 
-def noised_norms(metrics: Sequence[Record]) -> Points:
+def noised_norms(metrics: Sequence[Record]) -> LinePoints:
     """The norm of every round's noised mean, from those of its kinds of parameters."""
     found = ((record["step"], record["server_norms"]) for record in metrics if record.get("server_norms"))
     return [(step, math.hypot(*_flattened(kinds))) for step, kinds in found]
@@ -107,7 +107,7 @@ def _flattened(kinds: Mapping[str, float | list[float]]) -> list[float]:
     return [norm for one in kinds.values() for norm in (one if isinstance(one, list) else [one])]
 
 
-def _lines(quantity: _Quantity, runs: Sequence[RunRecord]) -> dict[str, Points]:
+def _lines(quantity: _Quantity, runs: Sequence[RunRecord]) -> dict[str, LinePoints]:
     """Of all runs, so that each keeps its colour; nothing of releases."""
     found = {}
     for run in runs:
@@ -116,7 +116,7 @@ def _lines(quantity: _Quantity, runs: Sequence[RunRecord]) -> dict[str, Points]:
     return found
 
 
-def _spreads(quantity: _Quantity, runs: Sequence[RunRecord]) -> dict[str, Points]:
+def _spreads(quantity: _Quantity, runs: Sequence[RunRecord]) -> dict[str, LinePoints]:
     """How far clients differ, likewise."""
     return {run.label: series([] if run.is_release else run.diagnostics, quantity.spread) for run in runs}
 
@@ -152,7 +152,9 @@ def _values_beside(quantity: _Quantity, runs: Sequence[RunRecord]) -> list[float
     return [value for value in found if value > 0]
 
 
-def _figure(lines: Mapping[str, Points], spreads: Mapping[str, Points], *, y: str, among: Sequence[float]) -> Figure:
+def _figure(
+    lines: Mapping[str, LinePoints], spreads: Mapping[str, LinePoints], *, y: str, among: Sequence[float]
+) -> Figure:
     figure, axes = new_axes()
     for pen, (label, points) in zip(pens(list(lines)), lines.items(), strict=True):
         if not points:
@@ -170,6 +172,6 @@ def _figure(lines: Mapping[str, Points], spreads: Mapping[str, Points], *, y: st
     else:
         top = 1.15 * max(among) if among else max(axes.get_ylim()[1], 1.05 * max(values, default=1.0))
         axes.set_ylim(0, top)  # a level line is not the frame
-        axes.yaxis.set_major_formatter(plain_numbers())
+        axes.yaxis.set_major_formatter(number_labels())
     dress(axes, x="rounds", y=y)
     return figure

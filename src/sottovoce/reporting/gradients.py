@@ -1,6 +1,7 @@
 """Gradients of central training, layer by layer: the flagship paper's Figures 8, 9, 17, 18 and 20 for a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
@@ -8,42 +9,50 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sottovoce.drawing import COLOURS, INK
-from sottovoce.reporting.cells import Row, Table, number, slugs
+from sottovoce.reporting.cells import number_text, slugs
 from sottovoce.reporting.drawings import WIDTH, Drawing, bare, data_id, label_decades
-from sottovoce.reporting.html import Fold, Part, Section
-from sottovoce.reporting.layers import Kinds, Limits, Profile, kind_order, limits_of, profile_drawing
+from sottovoce.reporting.layers import (
+    AxisLimits,
+    Kinds,
+    Profile,
+    axis_limits,
+    kind_order,
+    mean_profile,
+    profile_drawing,
+    profile_table,
+)
+from sottovoce.reporting.parts import Chapter, Fold, PagePart, by_run, chapter
 from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.tables import Table
 
 NORMS, DEVIATIONS = "gradient_norms", "gradient_deviations"
-UNFOLDED = 3
 PANELS = 3  # beside one another
 FAINTEST = 0.2  # of the first layer's line; the last one's is 1
-INTRO = (
+_INTRO = (
     "Norms of central training's gradients by layer and kind of parameter (the paper's Figures 8, 9, 17, 18 and 20), "
     "before clipping, over all steps. A block that layer-drop leaves out of a step has no gradient there, and counts "
     "for nothing in it."
 )
 
 
-def gradient_section(runs: Sequence[RunRecord]) -> Section | None:
+def gradient_section(runs: Sequence[RunRecord]) -> Chapter | None:
     """Of every central run that has written them down."""
     found = {run.label: (run, windows) for run in runs if (windows := _windows(run))}
     if not found:
         return None
-    parts: list[Part] = []
     limits = along = None  # a run alone has nothing beside it
     if len(found) > 1:
-        limits = limits_of(mean_profile(windows, NORMS) for _, windows in found.values())
-        along = limits_of(mean_profile([window], NORMS) for _, windows in found.values() for window in windows)
+        limits = axis_limits(gradient_profile(windows) for _, windows in found.values())
+        along = axis_limits(gradient_profile([window]) for _, windows in found.values() for window in windows)
+    parts: dict[str, Sequence[PagePart]] = {}
     for (label, (run, windows)), slug in zip(found.items(), slugs(found).values(), strict=True):
         suffix = "" if len(found) == 1 else f"-{slug}"
-        inside: tuple[Part, ...] = (
+        parts[label] = (
             _mean_drawing(windows, run.kinds_apart, name=f"gradients{suffix}", limits=limits),
             _along_drawing(windows, run.kinds_apart, name=f"gradients-along{suffix}", limits=along),
             Fold("The numbers", (_table(label, windows, run.kinds_apart, name=f"gradients{suffix}"),)),
         )
-        parts += inside if len(found) == 1 else [Fold(label, inside, is_open=len(found) <= UNFOLDED)]
-    return Section("gradients", "Gradients, layer by layer", INTRO, tuple(parts))
+    return chapter("gradients", "Gradients, layer by layer", by_run(parts), _INTRO)
 
 
 def _windows(run: RunRecord) -> list[Record]:
@@ -51,31 +60,26 @@ def _windows(run: RunRecord) -> list[Record]:
     return [] if run.is_federated else [record for record in run.metrics if record.get(DEVIATIONS)]
 
 
-def mean_profile(windows: Sequence[Record], which: str) -> Profile:
+def gradient_profile(windows: Sequence[Record], which: str = NORMS) -> Profile:
     """The mean over windows for each kind and layer; windows in which a tensor never had a gradient do not count."""
-
-    def mean(values: Sequence[float]) -> float:
-        return fmean(seen) if (seen := [value for value in values if value > 0]) else 0.0
-
-    kinds = windows[0][which]
-    by_kind = {kind: [record[which][kind] for record in windows] for kind in kinds}
-    return Profile(
-        {k: tuple(map(mean, zip(*v, strict=True))) for k, v in by_kind.items() if isinstance(kinds[k], list)},
-        {k: mean(v) for k, v in by_kind.items() if not isinstance(kinds[k], list)},
-    )
+    return mean_profile([window[which] for window in windows], _mean_of_seen)
 
 
-def _mean_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str, limits: Limits | None) -> Drawing:
+def _mean_of_seen(values: Sequence[float]) -> float:
+    return fmean(seen) if (seen := [value for value in values if value > 0]) else 0.0
+
+
+def _mean_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str, limits: AxisLimits | None) -> Drawing:
     caption = (
         "Mean over all steps of training; what is outside the blocks stands before and after them. Where norms of "
         "layers lie far above the matrices', one bound on the whole gradient is theirs alone."
     )
-    profile, title = mean_profile(windows, NORMS), "Gradient norms by layer"
+    profile, title = gradient_profile(windows), "Gradient norms by layer"
     return profile_drawing(name, title, profile, kinds, y="gradient norm", caption=caption, limits=limits)
 
 
-def _along_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str, limits: Limits | None) -> Drawing:
-    first, last = (mean_profile([window], NORMS) for window in (windows[0], windows[-1]))
+def _along_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str, limits: AxisLimits | None) -> Drawing:
+    first, last = (gradient_profile([window]) for window in (windows[0], windows[-1]))
     told = [
         f"{kinds.get(kind, kind)} from {fmean(first.blocks[kind]):.3g} to {fmean(last.blocks[kind]):.3g}"
         for kind in first.blocks
@@ -89,9 +93,9 @@ def _along_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str, limits
     )
 
 
-def _along(windows: Sequence[Record], named: Kinds, *, limits: Limits | None) -> Figure:
+def _along(windows: Sequence[Record], named: Kinds, *, limits: AxisLimits | None) -> Figure:
     """A panel for each kind that the blocks have, on one scale."""
-    kinds = sorted(mean_profile(windows, NORMS).blocks, key=lambda kind: kind_order(kind, named))
+    kinds = sorted(gradient_profile(windows).blocks, key=lambda kind: kind_order(kind, named))
     rows = -(-len(kinds) // PANELS)
     figure = Figure(figsize=(WIDTH, 0.6 + 1.35 * rows), layout="constrained")
     panels = figure.subplots(rows, PANELS, sharex=True, sharey=True, squeeze=False).reshape(-1)
@@ -118,14 +122,6 @@ def _along(windows: Sequence[Record], named: Kinds, *, limits: Limits | None) ->
 
 
 def _table(label: str, windows: Sequence[Record], kinds: Kinds, *, name: str) -> Table:
-    values: list[Mapping[tuple[str, str], float]] = [
-        {(kind, layer): value for kind, layer, value in mean_profile(windows, which).rows()}
-        for which in (NORMS, DEVIATIONS)
-    ]
-    rows: list[Row] = [
-        (kinds.get(place[0], place[0]), place[1], *(number(column.get(place)) for column in values))
-        for place in sorted(values[0], key=lambda place: kind_order(place[0], kinds))
-    ]
-    headings = ("kind", "layer", "norm", "deviation over steps")
+    columns = [("norm", gradient_profile(windows)), ("deviation over steps", gradient_profile(windows, DEVIATIONS))]
     note = "Means over the evaluations' windows, and of the standard deviations within each."
-    return Table(name, f"{label}: gradients", headings, tuple(rows), note, words=2)
+    return replace(profile_table(name, f"{label}: gradients", columns, kinds, show=number_text), note=note)

@@ -21,7 +21,7 @@ WITHOUT = "training without differential privacy"
 
 
 @dataclass(frozen=True)
-class Group:
+class JointRuns:
     """Runs that somebody may be in all of, and what they promise together; no `joint` where `missing` says why."""
 
     runs: tuple[RunRecord, ...]
@@ -57,7 +57,7 @@ def together(runs: Sequence[RunRecord], declared: Declared = NOBODY) -> tuple[st
     return (*found, *unprotected(runs, declared), *asserted(declared))
 
 
-def groups_of(runs: Sequence[RunRecord], declared: Declared = NOBODY) -> list[Group]:
+def groups_of(runs: Sequence[RunRecord], declared: Declared = NOBODY) -> list[JointRuns]:
     """The groups of more than one run that may share people, where one of them promises something."""
     return [_joint(group) for group in _groups(runs, declared) if len(group) > 1 and any(map(_promises, group))]
 
@@ -100,16 +100,16 @@ def _groups(runs: Sequence[RunRecord], declared: Declared) -> list[list[RunRecor
     return groups
 
 
-def _joint(group: Sequence[RunRecord]) -> Group:
+def _joint(group: Sequence[RunRecord]) -> JointRuns:
     promises: dict[str, Promise] = {run.label: run.promise for run in group if run.promise is not None}
     unknown = [run for run in group if run.label not in promises and _promises(run)]
     if unknown:
-        return Group(tuple(group), None, f"{_listed(unknown)} left no ledger that holds")
+        return JointRuns(tuple(group), None, f"{_listed(unknown)} left no ledger that holds")
     private = [run for run in group if run.promise is not None and _promises(run)]
-    return Group(tuple(group), joint_epsilon(promises, same_division=same_silos(private)))
+    return JointRuns(tuple(group), joint_epsilon(promises, same_division=same_silos(private)))
 
 
-def _sentence(group: Group, *, everybody: bool) -> str:
+def _sentence(group: JointRuns, *, everybody: bool) -> str:
     whom = f"Together, for anybody in {_named(group.runs, everybody=everybody)}:"
     joint, unbounded = group.joint, group.unbounded
     if joint is None:

@@ -4,11 +4,9 @@ Runs find it by RDP and by PLD (`training.privacy_report`); runs that were kept 
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
+from sottovoce.privacy.calibration import Accountant
 from sottovoce.reporting.records import Record, RunRecord
-
-Accountant = Literal["pld", "rdp"]
 
 
 def accountant_of(runs: Sequence[RunRecord]) -> Accountant:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -12,10 +13,11 @@ from matplotlib.ticker import MaxNLocator
 from sottovoce.models.family import Place
 from sottovoce.reporting.drawings import Drawing, data_id, dress, label_decades, new_axes, pens, plot
 from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.tables import NOTHING, Table
 
 Placing = Callable[[str], Place]
 Kinds = Mapping[str, str]
-Limits = tuple[float, float]
+AxisLimits = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,35 @@ class Profile:
 
 def norm_profiles(diagnostics: Sequence[Record], *, place: Placing) -> tuple[Profile, Profile]:
     """Mean update norms before and after clipping, over rounds and clients."""
-    return _norm_profile(diagnostics, "norm_before", place), _norm_profile(diagnostics, "norm_after", place)
+    seen = _norms_by_tensor(diagnostics)
+    before, after = (
+        {name: fmean(norms[when] for norms in rounds) ** 2 for name, rounds in seen.items()}
+        for when in ("norm_before", "norm_after")
+    )
+    return _profile(before, place), _profile(after, place)
 
 
 def spread_profiles(diagnostics: Sequence[Record], *, place: Placing) -> tuple[Profile, Profile]:
-    """Standard deviations of update norms over rounds and clients, before and after clipping.
+    """Standard deviations of update norms over rounds and clients, before and after clipping. Rounds count alike.
 
     Where a kind has several tensors in a layer (a norm's weight and bias) it is the root of their summed squares: at
     least that of the norm of both, and as much where they grow and shrink together.
     """
-    return _spread_profile(diagnostics, "before", place), _spread_profile(diagnostics, "after", place)
+    seen = _norms_by_tensor(diagnostics)
+    before, after = (
+        {
+            name: _variance([(norms[f"norm_{when}"], norms[f"std_{when}"]) for norms in known])
+            for name, rounds in seen.items()
+            if (known := [norms for norms in rounds if f"std_{when}" in norms])
+        }
+        for when in ("before", "after")
+    )
+    return _profile(before, place), _profile(after, place)
 
 
 def has_spreads(diagnostics: Sequence[Record]) -> bool:
     """Whether it was written down how clients differ; older runs know their means alone."""
-    return any("std_before" in layer for record in diagnostics for layer in (record.get("layers") or {}).values())
+    return any("std_before" in norms for rounds in _norms_by_tensor(diagnostics).values() for norms in rounds)
 
 
 def noise_profile(diagnostics: Sequence[Record], *, sizes: Mapping[str, int], place: Placing) -> Profile:
@@ -77,17 +93,17 @@ def noise_profile(diagnostics: Sequence[Record], *, sizes: Mapping[str, int], pl
 
 def trust_profile(metrics: Sequence[Record]) -> Profile:
     """Mean trust ratios over the rounds."""
-    found = [record["trust_ratios"] for record in metrics if record.get("trust_ratios")]
-    if not found:
-        return Profile({}, {})
-    blocks, outside = {}, {}
-    for kind, first in found[0].items():
-        values = [record[kind] for record in found]
-        if isinstance(first, list):
-            blocks[kind] = tuple(fmean(layer) for layer in zip(*values, strict=True))
-        else:
-            outside[kind] = fmean(values)
-    return Profile(blocks, outside)
+    return mean_profile([record["trust_ratios"] for record in metrics if record.get("trust_ratios")])
+
+
+def mean_profile(records: Sequence[Record], mean: Callable[[Sequence[float]], float] = fmean) -> Profile:
+    """The mean over records, each with one number a kind, or one for each of its layers."""
+    by_kind = {kind: [record[kind] for record in records] for kind in (records[0] if records else ())}
+    in_blocks = {kind for kind, values in by_kind.items() if isinstance(values[0], list)}
+    return Profile(
+        {kind: tuple(map(mean, zip(*by_kind[kind], strict=True))) for kind in by_kind if kind in in_blocks},
+        {kind: mean(values) for kind, values in by_kind.items() if kind not in in_blocks},
+    )
 
 
 @dataclass(frozen=True)
@@ -115,7 +131,7 @@ def layer_profiles(run: RunRecord) -> Profiles:
     )
 
 
-def limits_of(profiles: Iterable[Profile]) -> Limits | None:
+def axis_limits(profiles: Iterable[Profile]) -> AxisLimits | None:
     """The ends of an axis on which all of them fit, with some room; None where there is nothing to draw."""
     values = [value for profile in profiles for _, _, value in profile.rows() if value > 0]
     return (min(values) / 1.5, max(values) * 1.5) if values else None
@@ -127,37 +143,37 @@ def layer_drawings(run: RunRecord, own: Profiles, *, prefix: str, among: Sequenc
     The same quantity has the same axis in all figures of a page: `among` are the profiles of all runs on it.
     """
     norm_kinds = run.kinds_apart if has_spreads(run.diagnostics) else run.kinds
-    norms = limits_of(profile for one in among for profile in (one.before, one.after))
+    norms = axis_limits(profile for one in among for profile in (one.before, one.after))
     several = among if len(among) > 1 else ()
-    noises, trusts = limits_of(one.noise for one in several), limits_of(one.trust for one in several)
-    over = "Mean over rounds and clients; what is outside the blocks stands before and after them."
+    noises, trusts = axis_limits(one.noise for one in several), axis_limits(one.trust for one in several)
     wanted = (
         (
             "norms-before",
             "Update norms before clipping",
-            own.before,
+            (own.before, norm_kinds, norms),
             "norm of a client's update",
-            f"{over} A wide gap between the kinds is the imbalance that per-layer clipping is made for (the paper's "
-            "Figures 5, 10, 19 and 21 to 23).",
+            "Mean over rounds and clients; what is outside the blocks stands before and after them. A wide gap between "
+            "the kinds is the imbalance that per-layer clipping is made for (the paper's Figures 5, 10, 19 and 21 to "
+            "23).",
         ),
         (
             "norms-spread",
             "How far clients differ",
-            own.spread,
+            (own.spread, norm_kinds, norms),
             "deviation of update norms",
             "Standard deviation of the same norms over rounds and clients, on the same scale.",
         ),
         (
             "norms-after",
             "Update norms after clipping",
-            own.after,
+            (own.after, norm_kinds, norms),
             "norm after clipping",
             "On the same scale as before clipping: how much of each kind is left is what the clients still say.",
         ),
         (
             "noise-to-signal",
             "Noise to signal",
-            own.noise,
+            (own.noise, run.kinds, noises),
             "noise norm / signal norm",
             "Expected norm of the noise over the norm of the clients' summed updates. Above 1, a round's step in that "
             "layer is more noise than learning.",
@@ -165,20 +181,17 @@ def layer_drawings(run: RunRecord, own: Profiles, *, prefix: str, among: Sequenc
         (
             "trust-ratios",
             "Trust ratios of the server's steps",
-            own.trust,
+            (own.trust, run.kinds, trusts),
             "trust ratio",
             "LAMB and LARS scale each layer's step by the norm of its weights over that of the step: small where noise "
             "has made the step long. Mean over rounds.",
         ),
     )
-    found = []
-    for name, title, profile, y, caption in wanted:
-        is_norm = name.startswith("norms")
-        kinds = norm_kinds if is_norm else run.kinds
-        scale = norms if is_norm else noises if name == "noise-to-signal" else trusts
-        if profile:
-            found.append(profile_drawing(f"{prefix}{name}", title, profile, kinds, y=y, caption=caption, limits=scale))
-    return found
+    return [
+        profile_drawing(f"{prefix}{name}", title, profile, kinds, y=y, caption=caption, limits=limits)
+        for name, title, (profile, kinds, limits), y, caption in wanted
+        if profile
+    ]
 
 
 def profile_drawing(
@@ -189,69 +202,73 @@ def profile_drawing(
     *,
     y: str,
     caption: str,
-    limits: Limits | None = None,
+    limits: AxisLimits | None = None,
 ) -> Drawing:
     """One quantity over the layers, a line for each kind of parameter."""
-    return Drawing(
-        name, title, caption, _told(title, profile, kinds), partial(_figure, profile, kinds, y=y, limits=limits)
-    )
+    parts = [f"{kinds.get(k, k)} {min(v):.3g} to {max(v):.3g}" for k, v in profile.blocks.items()]
+    parts += [f"{kinds.get(k, k)} outside the blocks {v:.3g}" for k, v in profile.outside.items()]
+    told = f"{title} by kind of parameter over the layers: {'; '.join(parts)}."
+    return Drawing(name, title, caption, told, partial(_figure, profile, kinds, y=y, limits=limits))
 
 
-def layer_rows(run: RunRecord) -> list[tuple[str, ...]]:
-    """The same numbers as cells: kind, layer, norm before, after, noise to signal, trust ratio."""
+def layer_tables(run: RunRecord, own: Profiles, *, suffix: str) -> list[Table]:
+    """The same numbers: norms, noise and trust ratios; and how far clients differ, with more kinds apart."""
     before, after = norm_profiles(run.diagnostics, place=run.place)
-    profiles = (
-        before,
-        after,
-        noise_profile(run.diagnostics, sizes=run.layer_sizes, place=run.place),
-        trust_profile(run.metrics),
+    columns = [
+        ("norm before", before),
+        ("norm after", after),
+        ("noise to signal", own.noise),
+        ("trust ratio", own.trust),
+    ]
+    found = [profile_table(f"layers{suffix}", f"{run.label}, layer by layer", columns, run.kinds)]
+    if has_spreads(run.diagnostics):
+        means = norm_profiles(run.diagnostics, place=run.place_apart)
+        spreads = spread_profiles(run.diagnostics, place=run.place_apart)
+        columns = [
+            ("norm before", means[0]),
+            ("deviation", spreads[0]),
+            ("norm after", means[1]),
+            ("deviation", spreads[1]),
+        ]
+        table = profile_table(f"norms{suffix}", f"{run.label}, update norms over clients", columns, run.kinds_apart)
+        note = "Means and standard deviations over rounds and clients; simulations alone."
+        found.append(replace(table, note=note))
+    return [table for table in found if table.rows]
+
+
+def profile_table(
+    name: str,
+    title: str,
+    columns: Sequence[tuple[str, Profile]],
+    kinds: Kinds,
+    *,
+    show: Callable[[float], str] = "{:.4g}".format,
+) -> Table:
+    """Quantities side by side: a row for each kind and layer."""
+    values = [{(kind, layer): value for kind, layer, value in profile.rows()} for _, profile in columns]
+    places = sorted(
+        dict.fromkeys(place for column in values for place in column), key=lambda p: kind_order(p[0], kinds)
     )
-    kinds = run.kinds
-    values = [{(kind, layer): value for kind, layer, value in profile.rows()} for profile in profiles]
-    places = list(dict.fromkeys(place for column in values for place in column))
-    return [
-        (kinds.get(kind, kind), layer, *(f"{v[kind, layer]:.4g}" if (kind, layer) in v else "–" for v in values))
-        for kind, layer in sorted(places, key=lambda place: kind_order(place[0], kinds))
+    rows = [
+        (kinds.get(kind, kind), layer, *(show(v[kind, layer]) if (kind, layer) in v else NOTHING for v in values))
+        for kind, layer in places
     ]
+    return Table(name, title, ("kind", "layer", *(heading for heading, _ in columns)), tuple(rows), words=2)
 
 
-def spread_rows(run: RunRecord) -> list[tuple[str, ...]]:
-    """Kinds apart, as cells: kind, layer, mean and deviation of norms before clipping, and after."""
-    if not has_spreads(run.diagnostics):
-        return []
-    place, kinds = run.place_apart, run.kinds_apart
-    means, spreads = norm_profiles(run.diagnostics, place=place), spread_profiles(run.diagnostics, place=place)
-    values = [
-        {(k, layer): value for k, layer, value in p.rows()} for pair in zip(means, spreads, strict=True) for p in pair
-    ]
-    return [
-        (kinds.get(kind, kind), layer, *(f"{column[kind, layer]:.4g}" for column in values))
-        for kind, layer in sorted(values[0], key=lambda found: kind_order(found[0], kinds))
-    ]
-
-
-def _spread_profile(diagnostics: Sequence[Record], when: str, place: Placing) -> Profile:
-    """Rounds count alike, as they do in the means."""
-    found: dict[str, list[tuple[float, float]]] = {}
+def _norms_by_tensor(diagnostics: Sequence[Record]) -> dict[str, list[Record]]:
+    """What each round says of a tensor's norms."""
+    found: dict[str, list[Record]] = {}
     for record in diagnostics:
         for name, norms in (record.get("layers") or {}).items():
-            if f"std_{when}" in norms:
-                found.setdefault(name, []).append((norms[f"norm_{when}"], norms[f"std_{when}"]))
-    return _profile({name: _variance(seen) for name, seen in found.items()}, place)
+            found.setdefault(name, []).append(norms)
+    return found
 
 
 def _variance(rounds: Sequence[tuple[float, float]]) -> float:
     """Of all clients of all rounds, from each round's mean and deviation."""
     mean = fmean(own for own, _ in rounds)
     return fmean(deviation**2 + (own - mean) ** 2 for own, deviation in rounds)
-
-
-def _norm_profile(diagnostics: Sequence[Record], which: str, place: Placing) -> Profile:
-    found: dict[str, list[float]] = {}
-    for record in diagnostics:
-        for name, norms in (record.get("layers") or {}).items():
-            found.setdefault(name, []).append(norms[which])
-    return _profile({name: fmean(values) ** 2 for name, values in found.items()}, place)
 
 
 def _profile(squares: Mapping[str, float], place: Placing) -> Profile:
@@ -281,13 +298,7 @@ def kind_order(kind: str, kinds: Kinds) -> int:
     return list(kinds).index(kind) if kind in kinds else len(kinds)
 
 
-def _told(title: str, profile: Profile, kinds: Kinds) -> str:
-    parts = [f"{kinds.get(k, k)} {min(v):.3g} to {max(v):.3g}" for k, v in profile.blocks.items()]
-    parts += [f"{kinds.get(k, k)} outside the blocks {v:.3g}" for k, v in profile.outside.items()]
-    return f"{title} by kind of parameter over the layers: {'; '.join(parts)}."
-
-
-def _figure(profile: Profile, named: Kinds, *, y: str, limits: Limits | None) -> Figure:
+def _figure(profile: Profile, named: Kinds, *, y: str, limits: AxisLimits | None) -> Figure:
     """A line over the blocks for each kind; what lies outside of them stands before or after."""
     figure, axes = new_axes(height=3.5)
     depth = max((len(values) for values in profile.blocks.values()), default=0)
@@ -300,16 +311,14 @@ def _figure(profile: Profile, named: Kinds, *, y: str, limits: Limits | None) ->
         if alone > 0:
             place = -1 if kinds.index(kind) < first_block else depth
             label = None if values else pen.label
-            axes.plot(
-                [place],
-                [alone],
-                color=pen.colour,
-                marker=pen.marker,
-                markersize=5,
-                linestyle="",
-                label=label,
-                gid=data_id(axes),
-            )
+            style: dict[str, Any] = {
+                "color": pen.colour,
+                "marker": pen.marker,
+                "markersize": 5,
+                "linestyle": "",
+                "label": label,
+            }
+            axes.plot([place], [alone], gid=data_id(axes), **style)
     axes.set_yscale("log")
     if limits is not None:
         axes.set_ylim(*limits)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon, integer, number
+from sottovoce.reporting.cells import epsilon_text, integer, number_text
 from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.tables import NOTHING, Row, Table
 
-SHARES = ("global", "uniform", "dim")
+CLIPPING_SHARES = ("global", "uniform", "dim")
 ROW = ("share", "sigma_dp", "noise_multiplier", "clip_bound", "extrapolate")  # of privacy: what rows and columns say
 NOISELESS, EVERYTHING = "∞", "0"
 
@@ -45,7 +46,7 @@ def _is_table(runs: Sequence[RunRecord]) -> bool:
 def _table(name: str, runs: Sequence[RunRecord]) -> Table:
     test = _test_set(runs[0])
     printed = any(_paper_wer(run) is not None for run in runs)
-    shares = [share for share in SHARES if any(_share(run) == share for run in runs)]
+    shares = [share for share in CLIPPING_SHARES if any(_share(run) == share for run in runs)]
     told = any(plan.get("paper_epsilon") is not None for run in runs for plan in _extrapolated(run))
     epsilons = (*(["ε paper"] if told else []), "ε RDP", "ε PLD")
     columns = [heading for share in shares for heading in (share, *([f"{share}, paper"] if printed else []))]
@@ -77,8 +78,8 @@ def _own_row(runs: Sequence[RunRecord], shares: Sequence[str], *, printed: bool,
     """The runs of one level, with the ε of their own population."""
     privacy, (sigma, bound) = runs[0].privacy, _level(runs[0])
     own = _extrapolated(runs[0])[: _own_first(runs[0])]
-    theirs = epsilon(own[0].get("paper_epsilon")) if own else NOTHING
-    found = (theirs, epsilon(privacy.get("epsilon_rdp")), epsilon(privacy.get("epsilon_pld")))
+    theirs = epsilon_text(own[0].get("paper_epsilon")) if own else NOTHING
+    found = (theirs, epsilon_text(privacy.get("epsilon_rdp")), epsilon_text(privacy.get("epsilon_pld")))
     wers = []
     for share in shares:
         cell = [run for run in runs if _share(run) == share]
@@ -89,20 +90,26 @@ def _own_row(runs: Sequence[RunRecord], shares: Sequence[str], *, printed: bool,
     steps, z = privacy.get("promised_steps", privacy.get("steps")), privacy.get("noise_multiplier")
     sizes = _sizes(privacy.get("cohort_size"), privacy.get("population_size"), steps, z if sigma else None)
     guarantee = found if sigma else (NOISELESS,) * 3
-    return (_sigma(sigma), number(bound), *sizes, *guarantee[0 if told else 1 :], *wers)
+    return (_sigma(sigma), number_text(bound), *sizes, *guarantee[0 if told else 1 :], *wers)
 
 
 def _other_row(level: Level, plan: Record, columns: Sequence[str], *, told: bool) -> Row:
     """The same noise on the mean for a population that is not there."""
     cohort, population, steps = (plan.get(name) for name in ("cohort_size", "population_size", "central_steps"))
     sizes = _sizes(cohort, population, steps, plan.get("noise_multiplier"))
-    found = [epsilon(plan.get(name)) for name in ("paper_epsilon", "epsilon_rdp", "epsilon_pld")]
-    return (_sigma(level[0]), number(level[1]), *sizes, *found[0 if told else 1 :], *[""] * len(columns))
+    found = [epsilon_text(plan.get(name)) for name in ("paper_epsilon", "epsilon_rdp", "epsilon_pld")]
+    return (_sigma(level[0]), number_text(level[1]), *sizes, *found[0 if told else 1 :], *[""] * len(columns))
 
 
 def _sizes(cohort: int | None, population: int | None, steps: int | None, z: float | None) -> Row:
     rate = None if not cohort or not population else cohort / population
-    return (integer(cohort), integer(population), number(rate), integer(steps), NOTHING if z is None else f"{z:.4g}")
+    return (
+        integer(cohort),
+        integer(population),
+        number_text(rate),
+        integer(steps),
+        NOTHING if z is None else f"{z:.4g}",
+    )
 
 
 def _level(run: RunRecord) -> Level:
@@ -137,7 +144,7 @@ def _paper_wer(run: RunRecord) -> float | None:
 
 def _start(runs: Sequence[RunRecord]) -> str | None:
     """What all of them started from; None where that differs."""
-    starts = {((run.results.get("start") or {}).get("test") or {}).get(_test_set(run), {}).get("wer") for run in runs}
+    starts = {run.start_tests.get(str(_test_set(run)), {}).get("wer") for run in runs}
     return None if len(starts) != 1 or (only := starts.pop()) is None else f"{100 * only:.1f}"
 
 

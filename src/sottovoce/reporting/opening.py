@@ -1,37 +1,27 @@
 """How a page opens: the verdict on its runs, before any table or figure."""
 
 from collections.abc import Sequence
-from html import escape
 
 from sottovoce.evaluation.paired_table import between, points
-from sottovoce.reporting.cells import NOTHING, Row, Table, epsilon, listed
-from sottovoce.reporting.html import Fold, Html, Part, Section
+from sottovoce.reporting.cells import epsilon_text, listed
+from sottovoce.reporting.parts import Chapter, Fold, MacroPart, PagePart, Paragraph
 from sottovoce.reporting.verdict import EVERY_TIME, Verdict, odds_words, of_hundred, told_together
+from sottovoce.tables import NOTHING, Row, Table
 
 WORDS = 4  # columns of the table, before the numbers
 IN_WORDS = 6  # runs, beyond which nobody reads a verdict on each
 BY_PLD = "ε (PLD, else RDP)"  # the smaller bound: RDP alone where no PLD is known
 
 
-def verdict_section(found: Sequence[Verdict]) -> Section:
+def verdict_section(found: Sequence[Verdict]) -> Chapter:
     """One run's verdict in full; of several a sentence and a table, and each one's words behind a line."""
-    if len(found) == 1:
-        return Section("verdict", "Verdict", "", (Html(verdict_box(found[0])),))
-    parts: list[Part] = [
-        Html(f'<p class="verdict-headline">{_unbroken(told_together(found))}</p>'),
-        verdict_table(found),
-    ]
-    if len(found) <= IN_WORDS:
-        parts += [Fold(f"{one.label}, in words", (Html(verdict_box(one)),)) for one in found]
-    return Section("verdict", "Verdict", "", tuple(parts))
-
-
-def verdict_box(one: Verdict) -> str:
-    """The headline and what is to be said besides, question by question."""
-    points = "".join(f"<dt>{escape(question)}</dt><dd>{_unbroken(answer)}</dd>" for question, answer in one.points)
-    kind = one.kind.replace(" ", "-")
-    headline = f'<p class="verdict-headline">{_unbroken(one.headline)}</p>'
-    return f'<div class="verdict {kind}">{headline}\n<dl>{points}</dl></div>'
+    parts: list[PagePart] = [MacroPart("verdict", one) for one in found]
+    if len(found) > 1:
+        folds = [
+            Fold(f"{one.label}, in words", (MacroPart("verdict", one),)) for one in found if len(found) <= IN_WORDS
+        ]
+        parts = [Paragraph(told_together(found), "verdict-headline"), verdict_table(found), *folds]
+    return Chapter("verdict", "Verdict", "", tuple(parts))
 
 
 def verdict_table(found: Sequence[Verdict]) -> Table:
@@ -60,8 +50,8 @@ def _cells(one: Verdict) -> Row:
     if one.epsilon is not None and one.odds is not None:
         right = "100" if one.odds.right >= EVERY_TIME else f"{of_hundred(one.odds.right)}"
         assert one.epsilon_of_one is not None
-        inside = "" if one.epsilon_inside is None else f" (one inside: {epsilon(one.epsilon_inside)})"
-        private = (epsilon(one.epsilon) + inside, right, odds_words(one.epsilon_of_one))
+        inside = "" if one.epsilon_inside is None else f" (one inside: {epsilon_text(one.epsilon_inside)})"
+        private = (epsilon_text(one.epsilon) + inside, right, odds_words(one.epsilon_of_one))
     base, cost = NOTHING, (NOTHING, NOTHING)
     if one.cost is not None and one.cost.base is not None:
         base, cost = one.cost.base, (points(one.cost.difference), between(one.cost.interval))
@@ -69,10 +59,3 @@ def _cells(one: Verdict) -> Row:
     if one.gap is not None:
         group, gap = f"{one.gap.fact} {one.gap.group}", (points(one.gap.gap), between(one.gap.interval))
     return one.brief, group, base, *private, *cost, *gap
-
-
-def _unbroken(words: str) -> str:
-    """For a page, where an ε and its number stay on one line."""
-    for piece in ("ε = ", "δ = ", "ε ≤ ", " : 1", " %"):
-        words = words.replace(piece, piece.replace(" ", "\N{NO-BREAK SPACE}"))
-    return escape(words)

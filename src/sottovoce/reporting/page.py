@@ -6,24 +6,25 @@ Everything comes from run folders: what was not written down cannot be claimed, 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from pathlib import Path
 
-from sottovoce.drawing import Page, write_drawing
+from sottovoce import __version__
+from sottovoce.drawing import Page, fill_template, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import MEASURES
 from sottovoce.files import as_utf8, written_atomically
 from sottovoce.reporting.audit import audit_alarm, audit_section
-from sottovoce.reporting.cells import NOTHING, Table, epsilon, integer, number, percent, said_once
+from sottovoce.reporting.cells import epsilon_text, integer, number_text, percent, said_once
 from sottovoce.reporting.clients import client_results_section
 from sottovoce.reporting.cohorts import cohort_section
-from sottovoce.reporting.drawings import Drawing, titled
+from sottovoce.reporting.drawings import Drawing, inline_svg, titled
 from sottovoce.reporting.dynamics import dynamics_section
 from sottovoce.reporting.gradients import gradient_section
-from sottovoce.reporting.html import Html, Part, Section, render
 from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.opening import verdict_section
+from sottovoce.reporting.parts import Chapter, MacroPart, PagePart, Paragraph, notice
 from sottovoce.reporting.records import RunRecord
+from sottovoce.reporting.result_tables import speaker_table
 from sottovoce.reporting.sections import (
     bound_section,
     clients_section,
@@ -37,9 +38,9 @@ from sottovoce.reporting.sections import (
     speed_section,
     transcript_section,
 )
-from sottovoce.reporting.tables import speaker_table
 from sottovoce.reporting.titles import about_of
 from sottovoce.reporting.verdict import Verdict, verdicts
+from sottovoce.tables import NOTHING, Table
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Report:
     title: str
     lead: str
     alarms: tuple[str, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[Chapter, ...]
     extra_tables: tuple[Table, ...]
 
     @property
@@ -79,7 +80,7 @@ def build_report(
     """
     assert runs
     judged = verdicts(runs) if judged is None else judged
-    makers: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
+    makers: tuple[Callable[[Sequence[RunRecord]], Chapter | None], ...] = (
         settings_section,
         learning_section,
         cohort_section,
@@ -98,7 +99,6 @@ def build_report(
         paper_section,
     )
     made = [section for section in (make(runs) for make in makers) if section is not None]
-    found = speaker_table(runs)
     return Report(
         title=title,
         lead=_lead(runs, title),
@@ -108,13 +108,18 @@ def build_report(
             _headline(runs, judged, headline=headline, differences=differences, together=together, notes=notes),
             *made,
         ),
-        extra_tables=() if found is None else (found,),
+        extra_tables=tuple(table for table in (speaker_table(runs),) if table.rows),
     )
 
 
 def write_page(path: Path, report: Report) -> None:
     """Write the page to `path`, whole or not at all."""
-    _write(path, render(report.title, report.lead, report.sections, alarms=report.alarms))
+    _write(path, as_html(report))
+
+
+def as_html(report: Report) -> str:
+    """The whole page; alarms, in red, come before anything that they make worthless."""
+    return fill_template("report.html", title=report.title, report=report, svg=inline_svg, version=__version__)
 
 
 def write_figures(folder: Path, report: Report) -> list[Path]:
@@ -150,22 +155,22 @@ def _headline(
     differences: Table | None,
     together: Sequence[str],
     notes: Sequence[str],
-) -> Section:
-    parts: list[Part] = []
+) -> Chapter:
+    parts: list[PagePart] = []
     if len(runs) == 1 and runs[0].tests:
-        parts.append(Html(_key_figures(runs[0], judged[0])))
+        parts.append(MacroPart("key_figures", _key_figures(runs[0], judged[0])))
     if headline is not None and headline.rows:
         parts.append(headline)
     if differences is not None:
         parts.append(differences)
-    parts += [Html(f"<p><strong>{escape(line)}</strong></p>") for line in together]
-    parts += [Html(f'<p class="quiet">{escape(note)}</p>') for note in _gathered(runs, notes)]
+    parts += [Paragraph(line, "strong") for line in together]
+    parts += [Paragraph(note, "quiet") for note in _gathered(runs, notes)]
     for run in runs:
         if not run.results:
             promised = "" if run.promise is None or run.promise.words is None else f" {run.promise.words}."
-            parts.append(Html(_notice(f"{run.label} is not finished: there are no results yet.{promised}")))
-        parts += [Html(_notice(f"{run.label}: {problem}")) for problem in run.problems]
-    return Section("headline", "In short", "", tuple(parts))
+            parts.append(notice(f"{run.label} is not finished: there are no results yet.{promised}"))
+        parts += [notice(f"{run.label}: {problem}") for problem in run.problems]
+    return Chapter("headline", "In short", "", tuple(parts))
 
 
 def _gathered(runs: Sequence[RunRecord], notes: Sequence[str]) -> list[str]:
@@ -196,12 +201,12 @@ def _chosen_on(run: RunRecord) -> str:
     model = run.results.get("model") or {}
     for measure in MEASURES.values():
         if (score := model.get(measure.key("dev"))) is not None:
-            told = percent(score) if measure.is_rate else number(score)
+            told = percent(score) if measure.is_rate else number_text(score)
             return f"; chosen on dev ({measure.title} {told})"
     return ""
 
 
-def _key_figures(run: RunRecord, judged: Verdict) -> str:
+def _key_figures(run: RunRecord, judged: Verdict) -> list[tuple[str, str, str]]:
     """The numbers that everybody asks for first."""
     assert run.headline_test is not None
     cells = [_first_figure(run, run.headline_test)]
@@ -212,11 +217,11 @@ def _key_figures(run: RunRecord, judged: Verdict) -> str:
         else:
             tight = privacy.get("epsilon_pld")
             best, by = (privacy["epsilon_rdp"], "RDP") if tight is None else (tight, "PLD")
-            told = f"PLD {epsilon(privacy.get('epsilon_pld'))}, RDP {epsilon(privacy['epsilon_rdp'])}"
+            told = f"PLD {epsilon_text(privacy.get('epsilon_pld'))}, RDP {epsilon_text(privacy['epsilon_rdp'])}"
             told += f"; δ = {privacy.get('delta', 0):g}"
             if privacy.get("promised_steps", privacy.get("steps")) != privacy.get("steps"):
                 told += f"; promised for {privacy['promised_steps']:,} rounds, {privacy['steps']:,} made"
-            cells.append((f"ε at this population ({by})", epsilon(best), told))
+            cells.append((f"ε at this population ({by})", epsilon_text(best), told))
         accountant = accountant_of([run])
         useful = larger_population(privacy, accountant) or {}
         heading = f"population for ε ≤ 8 ({accountant.upper()})"
@@ -227,15 +232,7 @@ def _key_figures(run: RunRecord, judged: Verdict) -> str:
         elif useful:
             cells.append((heading, NOTHING, "no population is large enough for this recipe"))
         cells.append(("status", *judged.status))
-    items = "".join(
-        f'<div><dt>{escape(term)}</dt><dd class="large">{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'
-        for term, value, note in cells
-    )
-    return f'<dl class="key">{items}</dl>'
-
-
-def _notice(words: str) -> str:
-    return f'<p class="notice">{escape(words)}</p>'
+    return cells
 
 
 def _no_page() -> Page:

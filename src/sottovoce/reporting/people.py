@@ -2,18 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from sottovoce.drawing import COLOURS
-from sottovoce.reporting.drawings import Drawing, Pen, data_id, dress, label_decades, new_axes, pens, percents, plot
+from sottovoce.evaluation.table import GROUPS_SHOWN
+from sottovoce.reporting.drawings import (
+    Drawing,
+    Pen,
+    data_id,
+    dress,
+    label_decades,
+    new_axes,
+    pens,
+    percents,
+    plot,
+    sorted_rates,
+)
 from sottovoce.reporting.records import Record, RunRecord
 
-# A crowd describes its accents in hundreds of ways; the largest groups are shown, all are in the tables' files.
-GROUPS_SHOWN = 8
 ROOM = 1.05  # beyond the largest rate, as figures leave it by themselves
 
 
@@ -42,7 +52,7 @@ def speaker_drawings(runs: Sequence[RunRecord], test: str, *, slug: str, tops: T
     found = []
     rates = {run.label: _speaker_rates(run.tests.get(test, {})) for run in runs}
     if any(rates.values()):
-        worst = [f"{label}: median {_median(r):.1%}, worst {r[-1]:.1%}" for label, r in rates.items() if r]
+        worst = [f"{label}: median {median(r):.1%}, worst {r[-1]:.1%}" for label, r in rates.items() if r]
         found.append(
             Drawing(
                 f"speakers-{slug}",
@@ -50,7 +60,7 @@ def speaker_drawings(runs: Sequence[RunRecord], test: str, *, slug: str, tops: T
                 "Speakers in the order of their word error rate, from the best understood to the worst. A steep end on "
                 "the right means that a few people are left behind.",
                 f"Word error rate per speaker of {test}, sorted. {'; '.join(worst)}.",
-                partial(_sorted_rates, rates, top=tops.speakers),
+                partial(sorted_rates, rates, x="speakers, best understood first", top=tops.speakers),
             )
         )
     groups = {run.label: group_list(run.tests.get(test, {})) for run in runs}
@@ -101,23 +111,6 @@ def _speaker_rates(test: Record) -> list[float]:
     return sorted(person["wer"] for person in test.get("per_speaker") or () if person["wer"] is not None)
 
 
-def _median(rates: Sequence[float]) -> float:
-    middle = len(rates) // 2
-    return rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
-
-
-def _sorted_rates(rates: Mapping[str, Sequence[float]], *, top: float | None) -> Figure:
-    figure, axes = new_axes()
-    for pen, values in zip(pens(list(rates)), rates.values(), strict=True):
-        if values:
-            plot(axes, pen, list(enumerate(values, start=1)))
-    axes.set_ylim(0, top)
-    axes.yaxis.set_major_formatter(percents())
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    dress(axes, x="speakers, best understood first", y="word error rate")
-    return figure
-
-
 def _group_rates(groups: Mapping[str, Sequence[tuple[str, str, Record]]], *, top: float | None) -> Figure:
     places = list(dict.fromkeys((fact, name) for found in groups.values() for fact, name, _ in found))
     sizes = {(fact, name): numbers["speakers"] for found in groups.values() for fact, name, numbers in found}
@@ -140,17 +133,13 @@ def _group_rates(groups: Mapping[str, Sequence[tuple[str, str, Record]]], *, top
 def _draw_group(axes: Axes, pen: Pen, numbers: Record, place: float, *, labelled: bool) -> None:
     if numbers.get("wer_interval"):
         axes.plot(numbers["wer_interval"], [place, place], color=pen.colour, linewidth=1.8, alpha=0.6)
-    label = pen.label if labelled else None
-    axes.plot(
-        numbers["wer"],
-        place,
-        pen.marker,
-        color=pen.colour,
-        markersize=5,
-        clip_on=False,
-        label=label,
-        gid=data_id(axes),
-    )
+    style: dict[str, Any] = {
+        "color": pen.colour,
+        "markersize": 5,
+        "clip_on": False,
+        "label": pen.label if labelled else None,
+    }
+    axes.plot(numbers["wer"], place, pen.marker, gid=data_id(axes), **style)
 
 
 def _client_seconds(deciles: Mapping[str, Sequence[float]]) -> Figure:

@@ -11,15 +11,16 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from sottovoce.drawing import FAINT
+from sottovoce.privacy.calibration import Accountant
 from sottovoce.privacy.events import LARGEST_POPULATION, GaussianRelease, Measured, parts_of
 from sottovoce.privacy.figure import population_curves
 from sottovoce.privacy.planner import PlannedRun, plan_run
 from sottovoce.privacy.pld import QUICK
 from sottovoce.privacy.promise import written_out
 from sottovoce.reporting.cells import integer
-from sottovoce.reporting.curves import Points
+from sottovoce.reporting.curves import LinePoints
 from sottovoce.reporting.drawings import Drawing, Pen, dress, label_decades, new_axes, pens, plot
-from sottovoce.reporting.larger_population import Accountant, accountant_of, larger_population
+from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.records import RunRecord
 
 MOST = 6  # curves, which take a second each
@@ -98,7 +99,7 @@ def _recipe(run: RunRecord) -> _Recipe | None:
     )
 
 
-def _curve(recipe: _Recipe) -> Points:
+def _curve(recipe: _Recipe) -> LinePoints:
     planned: PlannedRun = plan_run(
         recipe.population_size,
         cohort_size=recipe.cohort_size,
@@ -124,13 +125,13 @@ def _named(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
 
 
-def _told(labels: str, recipe: _Recipe, curve: Points) -> str:
+def _told(labels: str, recipe: _Recipe, curve: LinePoints) -> str:
     (own, here), (far, there) = curve[0], curve[-1]
     useful = "" if recipe.useful is None else f", ε ≤ 8 with {integer(recipe.useful[0])}"
     return f"{labels}: {written_out(here)} with {integer(own)} people{useful}, {written_out(there)} with {integer(far)}"
 
 
-def _figure(recipes: Mapping[str, _Recipe], curves: Mapping[str, Points], colours: Mapping[str, Pen]) -> Figure:
+def _figure(recipes: Mapping[str, _Recipe], curves: Mapping[str, LinePoints], colours: Mapping[str, Pen]) -> Figure:
     figure, axes = new_axes(height=3.5)
     for labels, curve in curves.items():
         pen, useful = colours[labels], recipes[labels].useful

@@ -122,6 +122,11 @@ class RunRecord:
     def tests(self) -> Mapping[str, Record]:
         return self.results.get("test") or {}
 
+    @property
+    def start_tests(self) -> Mapping[str, Record]:
+        """Those of the model that it started from."""
+        return (self.results.get("start") or {}).get("test") or {}
+
     def is_chosen_on(self, test: str) -> bool:
         """Whether the best model was chosen by that very set: its error there is no result."""
         data = self.config.get("data") or {}

@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sottovoce.reporting.cells import NOTHING, Table, integer, text
+from sottovoce.reporting.cells import integer, text
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.titles import about_of
+from sottovoce.tables import NOTHING, Table
 
-FACTS: dict[str, Callable[[RunRecord], str]] = {
+RUN_FACTS: dict[str, Callable[[RunRecord], str]] = {
     "recipe": lambda run: text(about_of(run)),
     "kind": lambda run: _kind(run),
     "seed": lambda run: text(run.config.get("seed")),
@@ -27,19 +28,17 @@ FACTS: dict[str, Callable[[RunRecord], str]] = {
 }
 
 
-def settings_tables(runs: Sequence[RunRecord]) -> tuple[Table | None, Table | None]:
+def settings_tables(runs: Sequence[RunRecord]) -> tuple[Table, Table]:
     """What tells several runs apart, and what they share; of one run, the second is all there is."""
-    told = {name: [tell(run) for run in runs] for name, tell in FACTS.items()}
+    told = {name: [tell(run) for run in runs] for name, tell in RUN_FACTS.items()}
     shared = {name: cells[0] for name, cells in told.items() if len(set(cells)) == 1 and cells[0] != NOTHING}
     apart = {name: cells for name, cells in told.items() if len(set(cells)) > 1}
-    first = second = None
-    if apart:
-        rows = tuple((run.label, *cells) for run, cells in zip(runs, zip(*apart.values(), strict=True), strict=True))
-        first = Table("differences", "What tells them apart", ("", *apart), rows, all_words=True)
-    if shared:
-        title = "What they share" if len(runs) > 1 else "Recipe and surroundings"
-        second = Table("settings", title, ("", "setting"), tuple(shared.items()), all_words=True)
-    return first, second
+    rows = tuple((run.label, *(cells[n] for cells in apart.values())) for n, run in enumerate(runs)) if apart else ()
+    title = "What they share" if len(runs) > 1 else "Recipe and surroundings"
+    return (
+        Table("differences", "What tells them apart", ("", *apart), rows, all_words=True),
+        Table("settings", title, ("", "setting"), tuple(shared.items()), all_words=True),
+    )
 
 
 def short_commit(run: RunRecord) -> str | None:

@@ -4,34 +4,33 @@ Everything comes from run folders: what was not written down cannot be claimed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as TerminalTable
 
 from sottovoce.evaluation.evaluate import MANY_COLLAPSED, told_collapsed
 from sottovoce.files import as_utf8, written_atomically
-from sottovoce.reporting.cells import Table as Cells
-from sottovoce.reporting.cells import epsilon
+from sottovoce.privacy.calibration import Accountant
+from sottovoce.reporting.cells import epsilon_text
 from sottovoce.reporting.differences import difference_table
 from sottovoce.reporting.joint import together
-from sottovoce.reporting.larger_population import Accountant, accountant_of, larger_population
+from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.noise_tables import noise_tables
 from sottovoce.reporting.page import Report, build_report, write_page
 from sottovoce.reporting.records import Record, RunRecord, read_run
+from sottovoce.reporting.result_tables import PAPER_WER, paper_tables
 from sottovoce.reporting.shared_people import NOBODY, Declared
-from sottovoce.reporting.tables import PAPER_WER, paper_tables
 from sottovoce.reporting.titles import title_for
 from sottovoce.reporting.verdict import Verdict, told_together, verdicts
-from sottovoce.tables import plain_table
+from sottovoce.tables import Table
 from sottovoce.training.run_folder import RESULTS, hide_times
 from sottovoce.training.trained_part import told_bytes
 
 REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
-TEST_SET = "test set"
+TITLE = "On unseen speakers"
 ERRORS, FIGURES = ("WER", "95 % interval"), ("loss", "accuracy")
 EPSILON = "ε here (PLD / RDP)"
 POPULATION: Mapping[Accountant, str] = {"pld": "population for ε ≤ 8 (PLD)", "rdp": "population for ε ≤ 8 (RDP)"}
@@ -53,8 +52,8 @@ class Summary:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     together: tuple[str, ...] = ()
-    tables: tuple[Cells, ...] = ()
-    differences: Cells | None = None
+    tables: tuple[Table, ...] = ()
+    differences: Table | None = None
     verdicts: tuple[Verdict, ...] = ()
 
     @property
@@ -75,45 +74,24 @@ class Summary:
         )
 
     @property
-    def tables_below(self) -> tuple[Cells, ...]:
+    def tables_below(self) -> tuple[Table, ...]:
         """What follows the table, in the terminal and in the text."""
         return self.tables if self.differences is None else (self.differences, *self.tables)
 
     @property
-    def headline(self) -> Cells:
+    def headline(self) -> Table:
         """For the page. There as in the terminal, the name of an only test set takes no column."""
-        tests = {row[1] for row in self.rows}
-        if len(tests) != 1:
-            return Cells("headline", "On unseen speakers", self.headings, self.rows, words=2)
-        headings, *rows = ((row[0], *row[2:]) for row in (self.headings, *self.rows))
-        return Cells("headline", f"On unseen speakers ({tests.pop()})", headings, tuple(rows))
+        table, tests = Table("headline", TITLE, self.headings, self.rows, words=2), {row[1] for row in self.rows}
+        return table if len(tests) != 1 else replace(table.without_column(1), title=f"{TITLE} ({tests.pop()})")
 
-    def table(self, *, brief: bool = False) -> Table:
-        """For the terminal. The name of the test set is left out where there is only one.
-
-        A `brief` one is for narrow terminals: of populations their number alone, under headings of two lines.
-        """
-        table = plain_table("On unseen speakers")
-        only = len({row[1] for row in self.rows}) == 1
-        shown = [n for n, heading in enumerate(self.headings) if not (only and heading == TEST_SET)]
-        for n in shown:
-            heading = BRIEFLY.get(self.headings[n], self.headings[n]) if brief else self.headings[n]
-            is_words = n < 2  # labels may be broken, numbers never
-            table.add_column(heading, justify="left" if is_words else "right", no_wrap=not (brief and is_words))
-        for row in self.rows:
-            cells = (row[n].partition(" (cohort")[0] if brief else row[n] for n in shown)
-            table.add_row(*map(Text, cells))
-        return table
-
-
-def for_terminal(table: Cells) -> Table:
-    """A table of the page, with what is to be said of it below."""
-    shown = plain_table(table.title, caption=table.note)
-    for n, heading in enumerate(table.headings):
-        shown.add_column(heading, justify="left" if n < table.words or table.all_words else "right", no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*map(Text, row))
-    return shown
+    def for_terminal(self, *, brief: bool = False) -> TerminalTable:
+        """A `brief` one is for narrow terminals: of populations their number alone, under headings of two lines."""
+        table = replace(self.headline, title=TITLE)
+        if brief:
+            headings = tuple(BRIEFLY.get(heading, heading) for heading in table.headings)
+            rows = tuple(tuple(cell.partition(" (cohort")[0] for cell in row) for row in table.rows)
+            table = replace(table, headings=headings, rows=rows)
+        return table.for_terminal(breaking=brief)
 
 
 def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summary:
@@ -122,19 +100,12 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     for record in records:
         if not record.results:
             raise FileNotFoundError(record.folder / RESULTS)
-    summary = summarise(records, path=out / REPORT)
+    summary = summarise_runs(records, path=out / REPORT)
     write_page(summary.path, summary.report(records, title=title))
-    tables = [(table.title, *_aligned((table.headings, *table.rows)), table.note, "") for table in summary.tables_below]
-    lines = [
-        title_for(title, records),
-        "",
-        summary.verdict,
-        "",
-        *_aligned((summary.headings, *summary.rows)),
-        "",
-        *(line for table in tables for line in table),
-    ]
-    lines += [*summary.together, *summary.notes]
+    below = [(table.title, *table.as_lines(), table.note, "") for table in summary.tables_below]
+    table = Table("headline", TITLE, summary.headings, summary.rows)
+    lines = [title_for(title, records), "", summary.verdict, "", *table.as_lines(), ""]
+    lines += [*(line for table in below for line in table), *summary.together, *summary.notes]
     with written_atomically(out / TEXT) as file:
         file.write(as_utf8("\n".join(lines) + "\n"))
     if any(record.is_release for record in records):
@@ -143,7 +114,7 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     return summary
 
 
-def summarise(records: Sequence[RunRecord], *, path: Path, declared: Declared = NOBODY) -> Summary:
+def summarise_runs(records: Sequence[RunRecord], *, path: Path, declared: Declared = NOBODY) -> Summary:
     """The table and the notes of the finished runs among `records`; `path` is where their page will lie.
 
     What is promised together is promised by the unfinished ones as well: they have released models, too. Of runs that
@@ -154,7 +125,7 @@ def summarise(records: Sequence[RunRecord], *, path: Path, declared: Declared = 
     accountant = accountant_of(federated)
     private = (EPSILON, POPULATION[accountant]) if federated else ()
     figures = _figures_of(runs)
-    headings = ("", TEST_SET, *figures, *private)
+    headings = ("", "test set", *figures, *private)
     rows = [
         *_start_rows(federated, figures),
         *(row for run in runs for row in _rows(run, figures, accountant=accountant if federated else None)),
@@ -171,16 +142,11 @@ def summarise(records: Sequence[RunRecord], *, path: Path, declared: Declared = 
     )
 
 
-def _of_papers(runs: Sequence[RunRecord]) -> tuple[Cells, ...]:
+def _of_papers(runs: Sequence[RunRecord]) -> tuple[Table, ...]:
     """Several runs as a paper prints them: in the layout of its table of noise and clipping, or cell by cell."""
     if len(runs) < 2:
         return ()
     return tuple(noise_tables(runs) or [table for table in paper_tables(runs) if table.name == PAPER_WER])
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _figures_of(runs: Sequence[RunRecord]) -> tuple[str, ...]:
@@ -191,7 +157,7 @@ def _figures_of(runs: Sequence[RunRecord]) -> tuple[str, ...]:
 
 def _start_rows(federated: Sequence[RunRecord], figures: tuple[str, ...]) -> list[tuple[str, ...]]:
     """One row per test set for the model they all started from; nothing where they started from different ones."""
-    starts = [_without_people(run.results["start"]["test"]) for run in federated]
+    starts = [_without_people(run.start_tests) for run in federated]
     if not starts or any(start != starts[0] for start in starts):
         return []
     first = federated[0]
@@ -234,7 +200,7 @@ def _cells(result: Mapping[str, Any]) -> dict[str, str]:
 def _epsilon(privacy: Record) -> str:
     if not privacy or privacy["epsilon_rdp"] is None:
         return "not private"
-    return f"{epsilon(privacy['epsilon_pld'])} / {epsilon(privacy['epsilon_rdp'])}"
+    return f"{epsilon_text(privacy['epsilon_pld'])} / {epsilon_text(privacy['epsilon_rdp'])}"
 
 
 def _population(privacy: Record, accountant: Accountant) -> str:

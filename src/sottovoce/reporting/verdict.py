@@ -16,7 +16,7 @@ from sottovoce.privacy.promise import Promise, both, written_out
 from sottovoce.privacy.scale import GUARANTEE, NO_GUARANTEE, step_of
 from sottovoce.reporting.audit import audit_alarm
 from sottovoce.reporting.cells import integer, listed
-from sottovoce.reporting.costs import Cost, cost_of, gap_of, gap_words
+from sottovoce.reporting.costs import PrivacyCost, cost_of, gap_of, gap_words
 from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.records import RunRecord
 from sottovoce.units import PrivacyUnit
@@ -25,7 +25,7 @@ EVERY_TIME = 0.995
 PRIOR = 0.01
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-Kind = Literal["unsound", "not private", "simulation", "release", "weak", "nothing"]
+VerdictKind = Literal["unsound", "not private", "simulation", "release", "weak", "nothing"]
 
 SEEDED = (
     "Simulated: cohorts and noise came from a seed, and whoever has the seed can take the noise out again. The model "
@@ -44,14 +44,14 @@ class Verdict:
     """
 
     label: str
-    kind: Kind
+    kind: VerdictKind
     headline: str
     short: str
     points: tuple[tuple[str, str], ...]
     epsilon: float | None = None
     delta: float | None = None
     odds: Odds | None = None
-    cost: Cost | None = None
+    cost: PrivacyCost | None = None
     gap: Gap | None = None
     against: str = ""
     unit: PrivacyUnit | None = None
@@ -99,7 +99,7 @@ class Verdict:
         }
 
 
-STATUS: dict[Kind, tuple[str, str]] = {
+STATUS: dict[VerdictKind, tuple[str, str]] = {
     "unsound": ("not known", "no ledger that holds"),
     "not private": ("not private", "nothing is promised"),
     "simulation": ("simulated", "seeded: not a release"),
@@ -108,7 +108,7 @@ STATUS: dict[Kind, tuple[str, str]] = {
     "nothing": ("not private in practice", "secure randomness, but ε excludes next to nothing"),
 }
 
-COUNTED: dict[Kind, tuple[str, str]] = {
+COUNTED: dict[VerdictKind, tuple[str, str]] = {
     "unsound": ("is without a ledger that holds", "are without a ledger that holds"),
     "not private": ("is not private", "are not private"),
     "simulation": ("is a simulation", "are simulations"),
@@ -137,7 +137,7 @@ def told_together(found: Sequence[Verdict]) -> str:
     return f"Of {len(found):,} runs {', '.join(named[:-1])} and {named[-1]}{none}.{against}"
 
 
-def _most(counted: tuple[Kind, int]) -> int:
+def _most(counted: tuple[VerdictKind, int]) -> int:
     return -counted[1]
 
 
@@ -167,7 +167,9 @@ def verdict_on(run: RunRecord, runs: Sequence[RunRecord] = ()) -> Verdict:
     return replace(found, headline=headline, short=f"{headline} {against}", points=points, against=against)
 
 
-def _not_private(run: RunRecord, measured: tuple[tuple[str, str], ...], cost: Cost | None, gap: Gap | None) -> Verdict:
+def _not_private(
+    run: RunRecord, measured: tuple[tuple[str, str], ...], cost: PrivacyCost | None, gap: Gap | None
+) -> Verdict:
     headline = "Not private: nothing is promised to anybody."
     if run.promise is None:
         why = "Training on everybody’s speech in one place, without differential privacy."
@@ -182,7 +184,7 @@ def _not_private(run: RunRecord, measured: tuple[tuple[str, str], ...], cost: Co
 
 
 def _private(
-    run: RunRecord, promise: Promise, measured: tuple[tuple[str, str], ...], cost: Cost | None, gap: Gap | None
+    run: RunRecord, promise: Promise, measured: tuple[tuple[str, str], ...], cost: PrivacyCost | None, gap: Gap | None
 ) -> Verdict:
     delta, inside = promise.delta, promise.epsilon_inside
     # What is called a guarantee is one for people: of a silo, for each speaker inside.
@@ -191,7 +193,7 @@ def _private(
     people = run.header["plan"].get("population_size")
     delta_too_large = people is not None and delta * people >= 1
     nothing, weak = epsilon > NO_GUARANTEE, epsilon > GUARANTEE or delta_too_large
-    kind: Kind = "simulation" if promise.simulated else "nothing" if nothing else "weak" if weak else "release"
+    kind: VerdictKind = "simulation" if promise.simulated else "nothing" if nothing else "weak" if weak else "release"
     stated = f"ε = {written_out(promise.epsilon.headline)} at δ = {delta:g}"
     if inside is not None:
         unit, whole = promise.unit, written_out(promise.epsilon.headline)

@@ -7,7 +7,8 @@ from sottovoce.federated.client_wer import MeasuredWer, measure_wer
 from sottovoce.federated.cohort import as_sent
 from sottovoce.federated.round import RoundState
 from sottovoce.privacy.fingerprint import fingerprint
-from sottovoce.privacy.ledger import AttemptsUsed, BudgetSpent
+from sottovoce.privacy.ledger import BudgetSpent
+from sottovoce.privacy.ledger_records import AttemptsUsed
 from sottovoce.training.assemble import Federation
 from sottovoce.training.client_wer import listeners_here
 from sottovoce.training.elsewhere import DistantClients, TooFewClients

@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
+from sottovoce.tables import Table
 from sottovoce.users.splits import UserIndex, select_speakers
 from sottovoce.users.statistics import (
     minutes_per_speaker,
@@ -61,10 +62,14 @@ def _page(store: UserIndex) -> Page:
     return Page(
         title=f"Speakers of {store.name}",
         description="Speakers by minutes of speech and by number of utterances",
-        spans=(("", 4), ("minutes per speaker", 4)),
-        headings=HEADINGS,
-        rows=table_rows(statistics(store)),
-        total=-1,
+        table=Table(
+            "speakers",
+            "",
+            HEADINGS,
+            tuple(table_rows(statistics(store))),
+            total=-1,
+            spans=(("", 4), ("minutes per speaker", 4)),
+        ),
         notes=(NOTE,),
     )
 
