@@ -45,7 +45,9 @@ def rechain(folder: Path, change: Callable[[Record], Record | None] = lambda rec
             record["recipe"] = file_digest(folder / "config.yaml")
         if record is not None and record["kind"] == "results":
             _fit(folder, heads, [*marks, len(heads)])
-            record["files"] = digests_at_end(folder, read(folder / "results.json"))
+            results = read(folder / "results.json")
+            if "excerpt" not in results:
+                record["files"] = digests_at_end(folder, results)
         if record is not None:
             line, digest = seal(record, after=heads[-1] if heads else GENESIS)
             lines.append(line)

@@ -21,6 +21,7 @@ from findings.rates import difference
 from jinja2 import Environment
 from jinja2.nodes import Const
 from tests.benchmarks.rendering import archived, rendered
+from tests.doctoring import rechain
 
 from sottovoce.auditing.of_recipe import SUFFIX as AUDIT
 from sottovoce.auditing.of_recipe import config_digest, kept_at
@@ -55,6 +56,7 @@ def copy(results: Path) -> Copy:
             ]
             test["wer"] = sum(errors) / (10 * len(errors))
             (folder / "results.json").write_text(json.dumps(content))
+        rechain(folder)
         return folder
 
     return make
