@@ -32,12 +32,10 @@ def edit(path: Path, change: Callable[[Record], object], *, with_seal: bool = Fa
     write(path, content)
 
 
-def rechain(
-    folder: Path, change: Callable[[Record], Record | None] = lambda record: record, *, results_too: bool = True
-) -> None:
+def rechain(folder: Path, change: Callable[[Record], Record | None] = lambda record: record) -> None:
     """Write a ledger anew with every record changed (None takes it away), and fit all that knows its heads to it.
 
-    What it says of the recipe, and of results where `results_too`, is worked out anew: nothing in the folder tells.
+    What it says of recipe and results is worked out anew, too (but of an excerpt of them): nothing in the folder tells.
     """
     path = folder / "ledger.jsonl"
     lines, heads, marks = list[bytes](), list[str](), list[int]()
@@ -45,9 +43,11 @@ def rechain(
         record = change(json.loads(json.dumps(old)))
         if record is not None and "recipe" in record:
             record["recipe"] = file_digest(folder / "config.yaml")
-        if record is not None and record["kind"] == "results" and results_too:
+        if record is not None and record["kind"] == "results":
             _fit(folder, heads, [*marks, len(heads)])
-            record["files"] = digests_at_end(folder, read(folder / "results.json"))
+            results = read(folder / "results.json")
+            if "excerpt" not in results:
+                record["files"] = digests_at_end(folder, results)
         if record is not None:
             line, digest = seal(record, after=heads[-1] if heads else GENESIS)
             lines.append(line)

@@ -56,7 +56,7 @@ def copy(results: Path) -> Copy:
             ]
             test["wer"] = sum(errors) / (10 * len(errors))
             (folder / "results.json").write_text(json.dumps(content))
-        rechain(folder, results_too=False)  # what is kept of them is an excerpt, which the ledger knows
+        rechain(folder)
         return folder
 
     return make

@@ -69,6 +69,7 @@ def full(*_: Any) -> None:
         ("report done --out page.html", "page.html"),
         ("prepare tsv train.tsv --out other", "other"),
         ("run central.yaml --out begun", "begun/config.yaml"),
+        ("run central.yaml --out done --resume", "done/environment.json"),
     ],
 )
 def test_the_file_is_named(

@@ -152,7 +152,7 @@ def open_run(
         else:
             write_json(path / INPUTS, inputs)
         try:
-            if not (path / RESULTS).exists():  # who looks at a finished run later has not made it
+            if not ((path / LEDGER).exists() and (path / RESULTS).exists()):  # or else the ledger knows its digest
                 write_json(path / ENVIRONMENT, environment() | ({STAND_IN: True} if stand_in else {}))
             yield RunFolder(path)
         finally:
