@@ -74,6 +74,30 @@ def test_losses_and_gradients_are_those_of_clients_alone(settings: Settings, mu:
             torch.testing.assert_close(gradient[client], own_gradient, **CLOSE, msg=f"{name} of client {client}")
 
 
+@pytest.mark.parametrize("settings", [PLAIN, DROPPED], ids=["no dropout", "dropout"])
+def test_one_client_with_one_utterance_is_pooled_as_alone(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masked bins are equal: rounding says which is the largest and has the gradient, and the layout how to round."""
+    own = {name: p.double() for name, p in FAMILY.init(settings, generator=torch_stream(5, "init")).items()}
+    batch, layouts, conv2d = heard(1), list[tuple[int, ...]](), F.conv2d
+    batch.features_UTF[:, :, 20:60] = 0
+
+    def seen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        layouts.append(x.stride())
+        return conv2d(x, weight, bias)
+
+    monkeypatch.setattr(F, "conv2d", seen)
+    stack = {name: tensor[None].clone().requires_grad_() for name, tensor in own.items()}
+    found_N = losses(stack, batch, rows_U=[0], clients=1, settings=settings, draws=[Draws(1)])
+    alone = {name: tensor.requires_grad_() for name, tensor in own.items()}
+    expected = loss(alone, batch, settings=settings, draws=Draws(1))
+    torch.testing.assert_close(found_N[0], expected, **CLOSE)
+    half = len(layouts) // 2
+    assert layouts[:half] == layouts[half:]
+    gradients = (torch.autograd.grad(of, list(to.values())) for of, to in ((found_N.sum(), stack), (expected, alone)))
+    for name, gradient, own_gradient in zip(own, *gradients, strict=True):
+        torch.testing.assert_close(gradient[0], own_gradient, **CLOSE, msg=name)
+
+
 def test_what_is_not_trained_may_be_shared() -> None:
     own = models(2, PLAIN)
     stack = {name: torch.stack([tensor, tensor]) for name, tensor in own[0].items()}

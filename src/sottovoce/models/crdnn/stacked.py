@@ -224,6 +224,8 @@ def convolve(
     """`network.convolve`: [N, W, T/4, F·C]. The convolutions themselves are few, and done client by client."""
     short = max(POOLING - features_BTF.shape[1], 0)
     x_BCTF = F.pad(features_BTF, (0, 0, 0, short))[:, None]
+    # By lines: given a client axis, one utterance alone has strides in which torch no longer sees [B, T, F, C].
+    planes = (mask_NWC11.flatten(0, 1) for mask_NWC11 in masks)
     for block in range(len(settings.channels)):
         for number in (1, 2):
             conv, norm = f"cnn.{block}.conv{number}", f"cnn.{block}.norm{number}"
@@ -234,7 +236,7 @@ def convolve(
             x_BTFC = F.leaky_relu(_normalised(weights, norm, x_NMFC), SLOPE).view_as(x_BTFC)
             x_BCTF = x_BTFC.permute(0, 3, 1, 2)
         x_BCTF = F.max_pool2d(x_BCTF, (1, 2))
-        x_BCTF = _dropped(x_BCTF.unflatten(0, (clients, -1)), masks).flatten(0, 1)  # type: ignore[no-untyped-call]
+        x_BCTF = _dropped(x_BCTF, planes)
     x_BCTF = F.max_pool2d(x_BCTF, (POOLING, 1))
     x_BTD = x_BCTF.permute(0, 2, 3, 1).flatten(2)
     return x_BTD.view(clients, -1, *x_BTD.shape[1:])
