@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from sottovoce.errors import InputError
 # Of CPU time, so that a busy machine makes no difference; the slowest case that ends takes a tenth of it.
 CPU_SECONDS = 20
 # Of the clock: who waits for something that never comes takes no CPU time.
-WALL_SECONDS = 60
+WALL_SECONDS, LEAST_SECONDS = 60, 1
 # More than any case needs and less than a wrong header may ask for.
 MEMORY_BYTES = 6 << 30
 _PER_CHILD = 100
@@ -66,7 +67,7 @@ def _judged_in_child(cases: Sequence[Case]) -> Iterator[tuple[Outcome, str]]:
     if number == signal.SIGXCPU:
         yield Outcome.HANG, f"more than {CPU_SECONDS} s of CPU time"
     elif number == signal.SIGALRM:
-        yield Outcome.HANG, f"more than {WALL_SECONDS} s"
+        yield Outcome.HANG, f"waited for more than {WALL_SECONDS} s"
     else:
         yield Outcome.TRACEBACK, f"the process died ({signal.Signals(number).name if number else f'status {status}'})"
 
@@ -85,12 +86,26 @@ def _judge_all(cases: Sequence[Case], writer: int) -> None:
             used = resource.getrusage(resource.RUSAGE_SELF)
             limit = int(used.ru_utime + used.ru_stime) + CPU_SECONDS + 1
             resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-            signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+            _end_if_waiting()
             outcome, words = _judge(case)
             os.write(writer, f"{outcome}\t{' '.join(words.split())[:2_000]}\n".encode(errors="replace"))
         code = 0
     finally:
         os._exit(code)
+
+
+def _end_if_waiting() -> None:
+    """End this process if it waits for a minute. One that computes on a busy machine is bounded by its CPU time."""
+    computed = [time.process_time()]
+
+    def look(*_: object) -> None:
+        if time.process_time() - computed[0] < LEAST_SECONDS:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGALRM)
+        computed[0] = time.process_time()
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS, WALL_SECONDS)
 
 
 def _judge(case: Case) -> tuple[Outcome, str]:

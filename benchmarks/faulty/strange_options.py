@@ -62,7 +62,6 @@ def others(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         ("tokens", "store", "--out", "pieces.json"): ("--size",),
         ("recipes",): ("--table", "--paper"),
         ("run", "demo/global"): ("--at-once", "--device"),
-        ("prepare", "synthetic", "digits", "--out", "none/crowd"): ("--hours", "--users"),
         ("prepare", "folder", "nothing", "--out", "out"): ("--workers", "--split"),
         ("probe", "models/ctc_transformer", "--on", "store:test"): ("--minutes", "--seed"),
         ("evaluate", "models/cpc", "--on", "store:test"): ("--longest",),

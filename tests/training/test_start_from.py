@@ -11,6 +11,7 @@ from tests.training import forked
 
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
+from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, load
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.context import Surroundings
@@ -56,6 +57,13 @@ federation:
   local: {{batch_seconds: 2, lr: 0.0001, local_steps: 1}}
   server: {{optimiser: {{name: sgd}}, schedule: {{name: constant, lr: 0.0001}}}}
 """
+
+
+@pytest.fixture(autouse=True)
+def named() -> None:
+    """As `--family` does: the folder of a model alone has nothing imported."""
+    for name in ("MUTE", "WRITER"):
+        find_family(f"tests.training.encoders:{name}")
 
 
 @pytest.fixture(scope="module")
