@@ -21,6 +21,9 @@ SUFFIXES = (".png", ".svg", ".html")
 
 # Okabe and Ito's colours, told apart by nearly every eye.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# Beyond six of them, lines and marks change as well as colours.
+LINE_STYLES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, FAINT, PAPER = "#1f2430", "#8a90a0", "#ffffff"
 # What a page in dark colours shows in their place.
 IN_THE_DARK = {

@@ -6,9 +6,12 @@ levels than the interpreter's stack has, or a number that nothing can hold.
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
+
+Record = Mapping[str, Any]  # a JSON object
 
 LONGEST_NUMBER = 300  # digits: what is shorter fits into a float
 MOST_NODES = 1_000_000  # values in a YAML text, those that an alias repeats counted each time

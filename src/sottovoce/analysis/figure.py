@@ -11,13 +11,12 @@ from sottovoce.analysis.heterogeneity import Heterogeneity
 from sottovoce.analysis.maps import choose_method, flatten
 from sottovoce.analysis.signals import MEASURES
 from sottovoce.analysis.table import HEADINGS, notes, rows
-from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
+from sottovoce.drawing import COLOURS, FAINT, INK, MARKERS, Page, write_drawing
 from sottovoce.seeds import keyed_order, stream
 from sottovoce.tables import Table
 
 # More would be one grey cloud, and hours of t-SNE.
 MAP_POINTS = 2000
-MARKERS = ("o", "s", "^", "D", "v", "P")
 MAP_NOTE = (
     "Map: one point an utterance, colour and form by client, at most {points:,} utterances of whole clients, {method}."
 )

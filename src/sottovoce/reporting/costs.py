@@ -1,6 +1,5 @@
 """What a run's privacy costs: its error rate beside the same run without noise, or beside its start; and who pays."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,13 +105,9 @@ def _is_noiseless_twin(other: RunRecord, run: RunRecord) -> bool:
     """Whether they are one recipe, of which the other adds no noise and this one does."""
     if other is run or not (other.is_federated and run.is_federated):
         return False
-    quiet = other.header.get("plan", {}).get("noise_multiplier") == 0
-    return quiet and run.header.get("plan", {}).get("noise_multiplier") != 0 and _all_else(other) == _all_else(run)
+    theirs, ours = (one.header.get("plan", {}).get("noise_multiplier") for one in (other, run))
+    return theirs == 0 and ours != 0 and _but_noise(other) == _but_noise(run)
 
 
-def _all_else(run: RunRecord) -> str:
-    own = {name: value for name, value in run.config.items() if name not in ("about", "paper")}
-    private = {
-        name: value for name, value in (run.federation.get("privacy") or {}).items() if name not in NOISE_SETTINGS
-    }
-    return json.dumps({**own, "federation": {**run.federation, "privacy": private}}, sort_keys=True, default=str)
+def _but_noise(run: RunRecord) -> str:
+    return run.settings_but(own=("about", "paper"), privacy=NOISE_SETTINGS)

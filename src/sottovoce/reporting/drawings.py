@@ -17,12 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from sottovoce.drawing import COLOURS, FAINT, INK, in_theme
+from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, MARKERS, in_theme
 
 WIDTH, HEIGHT = 4.8, 3.1  # inches
 LETTERS = 62  # that fit beside one another in a legend; its lines and gaps take seven for each entry
-LINE_STYLES = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "^", "D", "v", "P")
 # Text stays text: it is small, can be found and read aloud, and takes the page's own letters.
 _STYLE: dict[Any, Any] = {"svg.hashsalt": "sottovoce", "svg.fonttype": "none", "text.parse_math": False}
 _IDS = re.compile(r'(\bid="|url\(#|href="#)')

@@ -4,7 +4,6 @@ A noise and a bound to a row, then what they would be worth for larger populatio
 the paper's WER beside ours where a recipe names it.
 """
 
-import json
 from collections.abc import Sequence
 from statistics import mean
 from typing import Any
@@ -25,18 +24,12 @@ def noise_tables(runs: Sequence[RunRecord]) -> list[Table]:
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         if run.privacy and _test_set(run) is not None:
-            groups.setdefault(_all_else(run), []).append(run)
+            # Rates and rounds may be another with every noise, as they are in the paper.
+            alike = run.settings_but(own=("about", "paper", "seed"), federation=("steps", "server"), privacy=ROW)
+            groups.setdefault(alike, []).append(run)
     tabled = [group for group in groups.values() if _is_table(group)]
     numbered = [("noise" if len(tabled) == 1 else f"noise-{n}", group) for n, group in enumerate(tabled, start=1)]
     return [_table(name, group) for name, group in numbered]
-
-
-def _all_else(run: RunRecord) -> str:
-    """What the runs of a table share. Rates and rounds may be another with every noise, as they are in the paper."""
-    own = {name: value for name, value in run.config.items() if name not in ("about", "paper", "seed")}
-    federation = {name: value for name, value in run.federation.items() if name not in ("steps", "server")}
-    private = {name: value for name, value in (federation.get("privacy") or {}).items() if name not in ROW}
-    return json.dumps({**own, "federation": {**federation, "privacy": private}}, sort_keys=True, default=str)
 
 
 def _is_table(runs: Sequence[RunRecord]) -> bool:

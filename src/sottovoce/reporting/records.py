@@ -1,5 +1,6 @@
 """What a run folder says, read with patience: a piece that is missing or torn is named, and the rest is shown."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from sottovoce.errors import InputError
 from sottovoce.files import read_file
 from sottovoce.models.family import DEFAULT, REGISTERED, Family, Place, find_family
 from sottovoce.models.module import place as place_by_name
+from sottovoce.parsing import Record as Record
 from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import NoGuarantee, repeated
@@ -32,8 +34,6 @@ from sottovoce.training.run_folder import (
     RESULTS,
     STAND_IN,
 )
-
-Record = Mapping[str, Any]
 
 # What a step on a stand-in says of its privacy, which is not the recipe's.
 OF_STAND_IN = ("useful", "extrapolated", "scaled")
@@ -146,6 +146,13 @@ class RunRecord:
     @property
     def is_federated(self) -> bool:
         return bool(self.federation) or bool(self.privacy)
+
+    def settings_but(self, *, own: Sequence[str], federation: Sequence[str] = (), privacy: Sequence[str]) -> str:
+        """All that its recipe sets, as text to compare with another's, but for these keys."""
+        settings = {name: value for name, value in self.config.items() if name not in own}
+        federated = {name: value for name, value in self.federation.items() if name not in federation}
+        private = {name: value for name, value in (federated.get("privacy") or {}).items() if name not in privacy}
+        return json.dumps({**settings, "federation": {**federated, "privacy": private}}, sort_keys=True, default=str)
 
     @property
     def is_release(self) -> bool:

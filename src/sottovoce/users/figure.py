@@ -15,7 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
+from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, Page, write_drawing
 from sottovoce.tables import Table
 from sottovoce.users.splits import UserIndex, select_speakers
 from sottovoce.users.statistics import (
@@ -29,8 +29,6 @@ from sottovoce.users.statistics import (
 
 BINS = 32
 BINS_PER_DECADE = (8, 24)
-# Beyond six splits the line style changes as well as the colour.
-LINE_STYLES = ("-", "--", ":", "-.")
 
 HEADINGS = ("subset", "hours", "speakers", "utterances", "mean", "std", "min", "max")
 NOTE = "std is the population's (divided by the number of speakers). A speaker in two splits counts once in the total."
