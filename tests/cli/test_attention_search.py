@@ -11,7 +11,6 @@ from tests.evaluation.attending import FAMILY, TOKENS, sound_of
 
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models.family import find_family
 from sottovoce.models.saved import fresh, save
 from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import torch_stream
@@ -29,7 +28,6 @@ def identity(speaker: RenderedSpeaker) -> RenderedSpeaker:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, a store in which one of two is not listened to, and a file of two words."""
     place = tmp_path_factory.mktemp("place")
-    find_family(FAMILY.name)  # as `--family` does: the folder of a model alone has nothing imported
     (place / "model").mkdir()
     settings = Settings(layers=1, width=32, tokens=TOKENS.size + 1)
     save(fresh(FAMILY, settings, TOKENS, language="en", generator=torch_stream(3, "model")), place / "model")
