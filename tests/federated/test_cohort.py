@@ -46,8 +46,8 @@ def test_a_sum_is_all_that_a_round_needs(two: tuple[Small, Small]) -> None:
         assert seen.private is not None
         assert unseen.private is None
         assert torch.equal(looked_at.server.parameters_P, summed.server.parameters_P)
-        assert unseen.plan.clip_bound == seen.plan.clip_bound != looked_at.plan.clip_bound
-        looked_at.plan, summed.plan = seen.plan, unseen.plan
+        assert summed.next_plan.clip_bound == looked_at.next_plan.clip_bound != looked_at.plan.clip_bound
+        looked_at.plan, summed.plan = looked_at.next_plan, summed.next_plan
 
 
 def test_a_release_keeps_no_diagnostics(tones: Path, tmp_path: Path) -> None:
