@@ -108,7 +108,7 @@ def test_a_plot(sottovoce: Command, tmp_path: Path) -> None:
         ([*SMALL], "expected exactly one of noise_multiplier, sigma_dp, target_epsilon; got none"),
         ([*SMALL, "--noise-multiplier", 1, "--sigma-dp", 1], "got noise_multiplier, sigma_dp"),
         ([*SMALL, "--noise-multiplier", 0], "noise_multiplier=0.0: expected a positive number"),
-        ([*SMALL, "--noise-multiplier", "nan"], "noise_multiplier=nan"),
+        ([*SMALL, "--noise-multiplier", "nan"], "--noise-multiplier nan: expected a number"),
         ([*SMALL, "--noise-multiplier", 1e-300], "noise_multiplier=1e-300"),
         ([*SMALL, "--target-epsilon", -1], "target_epsilon=-1"),
         ([*SMALL, "--cohort", 20_000, "--noise-multiplier", 1], "cohort_size=20000 exceeds population_size=10000"),

@@ -77,7 +77,7 @@ def test_an_interrupt_that_keeps_something_says_so_and_how_to_go_on(
     ("arguments", "message"),
     [
         (["librilight", "nowhere"], "error: nowhere does not hold Libri-Light: expected <subset>/<speaker>/<book>/"),
-        (["librilight", ".", "--cut-seconds", "nan"], "error: cut_seconds=nan: expected at least 1"),
+        (["librilight", ".", "--cut-seconds", "nan"], "error: --cut-seconds nan: expected a number"),
         (["mls", "."], "error: . does not hold MLS: expected {train,dev,test}/"),
     ],
 )
