@@ -19,7 +19,9 @@ from sottovoce.corpora.problems import Kind, Unusable
 from sottovoce.corpora.recordings import decode
 from sottovoce.errors import InputError
 from sottovoce.evaluation.live import chunks
+from sottovoce.evaluation.recognise import choose_device
 from sottovoce.files import check_file, read_file, read_json, write_json
+from sottovoce.models.attention_search import Search
 from sottovoce.privacy.mechanisms import single_release_epsilon
 from sottovoce.privacy.noise_planner import Asked, plan_noise
 from sottovoce.privacy.strategies import taken_part
@@ -73,6 +75,17 @@ def test_numbers_that_nobody_can_mean(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert_refused(sottovoce(*words), message)
+
+
+@pytest.mark.parametrize("settings", [{"width": 10**9}, {"longest_shift": 10**400}, {"width": 0}, {"longest_shift": 0}])
+def test_a_search_is_bounded(settings: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="expected 1 to "):
+        Search(**settings)  # type: ignore[arg-type]
+
+
+def test_a_device_without_a_name_is_none() -> None:
+    with pytest.raises(InputError, match="device=: cannot be used here"):
+        choose_device("")
 
 
 def test_noise_that_hides_everybody_has_no_epsilon_to_search_for() -> None:

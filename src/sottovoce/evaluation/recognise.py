@@ -46,7 +46,7 @@ Progress = Callable[[int], None]
 
 def choose_device(name: str | None = None) -> torch.device:
     """The device called `name`, or by $SOTTOVOCE_DEVICE, which must be there; else a GPU if there is one."""
-    name = name or os.environ.get(DEVICE)
+    name = (os.environ.get(DEVICE) or None) if name is None else name
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -51,6 +51,9 @@ class AttentionDecoder:
     step: Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any, Tensor]]
 
 
+MOST_WIDTH, MOST_FRAMES = 10_000, 1_000_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """How to search; by default as Gao et al. (2022) released it, on SpeechBrain's defaults.
@@ -82,10 +85,13 @@ class Search:
 
     def __post_init__(self) -> None:
         expected = {
-            "width": (self.width >= 1, "at least 1"),
+            "width": (1 <= self.width <= MOST_WIDTH, f"1 to {MOST_WIDTH:,}"),
             "temperature": (0 < self.temperature < float("inf"), "a number above 0"),
             "end_threshold": (self.end_threshold is None or self.end_threshold >= 1, "at least 1"),
-            "longest_shift": (self.longest_shift is None or self.longest_shift >= 1, "at least 1 frame"),
+            "longest_shift": (
+                self.longest_shift is None or 1 <= self.longest_shift <= MOST_FRAMES,
+                f"1 to {MOST_FRAMES:,} frames",
+            ),
             "shortest": (0 <= self.shortest <= self.longest, "between 0 and longest"),
             "longest": (0 < self.longest < float("inf"), "a number above 0"),
             "ctc_weight": (0 <= self.ctc_weight <= 1, "between 0 and 1"),

@@ -25,6 +25,7 @@ WORD_BOUNDARY = " "
 # over sentence pieces they have the pieces' own `WORD_START`.
 BOUNDARY_IN_FILES = "|"
 BLANK_IN_FILES = "<blank>"
+MOST_WIDTH = 10_000
 UNKNOWN = "<unk>"
 
 
@@ -80,8 +81,8 @@ class BeamSearch:
         words: Iterable[str] | None = None,
         word_score: float = 0.0,
     ) -> None:
-        if width < 1:
-            raise InputError(f"beam search: width={width}, expected at least 1")
+        if not 1 <= width <= MOST_WIDTH:
+            raise InputError(f"beam search: width={width}, expected 1 to {MOST_WIDTH:,}")
         if word_score and words is None:
             raise InputError(f"beam search: word_score={word_score} needs a list of words")
         if language_model is not None:
