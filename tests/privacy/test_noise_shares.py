@@ -149,7 +149,7 @@ def test_the_gap_is_nothing_at_the_smallest_share_that_is_allowed() -> None:
 
 @pytest.mark.parametrize("std", [2.0, 3.0, 4.0])
 def test_a_discrete_gaussian_is_nearly_a_rounded_one_of_a_twelfth_less(std: float) -> None:
-    """Divergence falls with the eighth power of the width: 1.5e-6/s⁸ for a coordinate (decisions/024)."""
+    """Divergence falls with the eighth power of the width: 1.5e-6/s⁸ for a coordinate (docs/secure-sums.md)."""
     reach = int(12 * std)
     x = np.arange(-reach, reach + 1)
     exact = discrete(std**2, reach)
