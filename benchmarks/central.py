@@ -23,10 +23,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings, apply_masks
-from sottovoce.audio.batches import plan_epoch
-from sottovoce.audio.features import compiled, frame_lengths, normalise
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.augment import SpecAugmentSettings, apply_masks
+from sottovoce.data.audio.batches import plan_epoch
+from sottovoce.data.audio.features import compiled, frame_lengths, normalise
+from sottovoce.data.audio.waveforms import Recordings, record_lines
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
 from sottovoce.models import log_mel
 from sottovoce.models.decoding import greedy
@@ -34,7 +35,6 @@ from sottovoce.models.family import Family, StepDraws, draw_steps, recordings_he
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.front import amplitude_mel
 from sottovoce.models.transformer.network import Settings, named_settings
-from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.optimisers import LARS
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import stream, torch_stream

@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.waveforms import Recordings, record_lines
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
 from sottovoce.models.attention_search import Search
 from sottovoce.models.crdnn import FAMILY
@@ -38,7 +39,6 @@ from sottovoce.models.crdnn.family import Draws
 from sottovoce.models.crdnn.fast import recorded_decoder, recorded_encoder
 from sottovoce.models.crdnn.settings import POOLING, Settings, named_settings
 from sottovoce.models.family import recordings_heard
-from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.optimisers import SGD
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import stream, torch_stream

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.federated.client import ClientRoom, LocalTraining
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
@@ -28,9 +30,6 @@ from sottovoce.models.transformer.network import Settings
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import Store, pack
-from sottovoce.text.tokens import CharacterTokens
-from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1
 LETTERS = CharacterTokens("abcdefghij")

@@ -20,8 +20,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
@@ -29,8 +30,6 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
 from sottovoce.processes import deal
 from sottovoce.seeds import stream
-from sottovoce.store import Store, pack
-from sottovoce.users import PopulationSettings, build_population
 
 SEED, STEPS = 1, 200
 SIGMA_DP = 3e-6  # the paper's; z = σ_DP·S

@@ -22,8 +22,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.federated.client import ClientRoom, LocalTraining
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
@@ -36,9 +38,6 @@ from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import Store, pack
-from sottovoce.text.tokens import CharacterTokens
-from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1
 USERS, COHORT = 60, 6

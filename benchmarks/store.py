@@ -23,11 +23,10 @@ import soundfile
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.corpora import librilight, synthetic, tsv
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora import librilight, synthetic, tsv
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import Store, pack
 from sottovoce.seeds import stream
-from sottovoce.store import Store, pack
 
 SEED = 1
 CODECS = {"flac": ("FLAC", "PCM_16"), "mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS")}
@@ -58,7 +57,7 @@ def tiny_user(number: int) -> RenderedSpeaker:
 
 OPEN = """
 import json, sys, time
-from sottovoce.store import Store
+from sottovoce.data.store import Store
 def peak_mb():  # not ru_maxrss: a child inherits its parent's
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
 started = time.perf_counter()

@@ -15,16 +15,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from sottovoce.audio.features import HOP_SAMPLES, WINDOW_SAMPLES
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.features import HOP_SAMPLES, WINDOW_SAMPLES
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.text.normalisation import alphabet
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.evaluation.live import CHUNK_SECONDS, transcribe_live
 from sottovoce.evaluation.sound import Samples
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.models.transducer.network import SIZES, named_settings
-from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import CharacterTokens
 
 WARM_UP = 8  # chunks that are not counted
 BEHIND_SECONDS = (WINDOW_SAMPLES - HOP_SAMPLES) / SAMPLE_RATE

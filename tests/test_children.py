@@ -1,6 +1,6 @@
 """Processes give back what they are asked for, in order; one that dies is noticed, and none is left.
 
-Deaths of the first process: tests/store/test_signals.py, tests/training/test_suite_deaths.py.
+Deaths of the first process: tests/data/store/test_signals.py, tests/training/test_suite_deaths.py.
 """
 
 import multiprocessing

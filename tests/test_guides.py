@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli import app
 from sottovoce.config import load_experiment
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.deployment.own_ledger import OwnLedger
 from sottovoce.models.saved import load
 from sottovoce.seeds import stream

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import pack
 from sottovoce.seeds import stream
-from sottovoce.store import pack
 
 
 def say(text: str, *, pitch: float) -> np.ndarray:

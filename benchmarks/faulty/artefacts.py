@@ -18,8 +18,9 @@ import torch
 
 from faulty import damage
 from faulty.children import Case
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import Store, pack
+from sottovoce.data.text.tokens import CharacterTokens, load_tokens, save_tokens, train_sentence_pieces
 from sottovoce.models import saved
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
@@ -27,8 +28,6 @@ from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.ledger_records import Header
 from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import Store, pack
-from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens, train_sentence_pieces
 from sottovoce.training import checkpoint
 from sottovoce.training.marks import check_ledger
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from faulty.children import Case
-from sottovoce.corpora import synthetic
+from sottovoce.data.corpora import synthetic
 from sottovoce.seeds import stream
 
 WHAT = "sizes of synthetic corpora"

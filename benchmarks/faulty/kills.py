@@ -20,10 +20,10 @@ import yaml
 
 from faulty.nursery import Ended, Nursery, nursery
 from faulty.outcome import Outcome, Tally
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.seeds import stream
-from sottovoce.store import Store
 from sottovoce.training.marks import check_ledger
 
 MODEL = {"size": "tiny", "dropout": 0.1, "layer_drop": 0.2}

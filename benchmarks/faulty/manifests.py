@@ -12,8 +12,8 @@ import soundfile
 
 from faulty import damage
 from faulty.children import Case
-from sottovoce.corpora import tsv
-from sottovoce.corpora.holdout import hold_out
+from sottovoce.data.corpora import tsv
+from sottovoce.data.corpora.listing import hold_out
 from sottovoce.seeds import stream
 
 WHAT = "tables"

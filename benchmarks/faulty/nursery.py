@@ -85,9 +85,9 @@ def _load() -> None:
     import torch
     import torch.utils.tensorboard
 
-    import sottovoce.corpora.tsv
+    import sottovoce.data.corpora.tsv
+    import sottovoce.data.store.packing
     import sottovoce.reporting.summary
-    import sottovoce.store.packing
     import sottovoce.training.smoke_runs
     import sottovoce.training.suites  # noqa: F401
     from sottovoce.privacy.accounting import RunningEpsilon

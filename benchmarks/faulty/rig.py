@@ -10,8 +10,9 @@ import numpy as np
 import soundfile
 import torch
 
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import pack
+from sottovoce.data.text.tokens import NO_TOKENS, CharacterTokens, train_sentence_pieces
 from sottovoce.deployment.keys import make_authority, make_node, make_server
 from sottovoce.models import saved
 from sottovoce.models.crdnn.settings import Settings as Crdnn
@@ -19,8 +20,6 @@ from sottovoce.models.crdnn.settings import init
 from sottovoce.models.crdnn.speechbrain import their_name
 from sottovoce.models.family import find_family
 from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import pack
-from sottovoce.text.tokens import NO_TOKENS, CharacterTokens, train_sentence_pieces
 
 CHARACTERS = CharacterTokens("abc ")
 ENCODER = {"stack": 2, "dense_layers": 1, "dense_width": 8, "lstm_layers": 1, "lstm_width": 8}

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from faulty import damage
 from faulty.children import Case
-from sottovoce.corpora.problems import Unusable
-from sottovoce.corpora.recordings import decode
+from sottovoce.data.corpora.corpus import Unusable
+from sottovoce.data.corpora.rendering import decode
 from sottovoce.evaluation.sound import blocks
 from sottovoce.seeds import stream
 

@@ -15,7 +15,7 @@ import soundfile
 from faulty import damage, rig
 from faulty.children import Case
 from faulty.commands import Asked, command_case
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.seeds import stream
 
 SPECIAL, ARCHIVES, STREAMS, CORPORA = "pipes, devices and the like", "archives of runs", "WAV streams", "corpora"

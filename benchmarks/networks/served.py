@@ -15,6 +15,7 @@ import torch
 
 from networks.relay import Passed, Relay
 from sottovoce.config import Recipe, load_recipe
+from sottovoce.data.store import Store
 from sottovoce.deployment import keys
 from sottovoce.deployment.network import in_words
 from sottovoce.deployment.roster import entry
@@ -22,7 +23,6 @@ from sottovoce.federated.cohort import ClientsHere, CohortSum
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
-from sottovoce.store import Store
 from sottovoce.training.checkpoint import LATEST
 from sottovoce.training.context import Surroundings
 from sottovoce.training.elsewhere import Elsewhere

@@ -10,10 +10,9 @@ from typing import Any
 
 from networks.served import Place, round_seconds, same_model, serve, simulate, training_seconds
 from sottovoce.config import load_recipe
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import Store, pack
 from sottovoce.privacy.ledger import verify
-from sottovoce.store import Store, pack
 from sottovoce.training.speakers import population_of
 from sottovoce.training.stores import ensure_store
 

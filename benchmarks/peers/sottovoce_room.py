@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from workload import CLIP_GRADIENTS, LOCAL_LR, SEED, TOKENS, WORKLOADS, Tally, step_name, user
 
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.federated.client import ClientRoom, LocalTraining, plan_client
 from sottovoce.privacy.sampling import Indices
 from sottovoce.seeds import name_key
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens
-from sottovoce.users import PopulationSettings, build_population
 
 LETTERS = CharacterTokens("".join(chr(ord("A") + number) for number in range(1, TOKENS)))
 

@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.audio.batches import client_batches
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.augment import SpecAugmentSettings
+from sottovoce.data.audio.batches import client_batches
+from sottovoce.data.audio.waveforms import Recordings, record_lines
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, recordings_heard, step_loss
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Draws, Settings, named_settings
-from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.seeds import derive, name_key, stream, torch_stream
 
 SEED = 1

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.seeds import stream
 
 SECONDS = 10

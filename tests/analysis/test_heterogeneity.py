@@ -12,11 +12,10 @@ from tests.analysis.sounds import as_samples, noise, voice
 from sottovoce.analysis.embeddings import SPECTRUM
 from sottovoce.analysis.figure import draw
 from sottovoce.analysis.heterogeneity import as_json, excess_kurtosis, measure
-from sottovoce.corpora import commonvoice, librispeech
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora import commonvoice, librispeech
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import Store, pack
 from sottovoce.errors import InputError
-from sottovoce.store import Store, pack
 
 
 def same(speaker):

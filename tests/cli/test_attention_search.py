@@ -9,12 +9,11 @@ import pytest
 import soundfile
 from tests.evaluation.attending import FAMILY, TOKENS, sound_of
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import pack
 from sottovoce.models.saved import fresh, save
 from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import torch_stream
-from sottovoce.store import pack
 
 Command = Callable[..., Any]
 TRUSTED = ("--family", "tests.evaluation.attending:FAMILY")

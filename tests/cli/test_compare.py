@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.tones import pack_tones
 
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.models.saved import fresh, save
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import torch_stream
-from sottovoce.text.tokens import CharacterTokens
 
 Command = Callable[..., Any]
 

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import pack
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.models.saved import fresh, save
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import pack
-from sottovoce.text.tokens import CharacterTokens
 
 Command = Callable[..., Any]
 

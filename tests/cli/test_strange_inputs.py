@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from sottovoce.corpora import librilight, tsv
-from sottovoce.corpora.problems import Kind, Unusable
-from sottovoce.corpora.recordings import decode
+from sottovoce.data.corpora import librilight, tsv
+from sottovoce.data.corpora.corpus import Kind, Unusable
+from sottovoce.data.corpora.rendering import decode
 from sottovoce.errors import InputError
 from sottovoce.evaluation.live import chunks
 from sottovoce.evaluation.recognise import choose_device

@@ -21,6 +21,7 @@ from tests.deployment.places import CPU, Place
 from tests.deployment.village import NAMES
 from tests.training.forked import forked
 
+from sottovoce.data.store import Store
 from sottovoce.deployment import keys
 from sottovoce.deployment.conversation import Answers, Conversation
 from sottovoce.deployment.flower import FlowerLink
@@ -39,7 +40,6 @@ from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
-from sottovoce.store import Store
 from sottovoce.training.assemble import starting_model
 from sottovoce.training.trained_part import trained_part
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tests.deployment.village import NAMES, content
 
 from sottovoce.config import Recipe, load_recipe
+from sottovoce.data.store import Store
 from sottovoce.deployment import keys
 from sottovoce.deployment.link import Answer, LocalLink
 from sottovoce.deployment.network import ClientsOverNetwork, Patience, in_words
@@ -30,7 +31,6 @@ from sottovoce.files import read_json
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
-from sottovoce.store import Store
 from sottovoce.training.checkpoint import LATEST
 from sottovoce.training.client_wer import listeners_here
 from sottovoce.training.context import Surroundings

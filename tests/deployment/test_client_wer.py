@@ -14,7 +14,9 @@ from tests.deployment.places import CPU, Place, check_same
 from tests.deployment.village import NAMES, NUMBERS, Village, content, recipe_of
 from tests.tones import pack_tones, say, speaker
 
-from sottovoce.corpora.corpus import RenderedSpeaker
+from sottovoce.data.corpora.corpus import RenderedSpeaker
+from sottovoce.data.population import Client
+from sottovoce.data.store import Store
 from sottovoce.deployment.consent import words
 from sottovoce.deployment.invitation import Invitation, SecureSums
 from sottovoce.deployment.messages import Code, Kind, Order
@@ -31,13 +33,11 @@ from sottovoce.privacy.client_wer import PAIR, contribution
 from sottovoce.privacy.events import poisson_release, run_event
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.noise_shares import NoiseShares
-from sottovoce.store import Store
 from sottovoce.training.client_wer import check_writes
 from sottovoce.training.run_folder import LEDGER
 from sottovoce.training.speakers import population_of
 from sottovoce.training.stages import run_recipe
 from sottovoce.training.trained_part import trained_part
-from sottovoce.users.population import Client
 
 ANNA = NAMES[0]
 ASKED = {"words": 1.5, "noise_multiplier": 2.0, "every": 2}  # everybody holds out two words

@@ -13,11 +13,11 @@ from tests.deployment.village import NAMES, NOW, Village
 from tests.points import Point, Watch
 from tests.training.forked import forked
 
+from sottovoce.data.store import Store
 from sottovoce.deployment import keys
 from sottovoce.deployment.invitation import SecureSums
 from sottovoce.deployment.messages import Code, Kind
 from sottovoce.deployment.participant import Participant
-from sottovoce.store import Store
 
 ANNA = NAMES[0]
 WRITTEN = Point("sottovoce.deployment.own_ledger:OwnLedger.add")

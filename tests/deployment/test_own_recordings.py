@@ -7,10 +7,10 @@ import pytest
 from tests.deployment.village import NUMBERS
 from tests.tones import speaker, write_recordings
 
-from sottovoce.corpora.corpus import Corpus, Speaker
+from sottovoce.data.corpora.corpus import Corpus, Speaker
+from sottovoce.data.store import Store, pack
 from sottovoce.deployment.own_recordings import own_store
 from sottovoce.errors import InputError
-from sottovoce.store import Store, pack
 
 ANNA = speaker(NUMBERS[0], letters=(2, 3), utterances=3)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.deployment.village import NAMES, content, recipe_of
 
+from sottovoce.data.store import Store
 from sottovoce.deployment.own_speech import own_client
 from sottovoce.errors import InputError
-from sottovoce.store import Store
 
 
 def test_the_only_speaker_needs_no_name(village_stores: Path) -> None:

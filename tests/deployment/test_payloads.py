@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sottovoce.data.text.tokens import NO_TOKENS, CharacterTokens
 from sottovoce.deployment.messages import Refused
 from sottovoce.deployment.payloads import (
     read_model,
@@ -28,7 +29,6 @@ from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.privacy.ledger import Charge
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.text.tokens import NO_TOKENS, CharacterTokens
 
 LAYOUT = Layout(("a", "b"), ((5, 7), (3,)))
 

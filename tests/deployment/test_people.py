@@ -7,10 +7,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.deployment.village import NAMES, content, recipe_of
 
+from sottovoce.data.store import Store
 from sottovoce.deployment.people import roster_population
 from sottovoce.deployment.roster import Roster, User
 from sottovoce.errors import InputError
-from sottovoce.store import Store
 from sottovoce.training.speakers import population_of
 
 KEY = ec.generate_private_key(ec.SECP384R1()).public_key()

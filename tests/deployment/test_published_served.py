@@ -19,12 +19,12 @@ from tests.published import (
     still_clock,
 )
 
+from sottovoce.data.store import Store
 from sottovoce.deployment.accounts import find_accounts, read_accounts
 from sottovoce.deployment.network import in_words, with_noise_by_clients
 from sottovoce.privacy.plan import Plan
 from sottovoce.reporting.summary import write_report
 from sottovoce.seeds import name_key
-from sottovoce.store import Store
 
 EVERYBODY = 6
 

@@ -10,6 +10,7 @@ from tests.deployment.conftest import Settle
 from tests.deployment.village import NUMBERS, Village, content, recipe_of
 from tests.tones import pack_tones, speaker
 
+from sottovoce.data.store import Store
 from sottovoce.deployment.invitation import SecureSums
 from sottovoce.federated.cohort import Clients, ClientsHere
 from sottovoce.federated.round import RoundState, run_round
@@ -17,7 +18,6 @@ from sottovoce.federated.server import Server
 from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.plan import Plan
-from sottovoce.store import Store
 from sottovoce.training.engines import build_engine
 from sottovoce.training.speakers import population_of
 from sottovoce.training.trained_part import trained_part

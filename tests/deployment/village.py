@@ -9,6 +9,7 @@ import torch
 from tests.tones import pack_tones, speaker
 
 from sottovoce.config import Recipe, validate
+from sottovoce.data.store import Store
 from sottovoce.deployment import keys
 from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
 from sottovoce.deployment.masks import Words
@@ -25,7 +26,6 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.seeds import name_key
 from sottovoce.signatures import PrivateKey
-from sottovoce.store import Store
 from sottovoce.training.assemble import starting_model
 from sottovoce.training.trained_part import trained_part
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.models import attention_search
 from sottovoce.models.attention_search import AttentionDecoder, Found, Search
 from sottovoce.models.family import Recognition, find_family
-from sottovoce.models.utterances import Features, Recordings
-from sottovoce.text.tokens import CharacterTokens
 
 NAME = "tests.evaluation.attending:FAMILY"
 TOKENS = CharacterTokens("abcdefghijklmnopqrstuvwxyz ")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.evaluation.attending import FAMILY, FRAME_SAMPLES, TOKENS, sound_of
 from tests.evaluation.conftest import identity
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import Store, pack
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import choose_decoder, usual_decoder
 from sottovoce.evaluation.evaluate import evaluate
@@ -26,7 +26,6 @@ from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import torch_stream
-from sottovoce.store import Store, pack
 
 SAID = ["..ab.c. .d", "go. .on", ". .", "x..........", "no w. .then"]
 TEXTS = ["abc d", "go on", "", "x", "no w then"]

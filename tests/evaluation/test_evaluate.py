@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.data.store import Store
+from sottovoce.data.text.normalisation import Normaliser, NormaliserName
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate, score, select
 from sottovoce.evaluation.figure import draw_evaluation
 from sottovoce.evaluation.table import evaluation_notes
 from sottovoce.models.saved import Recogniser
-from sottovoce.store import Store
-from sottovoce.text.normalisers import Normaliser, NormaliserName
 
 
 def test_select_counts_what_it_leaves_out(store: Store) -> None:

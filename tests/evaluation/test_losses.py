@@ -9,14 +9,14 @@ import pytest
 import torch
 from tests.several import in_processes
 
+from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.errors import InputError
 from sottovoce.evaluation.losses import mean_figures, recordings_loss, usable_speech
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.utterances import record_lines
 from sottovoce.processes import process_group
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens
 
 # Padding, which hangs on who shares a batch, changes the order of float32 sums of at most a few hundred terms.
 ROUNDING = 1e-5

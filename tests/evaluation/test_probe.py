@@ -10,15 +10,15 @@ import torch
 from tests.tones import pack_tones
 from torch import Tensor
 
-from sottovoce.corpora.corpus import RenderedSpeaker
+from sottovoce.data.corpora.corpus import RenderedSpeaker
+from sottovoce.data.loading import Speech
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import NO_TOKENS
 from sottovoce.errors import InputError
 from sottovoce.evaluation.probe import choose_speech, probe, probe_letters, probe_speakers
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh
-from sottovoce.models.speech import Speech
 from sottovoce.seeds import torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import NO_TOKENS
 
 
 @pytest.fixture(scope="module")

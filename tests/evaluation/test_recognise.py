@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import choose_device, emissions, recognise
 from sottovoce.models.decoding import greedy
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.utterances import record_lines
-from sottovoce.store import Store
 
 
 def one_by_one(recogniser: Recogniser, store: Store, rows: list[int]) -> list[str]:

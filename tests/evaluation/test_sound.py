@@ -8,8 +8,8 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.corpora.problems import Kind, Unusable
-from sottovoce.corpora.recordings import decode
+from sottovoce.data.corpora.corpus import Kind, Unusable
+from sottovoce.data.corpora.rendering import decode
 from sottovoce.evaluation.sound import blocks, windows
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from tests.several import in_processes
 
+from sottovoce.data.store import Store
 from sottovoce.evaluation.evaluate import evaluate, score, select
 from sottovoce.evaluation.together import recognise_together
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
 from sottovoce.processes import process_group
-from sottovoce.store import Store
 
 
 def shared_evaluation(model: Path, place: Path) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import pytest
 import soundfile
 import torch
 
-from sottovoce.audio.features import frame_lengths
+from sottovoce.data.audio.features import frame_lengths
+from sottovoce.data.audio.waveforms import Recordings
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation import transcribe as transcription
 from sottovoce.evaluation.recognise import recognise
@@ -15,8 +17,6 @@ from sottovoce.evaluation.transcribe import Failure, Transcript, find_files, tra
 from sottovoce.models.decoding import BeamSearch
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.transformer.network import SECONDS_PER_FRAME, output_lengths
-from sottovoce.models.utterances import Recordings
-from sottovoce.store import Store
 
 
 def transcripts(recogniser: Recogniser, *paths: Path, **options: object) -> list[Transcript]:

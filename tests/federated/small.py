@@ -9,7 +9,11 @@ import numpy as np
 import torch
 from tests.reference_round import Gradient, Model, train_client
 
-from sottovoce.audio.features import MEL_COUNT
+from sottovoce.data.audio.features import MEL_COUNT
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import NO_TOKENS, CharacterTokens, Tokens
 from sottovoce.evaluation.evaluate import select
 from sottovoce.federated.client import (
     ClientRoom,
@@ -28,15 +32,11 @@ from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, Family, StepDraws, find_family, step_loss
-from sottovoce.models.utterances import Features
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
 from sottovoce.seeds import torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import NO_TOKENS, CharacterTokens, Tokens
-from sottovoce.users import PopulationSettings, build_population
 
 TOKENS = CharacterTokens.seen_in("abcde")
 # What makes a family's model small; where nothing is said, its own `tiny`.

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.federated.small import loaded_client, small_room
 
-from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.data.audio.augment import SpecAugmentSettings
+from sottovoce.data.audio.waveforms import Recordings
 from sottovoce.errors import InputError
 from sottovoce.federated.client import LocalTraining, Proximal, plan_client
-from sottovoce.models.utterances import Recordings
 from sottovoce.seeds import torch_stream
 
 

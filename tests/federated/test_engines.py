@@ -10,11 +10,11 @@ import torch
 from tests.federated.small import CPU, Small, as_model, furthest, small
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
-from sottovoce.models.utterances import Features, Recordings
-from sottovoce.store import Store
 
 BAD = 2
 EVERYBODY = {"cohort_size": 9}

@@ -21,8 +21,9 @@ from tests.guides import DOCS, blocks
 from tests.reference_round import SGD
 from tests.several import in_processes
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
-from sottovoce.audio.features import Ears
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.data.audio.features import Ears
+from sottovoce.data.audio.waveforms import record_lines
 from sottovoce.errors import InputError
 from sottovoce.federated.engines import SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
@@ -31,7 +32,6 @@ from sottovoce.models import saved
 from sottovoce.models.attention_search import GREEDY, Search
 from sottovoce.models.family import DEFAULT, REGISTERED, Family, find_family, not_stacked, recordings_heard
 from sottovoce.models.trainable import parse_part, split
-from sottovoce.models.utterances import record_lines
 from sottovoce.processes import process_group
 from sottovoce.seeds import stream, torch_stream
 

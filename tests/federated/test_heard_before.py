@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from tests.federated.small import small_room
 
+from sottovoce.data.audio.waveforms import record
 from sottovoce.federated.heard_before import HeardBefore, Kept, heard_bytes, speech_bytes
 from sottovoce.models.log_mel import hear
-from sottovoce.models.utterances import record
 
 
 def test_the_latest_clients_are_kept_within_the_limit() -> None:

@@ -19,7 +19,7 @@ from tests.federated.small import CPU, Small, as_model, furthest, small
 from tests.several import in_processes
 from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.data.audio.augment import SpecAugmentSettings
 from sottovoce.federated.cohort import Clients, ClientsHere
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine

@@ -13,14 +13,14 @@ import torch
 from tests.federated.small import AMPLIFIED, CPU, Small, as_model, furthest, rounding, small, start_stream, update_of
 from tests.reference_round import LAMB, SGD, Model, minus, norm, reference_round
 
-from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.data.audio.augment import SpecAugmentSettings
+from sottovoce.data.audio.waveforms import record_lines
 from sottovoce.federated.client import LoadedClient, Proximal
 from sottovoce.federated.engines import SequentialEngine, Trained, sequential
 from sottovoce.federated.weighting import WeightedSum
 from sottovoce.flat import segments
 from sottovoce.models import ctc
 from sottovoce.models.family import recordings_heard
-from sottovoce.models.utterances import record_lines
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.ledger import Charge

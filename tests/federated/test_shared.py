@@ -18,7 +18,7 @@ from tests.federated.test_stacked import relative, updates_of
 from tests.reference_round import Model, plus, times
 from tests.several import in_processes
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.federated.client import Proximal
 from sottovoce.federated.cohort import ClientsHere

@@ -13,7 +13,7 @@ from tests.federated.small import CPU, EXACT, Small, rounding, small
 from tests.federated.trouble import Trouble
 from torch import Tensor
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.federated.client import ClientRoom, LoadedClient, Proximal
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine, stacked
 

@@ -15,8 +15,8 @@ from tests.federated.small import CPU, EXACT, UNIT, Small, small, small_room
 from tests.federated.test_stacked import relative
 from tests.several import in_processes
 
-from sottovoce.audio.batches import batches_in_order
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.batches import batches_in_order
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.federated.client import ClientRoom, LocalTraining, plan_client
 from sottovoce.federated.cohort import ClientsHere

@@ -14,7 +14,7 @@ import torch
 from tests.federated.small import CPU, Small, small, small_room
 from tests.federated.trouble import Trouble
 
-from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.data.audio.augment import SpecAugmentSettings
 from sottovoce.errors import InputError
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, Trained, shared_memory, workers
 from sottovoce.federated.engines.worker import Job

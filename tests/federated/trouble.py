@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sottovoce.data.loading import Speech
+from sottovoce.data.population import Client
 from sottovoce.errors import InputError
 from sottovoce.federated.client import ClientRoom
 from sottovoce.models.family import StepDraws
-from sottovoce.models.speech import Speech
-from sottovoce.users.population import Client
 
 
 @dataclass(frozen=True, eq=False)

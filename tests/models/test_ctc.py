@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sottovoce.data.text.tokens import CharacterTokens, Tokens, train_sentence_pieces
 from sottovoce.errors import InputError
 from sottovoce.models import ctc
 from sottovoce.models.ctc import BLANK, Span, Word
-from sottovoce.text.tokens import CharacterTokens, Tokens, train_sentence_pieces
 
 TOKENS = 2  # and the blank: 3 symbols, at most 3⁶ alignments
 texts = st.lists(st.integers(1, TOKENS), max_size=4)

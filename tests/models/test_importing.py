@@ -13,13 +13,13 @@ from tests.golden.make_crdnn import FILE, FRAMES, SETTINGS, TOKENS, features, we
 from typer.testing import CliRunner
 
 from sottovoce.cli import app
+from sottovoce.data.audio.waveforms import Features, padded_tokens
+from sottovoce.data.text.tokens import train_sentence_pieces
 from sottovoce.errors import InputError
 from sottovoce.models import saved
 from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.speechbrain import their_name
 from sottovoce.models.importing import read_speechbrain
-from sottovoce.models.utterances import Features, padded_tokens
-from sottovoce.text.tokens import train_sentence_pieces
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sottovoce.data.audio.waveforms import Features, record_lines
 from sottovoce.errors import InputError
 from sottovoce.models.family import Family
 from sottovoce.models.module import ctc_family, with_corrections
-from sottovoce.models.utterances import Features, record_lines
 from sottovoce.seeds import stream, torch_stream
 
 

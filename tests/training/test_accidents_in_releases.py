@@ -18,6 +18,9 @@ from tests.several import in_processes
 from tests.training.test_distributed_runs import run_here
 
 from sottovoce.config import load_recipe
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Dropped
 from sottovoce.flat.layout import Layout
@@ -26,10 +29,7 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training import engines
-from sottovoce.users import PopulationSettings, build_population
 
 BAD, EVERYBODY = 2, 9
 ACCIDENTS = ("boom", "memory", "in training")

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from sottovoce.config import load_recipe
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens, save_tokens
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.models.saved import load
 from sottovoce.reporting.summary import write_report
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens, save_tokens
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome
 from sottovoce.training.stages import run_recipe

@@ -12,11 +12,11 @@ from tests.tones import pack_tones
 
 from sottovoce.config import as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.models.saved import load
-from sottovoce.store import Store
 from sottovoce.training.client_results import by_seconds, choose_clients_to_test, summary
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome

@@ -12,15 +12,14 @@ from tests.training.running import run_here
 from tests.training.test_correlated_runs import BANDED, SHORT
 
 from sottovoce import InputError
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import SECRETS
-from sottovoce.store import Store, pack
 from sottovoce.training import checkpoint
 from sottovoce.training.group_members import GROUPS, members_digest
-from sottovoce.users import PopulationSettings, build_population
 
 RELEASE = [*SHORT, BANDED, "federation.privacy.mode=secure"]
 People = list[RenderedSpeaker]

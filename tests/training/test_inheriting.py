@@ -9,12 +9,12 @@ from tests.training.listener import FAMILY
 
 from sottovoce.config.loading import load_recipe
 from sottovoce.config.recipe import Recipe
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh, load, save
 from sottovoce.seeds import torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training.assemble import starting_model
 from sottovoce.training.central import starting_point
 from sottovoce.training.seeding import find_seed

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sottovoce.config import load_recipe
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.evaluation.measures import LOSS, WER, Measure, Score
 from sottovoce.models.saved import Recogniser, load
-from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training import checkpoint
 from sottovoce.training.central import starting_point
 from sottovoce.training.checkpoint import Checkpoint

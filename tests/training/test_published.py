@@ -26,8 +26,8 @@ from tests.published import (
 )
 
 from sottovoce.cli import main
+from sottovoce.data.store import Store
 from sottovoce.seeds import name_key
-from sottovoce.store import Store
 
 RECIPE = """
 about: tones, federated

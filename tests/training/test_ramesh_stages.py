@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import soundfile
 import torch
-from tests.corpora import trees
+from tests.data.corpora import trees
 
 from sottovoce.config import load_recipe
-from sottovoce.corpora import librilight, librispeech, mls
-from sottovoce.store import Store, pack
+from sottovoce.data.corpora import librilight, librispeech, mls
+from sottovoce.data.store import Store, pack
 from sottovoce.training.context import Surroundings
 from sottovoce.training.speakers import speakers_of
 from sottovoce.training.stages import run_recipe

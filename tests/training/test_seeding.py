@@ -8,13 +8,14 @@ import torch
 from tests.tones import pack_tones
 
 from sottovoce.config import load_recipe
+from sottovoce.data.population import PopulationSettings
+from sottovoce.data.speakers import SeedPart
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
-from sottovoce.store import Store
 from sottovoce.training.context import Surroundings
 from sottovoce.training.seeding import Heard, Seed, find_seed, folder_of, heard_by
 from sottovoce.training.speakers import population_of
 from sottovoce.training.stages import run_recipe
-from sottovoce.users import PopulationSettings, SeedPart
 
 CENTRAL = """
 about: a seed

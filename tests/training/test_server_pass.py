@@ -14,19 +14,18 @@ from tests.training.running import run_here
 
 from sottovoce.config import Recipe, as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
-from sottovoce.corpora.corpus import RenderedSpeaker
+from sottovoce.data.corpora.corpus import RenderedSpeaker
+from sottovoce.data.population import Population, PopulationSettings, build_population
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, load
 from sottovoce.privacy.ledger import verify
-from sottovoce.store import Store
 from sottovoce.training import federation, server_pass
 from sottovoce.training.assemble import starting_model
 from sottovoce.training.outcome import Outcome
 from sottovoce.training.seeding import Seed, heard_by
 from sottovoce.training.trained_part import trained_part
-from sottovoce.users import PopulationSettings, build_population
-from sottovoce.users.population import Population
 
 OWN = "federation.server_pass={data: 'public:train', batch_seconds: 2, lr: 0.1, steps: 2}"
 SHORT = ["federation.steps=4", "federation.evaluate_every=4", "federation.checkpoint_every=2"]

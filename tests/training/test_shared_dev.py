@@ -11,9 +11,9 @@ from tests.tones import FEW_WORDS, pack_tones
 
 from sottovoce.config import as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
-from sottovoce.corpora.corpus import RenderedSpeaker
+from sottovoce.data.corpora.corpus import RenderedSpeaker
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
-from sottovoce.store import Store
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome
 from sottovoce.training.shared_dev import choose_shared_dev

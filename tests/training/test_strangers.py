@@ -10,16 +10,14 @@ from tests.tones import FEW_WORDS, identity, pack_tones, speaker
 from tests.training.running import run_here
 
 from sottovoce import load_recipe
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker
+from sottovoce.data.population import Population, PopulationSettings, build_population
+from sottovoce.data.store import Store, pack
 from sottovoce.errors import InputError
-from sottovoce.store import Store, pack
 from sottovoce.training import strangers
 from sottovoce.training.beforehand import Stage, make_ready
 from sottovoce.training.context import Surroundings
 from sottovoce.training.strangers import heard_twice, split_rows
-from sottovoce.users import PopulationSettings, build_population
-from sottovoce.users.population import Population
 
 SHORT = ["federation.steps=1", "federation.evaluate_every=1", "federation.privacy.adaptive=null"]
 SECURE = "federation.privacy.mode=secure"

@@ -18,12 +18,12 @@ from tests.training.test_distributed_runs import IN_ROUNDS, lost
 from tests.training.test_federation_resume import kill_often, records
 
 from sottovoce.config import load_recipe
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.federated.client import PlannedClient, load_client
 from sottovoce.federated.engines import sequential
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
-from sottovoce.store import Store
 from sottovoce.training.checkpoint import TURNS
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome

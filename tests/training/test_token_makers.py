@@ -12,15 +12,14 @@ from typer.testing import CliRunner
 
 from sottovoce.cli import app
 from sottovoce.config import load_recipe
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker
+from sottovoce.data.store import pack
+from sottovoce.data.text.normalisation import alphabet
+from sottovoce.data.text.tokens import CharacterTokens, load_tokens, save_tokens
 from sottovoce.errors import InputError
 from sottovoce.reporting.records import read_run
 from sottovoce.reporting.statement import statement
 from sottovoce.reporting.verdict import verdict_on
-from sottovoce.store import pack
-from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome
 from sottovoce.training.stages import run_recipe

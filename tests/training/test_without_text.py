@@ -9,12 +9,12 @@ import torch
 from tests.tones import pack_tones
 
 from sottovoce.config import as_yaml, load_recipe
-from sottovoce.corpora.corpus import RenderedSpeaker
+from sottovoce.data.corpora.corpus import RenderedSpeaker
+from sottovoce.data.text.tokens import NO_TOKENS
 from sottovoce.errors import InputError
 from sottovoce.models.saved import load
 from sottovoce.models.speech_lstm.settings import encoder_shapes
 from sottovoce.reporting.summary import write_report
-from sottovoce.text.tokens import NO_TOKENS
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome
 from sottovoce.training.stages import run_recipe

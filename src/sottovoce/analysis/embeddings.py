@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sottovoce.audio.features import INT16_SCALE, log_mel
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.features import INT16_SCALE, log_mel
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 
 Samples = NDArray[np.int16]

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from sottovoce.analysis.clusters import k_means, purity
 from sottovoce.analysis.embeddings import Embedding
 from sottovoce.analysis.signals import MEASURES, describe
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.speakers import Groups, offsets_of, select_speakers, spans
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.seeds import keyed_order
-from sottovoce.store import Store
-from sottovoce.users.groups import Groups, offsets_of, spans
-from sottovoce.users.splits import select_speakers
 
 Floats = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.fft
 from numpy.typing import NDArray
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 
 Floats = NDArray[np.float64]
 

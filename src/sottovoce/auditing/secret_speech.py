@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.corpora.synthetic import LANGUAGES, PRESETS, espeak
-from sottovoce.corpora.synthetic.rooms import recorder
-from sottovoce.corpora.synthetic.speakers import VARIANTS, draw_room, draw_voice, speaking_as
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.corpora.synthetic import LANGUAGES, PRESETS, espeak
+from sottovoce.data.corpora.synthetic.rooms import recorder
+from sottovoce.data.corpora.synthetic.speakers import VARIANTS, draw_room, draw_voice, speaking_as
+from sottovoce.data.store import Store, pack
 from sottovoce.errors import InputError
 from sottovoce.seeds import derive, stream
-from sottovoce.store import Store, pack
 
 IN, OUT = "in", "out"
 WORDS, SYLLABLES = 3, 2  # of 70 syllables: 4,900 words, and 10¹¹ sentences, none of them anybody's by chance

@@ -15,19 +15,19 @@ from sottovoce.auditing.rounds import audited_plan, make_rounds
 from sottovoce.auditing.secret_speech import IN, OUT, TAKES, secret_store
 from sottovoce.auditing.speech_attacks import HOW, Exposure, Membership, exposure, exposures, membership, speaker_gain
 from sottovoce.config import Recipe
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import users_of
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.server import Server
 from sottovoce.models.saved import Recogniser
 from sottovoce.seeds import stream
-from sottovoce.store import Store
 from sottovoce.training.assemble import Federation
 from sottovoce.training.context import Surroundings
 from sottovoce.training.engines import engine_of, likely_fastest
 from sottovoce.training.places import Places
 from sottovoce.training.simulation import gather
-from sottovoce.users import PopulationSettings, build_population
 
 MOST_PEOPLE = 100  # of either kind who are attacked
 FEWEST_SECRETS, MOST_SECRETS = 4, 10_000

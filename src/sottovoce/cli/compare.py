@@ -9,8 +9,8 @@ import typer
 from sottovoce.cli.console import Json, print_json, progress_bar, stdout
 from sottovoce.cli.evaluate import store_and_split
 from sottovoce.cli.recognition import Device, Normaliser, OutsideFamily
+from sottovoce.data.text.normalisation import NormaliserName
 from sottovoce.errors import InputError
-from sottovoce.text.normalisers import NormaliserName
 
 Test = Mapping[str, Any]
 
@@ -92,10 +92,10 @@ def _kept_tests(path: Path) -> Mapping[str, Test]:
 
 def _recognised(models: tuple[Path, Path], on: str, *, normaliser: str, device: str | None) -> tuple[Test, Test]:
     """What `evaluate` says of each of `models` on the same utterances."""
+    from sottovoce.data.store import Store
     from sottovoce.evaluation.evaluate import evaluate, select
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.models.saved import Recogniser, load
-    from sottovoce.store import Store
 
     path, split = store_and_split(on)
     store, chosen_device = Store(path), choose_device(device)

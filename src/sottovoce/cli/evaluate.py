@@ -24,14 +24,14 @@ from sottovoce.cli.recognition import (
     Words,
     WordScore,
 )
+from sottovoce.data.text.normalisation import NormaliserName, choose_normaliser
 from sottovoce.errors import InputError
-from sottovoce.text.normalisers import NormaliserName, choose_normaliser
 
 if TYPE_CHECKING:
     import torch
 
+    from sottovoce.data.store import Store
     from sottovoce.models.saved import Recogniser
-    from sottovoce.store import Store
 
 
 def evaluate(
@@ -66,7 +66,8 @@ def evaluate(
 
     Example: sottovoce evaluate runs/demo/global --on stores/demo-crowd:test --plot wer.html
     """
-    from sottovoce.audio.narrow_band import narrow_in
+    from sottovoce.data.audio.narrow_band import narrow_in
+    from sottovoce.data.store import Store
     from sottovoce.drawing import check_plot
     from sottovoce.evaluation.decoder import choose_decoder
     from sottovoce.evaluation.evaluate import check_language, score, select, told_collapsed
@@ -74,7 +75,6 @@ def evaluate(
     from sottovoce.evaluation.recognise import choose_device, recognise
     from sottovoce.evaluation.table import evaluation_table
     from sottovoce.models.saved import load
-    from sottovoce.store import Store
     from sottovoce.training.marks import check_model_of_run
 
     if plot is not None:

@@ -6,7 +6,7 @@ from sottovoce.analysis import embeddings, maps
 from sottovoce.analysis.heterogeneity import Heterogeneity, as_json, measure
 from sottovoce.analysis.table import table
 from sottovoce.cli.console import print_json, progress_bar, say, stdout
-from sottovoce.store import Store
+from sottovoce.data.store import Store
 
 
 def report_heterogeneity(

@@ -16,7 +16,7 @@ from sottovoce.errors import InputError
 from sottovoce.interrupts import ended_in_order
 
 if TYPE_CHECKING:
-    from sottovoce.corpora.corpus import Corpus, Speaker
+    from sottovoce.data.corpora.corpus import Corpus, Speaker
     from sottovoce.deployment.invitation import Invitation
     from sottovoce.deployment.participant import Participant
 

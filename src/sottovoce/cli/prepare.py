@@ -7,9 +7,9 @@ from typing import Annotated, TypeVar
 import typer
 
 from sottovoce.cli.console import INTERRUPTED, Json, print_json, progress_bar, say, stdout
-from sottovoce.corpora.corpus import Corpus, Speaker
+from sottovoce.data.corpora.corpus import Corpus, Speaker
+from sottovoce.data.store import Progress, Store, pack, unfinished
 from sottovoce.errors import InputError
-from sottovoce.store import Progress, Store, pack, unfinished
 
 app = typer.Typer(help="Turn a corpus into a store, packed by user.", no_args_is_help=True)
 
@@ -51,7 +51,7 @@ def librispeech(
 
     Example: sottovoce prepare librispeech LibriSpeech --out stores/ls-100 --split train-clean-100
     """
-    from sottovoce.corpora import librispeech
+    from sottovoce.data.corpora import librispeech
 
     corpus = librispeech.read(source, splits=split, language=language, in_time=in_time, strict=strict)
     _pack(corpus, out, workers, json)
@@ -77,7 +77,7 @@ def librilight(
 
     Example: sottovoce prepare librilight librilight --out stores/ll-52k --split large --point
     """
-    from sottovoce.corpora import librilight
+    from sottovoce.data.corpora import librilight
 
     corpus = librilight.read(
         source, splits=split, language=language, cut_seconds=cut_seconds, point=point, strict=strict
@@ -105,7 +105,7 @@ def mls(
 
     Example: sottovoce prepare mls mls_french_opus --out stores/mls-fr
     """
-    from sottovoce.corpora import mls
+    from sottovoce.data.corpora import mls
 
     _pack(mls.read(source, splits=split, language=language, point=point, strict=strict), out, workers, json)
 
@@ -124,7 +124,7 @@ def userlibri(
 
     Example: sottovoce prepare userlibri UserLibri --out stores/userlibri
     """
-    from sottovoce.corpora import userlibri
+    from sottovoce.data.corpora import userlibri
 
     _pack(userlibri.read(source, splits=split, language=language, strict=strict), out, workers, json)
 
@@ -150,7 +150,7 @@ def commonvoice(
 
     Example: sottovoce prepare commonvoice cv-corpus-13.0/en --out stores/cv-en
     """
-    from sottovoce.corpora import commonvoice
+    from sottovoce.data.corpora import commonvoice
 
     corpus = commonvoice.read(source, splits=split, language=language, as_released=as_released, strict=strict)
     _pack(corpus, out, workers, json)
@@ -181,7 +181,7 @@ def tsv(
 
     Example: sottovoce prepare tsv audiomnist/train.tsv --out stores/audiomnist --hold-out dev=4,test=8
     """
-    from sottovoce.corpora import tsv as manifests
+    from sottovoce.data.corpora import tsv as manifests
 
     columns = manifests.Columns(user=user_column, path=path_column, text=text_column, split=split_column)
     corpus = manifests.read(
@@ -211,7 +211,7 @@ def nemo(
     """
     from dataclasses import replace
 
-    from sottovoce.corpora import tsv as manifests
+    from sottovoce.data.corpora import tsv as manifests
 
     columns = replace(manifests.NEMO, user=user_column, text=text_column)
     corpus = manifests.read(
@@ -237,7 +237,7 @@ def kaldi(
 
     Example: sottovoce prepare kaldi data/train data/dev data/test --out stores/mine --audio-root /data/wavs
     """
-    from sottovoce.corpora import kaldi
+    from sottovoce.data.corpora import kaldi
 
     corpus = kaldi.read(source, language=language, split=split, audio_root=audio_root, strict=strict)
     _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
@@ -258,7 +258,7 @@ def folder(
 
     Example: sottovoce prepare folder my-recordings --out stores/mine
     """
-    from sottovoce.corpora import folder
+    from sottovoce.data.corpora import folder
 
     _pack(folder.read(source, user=user, language=language, split=split, strict=strict), out, workers, json)
 
@@ -282,13 +282,13 @@ def synthetic(
 
     Example: sottovoce prepare synthetic crowd --out stores/crowd --users 2000 --hours 30
     """
-    from sottovoce.corpora import synthetic
+    from sottovoce.data.corpora import synthetic
 
     _pack(synthetic.read(task, users=users, hours=hours, seed=seed, language=language, out=out), out, workers, json)
 
 
 def _with_hold_out(corpus: Corpus[Speaker], wish: str | None, seed: int) -> Corpus[Speaker]:
-    from sottovoce.corpora.holdout import hold_out
+    from sottovoce.data.corpora.listing import hold_out
 
     return corpus if wish is None else hold_out(corpus, _counts(wish), seed=seed)
 
@@ -350,7 +350,7 @@ def tell_problems(store: Store) -> None:
 
 def tell_narrow_band(store: Store) -> None:
     """Whether some of a store sounds like a telephone: models that were not made for it fail in silence."""
-    from sottovoce.audio.narrow_band import narrow_in
+    from sottovoce.data.audio.narrow_band import narrow_in
 
     if line := narrow_in(store):
         say(line)

@@ -29,10 +29,10 @@ def probe(
     from rich.table import Table
     from rich.text import Text
 
+    from sottovoce.data.store import Store
     from sottovoce.evaluation.probe import probe as probed
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.models.saved import load
-    from sottovoce.store import Store
 
     path, split = store_and_split(on)
     store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)

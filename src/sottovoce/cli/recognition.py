@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.text.normalisers import NormaliserName
+from sottovoce.data.text.normalisation import NormaliserName
 
 Model = Annotated[
     Path, typer.Argument(help="A model folder, or a run folder that holds one; of a suite one of its runs.")

@@ -232,8 +232,8 @@ def _use(finished: "Outcome") -> str:
 @contextmanager
 def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["Surroundings"]:
     """Where the run works, with a progress bar that shows what it reports."""
+    from sottovoce.data.store import Progress
     from sottovoce.evaluation.recognise import choose_device
-    from sottovoce.store import Progress
     from sottovoce.training.context import Surroundings
 
     with progress_bar(recipe) as bar:

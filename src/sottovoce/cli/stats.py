@@ -67,7 +67,7 @@ def stats(
 
     Example: sottovoce stats stores/crowd --plot crowd.html
     """
-    from sottovoce.store import Store
+    from sottovoce.data.store import Store
 
     if plot is not None:
         from sottovoce.drawing import check_plot  # only here: matplotlib takes its time to load
@@ -94,7 +94,7 @@ def stats(
     ):
         if value is not None:
             raise InputError(f"{name}={value}: expected --heterogeneity with it")
-    from sottovoce.users.statistics import beside_table, device_statistics, statistics, table, told_devices
+    from sottovoce.data.statistics import beside_table, device_statistics, statistics, table, told_devices
 
     if table2:
         from sottovoce.users.table2 import subset_statistics

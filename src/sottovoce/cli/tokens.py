@@ -21,8 +21,8 @@ def tokens(
 
     Example: sottovoce tokens stores/cv-en:train --out stores/cv-en-2500.json
     """
-    from sottovoce.store import Store
-    from sottovoce.text.tokens import save_tokens, train_sentence_pieces
+    from sottovoce.data.store import Store
+    from sottovoce.data.text.tokens import save_tokens, train_sentence_pieces
 
     if not out.parent.is_dir():
         raise InputError(f"out={out}: the folder {out.parent} does not exist")

@@ -83,7 +83,7 @@ def transcribe(
 
     Example: sottovoce transcribe runs/demo/global interview.flac --format srt --out subtitles
     """
-    from sottovoce.audio.narrow_band import is_narrow, told
+    from sottovoce.data.audio.narrow_band import is_narrow, told
     from sottovoce.evaluation.decoder import choose_decoder
     from sottovoce.evaluation.recognise import choose_device, recognition_of
     from sottovoce.evaluation.sound import blocks

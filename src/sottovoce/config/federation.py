@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from sottovoce.config.sections import Augmentation, Data, PathText, Section, leave_unwritten
+from sottovoce.data.population import ClientRule, PopulationSettings
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
@@ -30,8 +31,6 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.promise import WholeRun, whole_run
 from sottovoce.privacy.settings import Mode, PrivacyOptions, PrivacySettings, Weighting
 from sottovoce.privacy.telling import run_guarantee
-from sottovoce.users import PopulationSettings
-from sottovoce.users.rules import ClientRule
 
 
 class Clients(Section):

@@ -24,12 +24,12 @@ from pydantic import (
     model_validator,
 )
 
-from sottovoce.audio.augment import FASTEST, SLOWEST, NarrowBandSettings, NoiseSettings, SpecAugmentSettings
+from sottovoce.data.audio.augment import FASTEST, SLOWEST, NarrowBandSettings, NoiseSettings, SpecAugmentSettings
+from sottovoce.data.speakers import SeedPart
+from sottovoce.data.text.tokens import DEFAULT_PIECES
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.optimisers import NewBob, Optimiser, Schedule, build_optimiser, build_schedule
-from sottovoce.text.tokens import DEFAULT_PIECES
-from sottovoce.users import SeedPart
 
 
 class Section(BaseModel):

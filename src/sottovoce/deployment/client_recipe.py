@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from sottovoce.config import Recipe, validate
+from sottovoce.data.population import PRIVACY_UNITS
 from sottovoce.errors import InputError
 from sottovoce.models.family import REGISTERED
 from sottovoce.optimisers.registry import OPTIMISERS
 from sottovoce.privacy.outside import PARTS
 from sottovoce.privacy.settings import Mode, Weighting
-from sottovoce.users.population import PRIVACY_UNITS
 
 # What of a recipe is a client's business, and what is not: every setting is in one of the two.
 RECIPE, NOT_OF_RECIPE = ("seed", "data", "model", "federation"), ("about", "paper", "tokens", "central")

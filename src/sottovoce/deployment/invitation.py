@@ -24,6 +24,7 @@ from pydantic import ValidationError
 import sottovoce
 from sottovoce.config import Recipe
 from sottovoce.config.sections import Section
+from sottovoce.data.population import PRIVACY_UNITS
 from sottovoce.deployment.accepted import Limits, limits_of
 from sottovoce.deployment.client_recipe import check_closed, check_suited, client_recipe, clients_part
 from sottovoce.deployment.keys import fingerprint
@@ -40,7 +41,6 @@ from sottovoce.privacy.promise import Promise
 from sottovoce.privacy.settings import Mode, PrivacySettings
 from sottovoce.seeds import derive
 from sottovoce.signatures import PublicKey
-from sottovoce.users.population import PRIVACY_UNITS
 
 LARGEST = 1 << 26  # bytes of an invitation: half a million nodes
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sottovoce.corpora import folder
-from sottovoce.corpora.corpus import Corpus, Speaker
+from sottovoce.data.corpora import folder
+from sottovoce.data.corpora.corpus import Corpus, Speaker
+from sottovoce.data.store import Store
+from sottovoce.data.store.layout import HEADER
 from sottovoce.files import read_json, write_json
-from sottovoce.store import Store
-from sottovoce.store.on_disk import HEADER
 
 SPEECH, STORE, PREPARED = "speech", "store", "prepared.json"
 

@@ -5,12 +5,11 @@ import re
 import numpy as np
 
 from sottovoce.config import Recipe
+from sottovoce.data.population import Population, build_population, populate
+from sottovoce.data.speakers import Groups, select_speakers
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.seeds import derive
-from sottovoce.store import Store
-from sottovoce.users.groups import Groups
-from sottovoce.users.population import Population, build_population, populate
-from sottovoce.users.splits import select_speakers
 
 _SILO = re.compile(r"silo-([0-9]{1,9})")
 

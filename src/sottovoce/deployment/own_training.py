@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.data.store import Store
 from sottovoce.deployment.invitation import Invitation
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.own_speech import own_client
@@ -19,7 +20,6 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
-from sottovoce.store import Store
 from sottovoce.training.client_wer import check_writes, listeners_here
 from sottovoce.training.engines import build_engine
 from sottovoce.training.trained_part import trained_part

@@ -25,6 +25,7 @@ from typing import final
 import torch
 from cryptography import x509
 
+from sottovoce.data.store import Store
 from sottovoce.deployment.certificates import check_valid, key_of_orders, parse_certificate
 from sottovoce.deployment.invitation import Invitation, opened_letter
 from sottovoce.deployment.keys import fingerprint
@@ -48,7 +49,6 @@ from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.plan import Plan
 from sottovoce.signatures import PrivateKey, PublicKey
-from sottovoce.store import Store
 
 START = "start"
 LARGEST_ORDER = 1 << 32  # bytes, unless it is told otherwise

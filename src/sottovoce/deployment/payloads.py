@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from sottovoce.data.text.tokens import parse_tokens, written_tokens
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Refused
 from sottovoce.deployment.sum_terms import Terms
@@ -27,7 +28,6 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Options, find_family
 from sottovoce.models.saved import Recogniser, check_parameters
 from sottovoce.privacy.plan import Plan
-from sottovoce.text.tokens import parse_tokens, written_tokens
 
 _FLOAT, _HALF = np.dtype("<f4"), np.dtype("<f2")
 _LENGTHS = struct.Struct("<QQ")

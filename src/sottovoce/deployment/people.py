@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import Recipe
+from sottovoce.data.population import LeftOut, Population
+from sottovoce.data.speakers import Groups, Integers, Named
 from sottovoce.deployment.roster import Roster
 from sottovoce.errors import InputError
 from sottovoce.privacy.settings import Mode
 from sottovoce.seeds import derive, name_key
-from sottovoce.users.groups import Groups, Integers
-from sottovoce.users.population import LeftOut, Population
-from sottovoce.users.splits import Named
 
 
 @dataclass(frozen=True, eq=False)

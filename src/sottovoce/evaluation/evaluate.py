@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.store import Store
+from sottovoce.data.text.normalisation import OURS, Normaliser, choose_normaliser
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder
 from sottovoce.evaluation.per_speaker import Interval, Spread, interval, rates, spread, sum_by
@@ -23,8 +25,6 @@ from sottovoce.evaluation.wer import Counts, Tally, count_characters, count_word
 from sottovoce.models.attention_search import Search
 from sottovoce.models.saved import Recogniser
 from sottovoce.seeds import stream
-from sottovoce.store import Store
-from sottovoce.text.normalisers import OURS, Normaliser, choose_normaliser
 
 # What a corpus may tell of a person, and what stands for a person of whom it does not.
 FACTS = ("gender", "age", "accent")

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import placed, recognition_of
 from sottovoce.evaluation.sound import Samples

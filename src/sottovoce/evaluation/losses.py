@@ -12,17 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.audio.batches import plan_epoch
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.batches import plan_epoch
+from sottovoce.data.audio.waveforms import Recordings
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.loading import Speech, ahead, load_batch, load_speech
+from sottovoce.data.store import Store
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS, check_language, users_of
-from sottovoce.evaluation.prefetch import ahead
 from sottovoce.evaluation.recognise import Progress, batch_seconds_on, placed
 from sottovoce.models.family import recordings_heard
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Speech, load_batch, load_speech
-from sottovoce.models.utterances import Recordings
 from sottovoce.processes import ALONE, Processes, deal
-from sottovoce.store import Store
 
 
 def usable_speech(

@@ -22,23 +22,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sottovoce.audio.batches import plan_epoch
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.batches import plan_epoch
+from sottovoce.data.audio.waveforms import padded_tokens
+from sottovoce.data.client_utterances import utterance_keys
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.loading import Speech, ahead, load_batch, load_speech
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS, speakers_in, users_of
-from sottovoce.evaluation.prefetch import ahead
 from sottovoce.evaluation.recognise import batch_seconds_on, placed, spell
 from sottovoce.evaluation.wer import count_characters, tally
 from sottovoce.models import ctc
 from sottovoce.models.decoding import greedy
 from sottovoce.models.family import recordings_heard
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Speech, load_batch, load_speech
-from sottovoce.models.utterances import padded_tokens
 from sottovoce.seeds import derive, keyed_order, name_key, torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens
-from sottovoce.users.used_utterances import utterance_keys
 
 MOST_UTTERANCES = 20  # of one speaker
 HELD_OUT = 4  # of so many utterances, or speakers, one is not trained on; at least one is not

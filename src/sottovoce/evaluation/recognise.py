@@ -19,17 +19,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audio.batches import Batch, plan_epoch
+from sottovoce.data.audio.batches import Batch, plan_epoch
+from sottovoce.data.audio.waveforms import Recordings, record_lines
+from sottovoce.data.loading import ahead
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import Tokens
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder, usual_decoder
-from sottovoce.evaluation.prefetch import ahead
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import Recognition, recordings_heard
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.utterances import Recordings, record_lines
-from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens
 
 DEVICE = "SOTTOVOCE_DEVICE"
 # Seconds of padded audio in a batch: enough to fill a GPU; on a processor, little enough for its caches.

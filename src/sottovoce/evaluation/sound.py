@@ -14,10 +14,10 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.corpora.problems import Kind, Unusable
-from sottovoce.corpora.recordings import AUDIO_SUFFIXES, check_header, check_regular, read_blocks
-from sottovoce.corpora.truncation import cut_short
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Kind, Unusable
+from sottovoce.data.corpora.listing import AUDIO_SUFFIXES
+from sottovoce.data.corpora.rendering import check_header, check_regular, read_blocks
+from sottovoce.data.corpora.truncation import cut_short
 
 # What a folder is searched for; a file that is named itself may be called anything.
 SUFFIXES = frozenset({*AUDIO_SUFFIXES, ".oga", ".aif", ".aiff", ".aifc", ".au", ".snd", ".caf", ".w64", ".rf64"})

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.data.store import Store
 from sottovoce.evaluation.recognise import Progress, recognise
 from sottovoce.models.saved import Recogniser
 from sottovoce.processes import Processes, deal
-from sottovoce.store import Store
 
 
 def recognise_together(

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.corpora.problems import Unusable
+from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Unusable
+from sottovoce.data.loading import ahead
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder, usual_decoder
-from sottovoce.evaluation.prefetch import ahead
 from sottovoce.evaluation.recognise import batch_seconds_on, emissions, placed, recognition_of, searched
 from sottovoce.evaluation.sound import SUFFIXES, Samples, blocks, windows
 from sottovoce.evaluation.stitching import (
@@ -40,7 +40,6 @@ from sottovoce.models import ctc
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.decoding import WORD_BOUNDARY, greedy
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.utterances import record_lines
 
 WINDOW_SECONDS = 30.0
 OVERLAP_SECONDS = 4.0

@@ -21,22 +21,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
-from sottovoce.audio.batches import Batch, client_batches
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.data.audio.batches import Batch, client_batches
+from sottovoce.data.audio.waveforms import Features, Recordings, record
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.loading import Speech, batch_lines, load_speech, read_speech
+from sottovoce.data.population import Client, Population
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import Tokens
 from sottovoce.errors import InputError
 from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
 from sottovoce.federated.time_line import NOTHING_LEFT, TimeLine, turns_of
 from sottovoce.models.family import Family, Progress, StepDraws, draw_steps, step_loss
-from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
-from sottovoce.models.utterances import Features, Recordings, record
 from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import derive, torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens
-from sottovoce.users.population import Client, Population
 
 # Of a client with at most so much, everything is read and heard, and can be kept for the client's next round.
 WHOLE_SPEECH_SECONDS = 1200.0

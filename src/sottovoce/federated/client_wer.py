@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.population import Client, Population
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS
 from sottovoce.evaluation.recognise import placed, recognise
@@ -29,8 +31,6 @@ from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import Mode
-from sottovoce.store import Store
-from sottovoce.users.population import Client, Population
 
 
 class Listeners(Protocol):

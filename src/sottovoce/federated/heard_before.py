@@ -6,8 +6,8 @@ from typing import Generic, TypeVar, final
 
 import torch
 
-from sottovoce.models.speech import Speech
-from sottovoce.models.utterances import Features
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.data.loading import Speech
 
 T = TypeVar("T")
 

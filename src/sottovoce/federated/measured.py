@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.data.population import Client
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
@@ -17,8 +19,6 @@ from sottovoce.federated.client import ClientRoom
 from sottovoce.models.family import Parameters
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.settings import Weighting
-from sottovoce.store import Store
-from sottovoce.users.population import Client
 
 
 def measured_loss(losses_L: Tensor, room: ClientRoom, *, weighting: Weighting) -> float | None:

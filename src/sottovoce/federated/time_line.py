@@ -10,7 +10,7 @@ decided by what training made of the earlier turns. docs/decisions/022 says why 
 from dataclasses import dataclass
 from typing import Literal
 
-from sottovoce.audio.batches import Batch, Rows, batches_in_order
+from sottovoce.data.audio.batches import Batch, Rows, batches_in_order
 from sottovoce.errors import InputError
 
 NOTHING_LEFT = "nothing is left of its time line"

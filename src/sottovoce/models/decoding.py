@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.data.text.tokens import WORD_START
 from sottovoce.errors import InputError
 from sottovoce.files import read_file
 from sottovoce.models.ctc import BLANK
-from sottovoce.text.tokens import WORD_START
 
 WORD_BOUNDARY = " "
 # Language-model files separate their entries by spaces, so there the boundary is written as the field usually does;

@@ -21,12 +21,12 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
+from sottovoce.data.audio.waveforms import Features, Recordings
 from sottovoce.errors import InputError
 from sottovoce.models import log_mel
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.log_mel import Narrow
-from sottovoce.models.utterances import Features, Recordings
 from sottovoce.naming import imported
 
 Parameters = Mapping[str, Tensor]

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.audio.features import MEL_COUNT
+from sottovoce.data.audio.features import MEL_COUNT
+from sottovoce.data.text.tokens import SentencePieceTokens
 from sottovoce.errors import InputError
 from sottovoce.files import check_file, read_file
 from sottovoce.models.crdnn import FAMILY
 from sottovoce.models.crdnn.speechbrain import COUNTER, converted, settings_of
 from sottovoce.models.saved import Recogniser
 from sottovoce.parsing import shortened, shown
-from sottovoce.text.tokens import SentencePieceTokens
 
 WEIGHTS = ("model.ckpt", "asr.ckpt")
 PIECES = ("tokenizer.ckpt", "tokenizer.model", "*_unigram.model")

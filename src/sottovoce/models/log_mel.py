@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.audio.augment import empty_bands
-from sottovoce.audio.features import (
+from sottovoce.data.audio.augment import empty_bands
+from sottovoce.data.audio.features import (
     HOP_SAMPLES,
     MEL_COUNT,
     Ears,
@@ -23,8 +23,8 @@ from sottovoce.audio.features import (
     normalise_filters,
     raise_floor,
 )
+from sottovoce.data.audio.waveforms import Features, Recordings
 from sottovoce.errors import InputError
-from sottovoce.models.utterances import Features, Recordings
 
 # Features [U, T, F], their frames [U] and a band of each [U, 2]: what would have been heard had there been no more.
 Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as as_bytes
 from torch import Tensor
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.text.tokens import Tokens, load_tokens, save_tokens, written_tokens
 from sottovoce.digests import content_digest, weights_digest
 from sottovoce.errors import InputError
 from sottovoce.files import check_file, named_inside, read_file, sealed, unsealed, write_json, written_atomically
@@ -38,7 +39,6 @@ from sottovoce.models.saved_files import description_digest
 from sottovoce.models.trainable import Frozen
 from sottovoce.naming import importing_nothing
 from sottovoce.parsing import Unreadable, parse_json, shown
-from sottovoce.text.tokens import Tokens, load_tokens, save_tokens, written_tokens
 
 NAME_FAMILY = "--family {name}, if you trust it"
 

@@ -7,6 +7,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from sottovoce.data.population import DEALT
 from sottovoce.drawing import FAINT
 from sottovoce.reporting.cells import text
 from sottovoce.reporting.curves import LinePoints, told_ends
@@ -14,7 +15,6 @@ from sottovoce.reporting.drawings import Drawing, dress, new_axes, pens, percent
 from sottovoce.reporting.parts import Chapter, chapter
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.run_facts import RUN_FACTS
-from sottovoce.users.rules import DEALT
 
 _INTRO = "What a larger cohort is worth, and what a better start (the paper's Figures 2 to 4)."
 # What may tell two lines apart; a line is named by as many of these as it takes, in this order.

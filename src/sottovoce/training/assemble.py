@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
+from sottovoce.data.loading import Speech
+from sottovoce.data.population import Population
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import Tokens
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.measures import Measure
@@ -19,14 +23,11 @@ from sottovoce.federated.round import AfterStep
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, describe_inherited
-from sottovoce.models.speech import Speech
 from sottovoce.models.trainable import Trainable
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import derive
-from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens
 from sottovoce.training import central
 from sottovoce.training.agreement import Sealed, agreeing, sealed
 from sottovoce.training.client_wer import check_client_wer
@@ -43,7 +44,6 @@ from sottovoce.training.strangers import check_unheard
 from sottovoce.training.target import met_target
 from sottovoce.training.token_makers import check_tokens
 from sottovoce.training.trained_part import trained_part
-from sottovoce.users.population import Population
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

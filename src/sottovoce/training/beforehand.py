@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sottovoce.config import ManifestCorpus, Recipe
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import Tokens, load_tokens
 from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, sketch
-from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens, load_tokens
 from sottovoce.training.assemble import Federation, assemble
 from sottovoce.training.context import Surroundings
 from sottovoce.training.dev_measure import choose_measure

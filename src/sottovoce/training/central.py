@@ -12,27 +12,26 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from sottovoce.audio.augment import add_noise, perturb_speed
-from sottovoce.audio.batches import Piece
 from sottovoce.config import Augmentation, Central, Recipe
+from sottovoce.data.audio.augment import add_noise, perturb_speed
+from sottovoce.data.audio.batches import Piece
+from sottovoce.data.audio.waveforms import Recordings
+from sottovoce.data.loading import Loaded, Place, Speech, ahead, endless_steps
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import Tokens
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.losses import mean_figures
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, scored
-from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import gradients_of
 from sottovoce.flat.layout import Layout
 from sottovoce.models.decoding import greedy
 from sottovoce.models.family import Family, Progress, draw_steps, find_family, recordings_heard, sped_up, step_loss
 from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
-from sottovoce.models.speech import Loaded, Place, Speech, endless_steps
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
-from sottovoce.models.utterances import Recordings
 from sottovoce.optimisers import Annealed
 from sottovoce.optimisers.weights import Weights
 from sottovoce.processes import ALONE, Processes
 from sottovoce.seeds import torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens
 from sottovoce.training.checkpoint import Checkpoint
 from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, keep, note_collapsed
 from sottovoce.training.precision import precision

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import Recipe
+from sottovoce.data.population import Client, Population
+from sottovoce.data.store import Store
 from sottovoce.errors import promise
 from sottovoce.evaluation.per_speaker import rates, spread, sum_by
 from sottovoce.evaluation.wer import Counts, count_words
@@ -21,9 +23,7 @@ from sottovoce.federated.client_wer import held_out_speech
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.settings import Mode
 from sottovoce.seeds import derive, stream
-from sottovoce.store import Store
 from sottovoce.training.team import Team
-from sottovoce.users.population import Client, Population
 
 # A rate above 1 says that more was written down than was said.
 LIMITS = (0.5, 1.0)

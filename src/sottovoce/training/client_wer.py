@@ -5,12 +5,12 @@ from typing import Any
 import torch
 
 from sottovoce.config import Recipe
+from sottovoce.data.population import Population
 from sottovoce.errors import InputError
 from sottovoce.federated.client_wer import ListenersHere
 from sottovoce.models.saved import Recogniser
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.trained_part import trained_part
-from sottovoce.users.population import Population
 
 
 def check_client_wer(recipe: Recipe, start: Recogniser, population: Population, *, speech_is_here: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sottovoce.store import Progress
+from sottovoce.data.store import Progress
 from sottovoce.training.keeper import Report, Say
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from sottovoce.data.population import Population
 from sottovoce.federated.client_wer import Listeners
 from sottovoce.federated.cohort import Clients
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.training.run_folder import RunFolder
-from sottovoce.users.population import Population
 
 
 class TooFewClients(Exception):

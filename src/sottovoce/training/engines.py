@@ -8,6 +8,7 @@ import torch
 
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
+from sottovoce.data.population import Population
 from sottovoce.errors import InputError, promise
 from sottovoce.federated.client import ClientRoom, SharedSpeech
 from sottovoce.federated.cohort import ClientsHere
@@ -33,7 +34,6 @@ from sottovoce.training.assemble import Federation
 from sottovoce.training.precision import precision
 from sottovoce.training.run_folder import ENGINE, RunFolder
 from sottovoce.training.trained_part import trained_part
-from sottovoce.users.population import Population
 
 CLIENTS = "clients"  # what decides their draws
 TRIED_CLIENTS = 32

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from sottovoce.data.client_utterances import owners, utterance_samples, utterances_of
+from sottovoce.data.population import Population
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sealed, unsealed
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import written_secretly
-from sottovoce.users.population import Population
-from sottovoce.users.used_utterances import owners, utterance_samples, utterances_of
 
 GROUPS = "groups.json"
 

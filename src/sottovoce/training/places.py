@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from sottovoce.config import Recipe
+from sottovoce.data.store import Store
 from sottovoce.models.saved import Recogniser
 from sottovoce.processes import Processes
-from sottovoce.store import Store
 from sottovoce.training.agreement import Facts, Sealed
 from sottovoce.training.seeding import SERVER_PASS, SHARED_DEV
 from sottovoce.training.stores import find_place, open_place

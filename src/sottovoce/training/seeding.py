@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import Recipe, as_yaml, is_recipe, load_recipe, plain_name
+from sottovoce.data.population import Population, shared_speakers
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.files import read_json
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.naming import importing_nothing
-from sottovoce.store import Store
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
 from sottovoce.training.speakers import speakers_of
 from sottovoce.training.stores import find_place, open_place
-from sottovoce.users.population import Population, shared_speakers
 
 SERVER_PASS = "federation.server_pass.data"
 SHARED_DEV = "federation.shared_dev"

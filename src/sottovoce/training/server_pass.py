@@ -13,24 +13,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sottovoce.audio.batches import Piece
 from sottovoce.config import PassSettings, Recipe
+from sottovoce.data.audio.batches import Piece
+from sottovoce.data.loading import Loaded, Place, Speech, ahead, endless_steps, load_speech
+from sottovoce.data.population import Population
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
-from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.round import AfterStep
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import sped_up
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Loaded, Place, Speech, endless_steps, load_speech
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import derive, torch_stream
-from sottovoce.store import Store
 from sottovoce.training.central import train_step
 from sottovoce.training.precision import precision
 from sottovoce.training.seeding import split_keys
 from sottovoce.training.strangers import check_public, split_rows
 from sottovoce.training.trained_part import trained_part
-from sottovoce.users.population import Population
 
 
 def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, device: torch.device) -> AfterStep:

@@ -3,14 +3,14 @@
 import numpy as np
 
 from sottovoce.config import Recipe
+from sottovoce.data.client_utterances import utterance_keys
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import select
 from sottovoce.federated.client import SharedSpeech
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.settings import Weighting
 from sottovoce.seeds import derive, keyed_order
-from sottovoce.store import Store
-from sottovoce.users.used_utterances import utterance_keys
 
 
 def choose_shared_dev(recipe: Recipe, place: tuple[Store, str]) -> SharedSpeech:

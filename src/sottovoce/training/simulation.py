@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import choose_device
 from sottovoce.federated.cohort import ClientsHere, as_sent
@@ -27,7 +28,6 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.settings import Mode
-from sottovoce.store import Store
 from sottovoce.training.assemble import Federation, assemble
 from sottovoce.training.context import Surroundings
 from sottovoce.training.engines import clients_turns, engine_of

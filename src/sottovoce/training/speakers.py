@@ -6,14 +6,11 @@ from typing import Literal
 import numpy as np
 
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
-from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Rows
-from sottovoce.seeds import derive
-from sottovoce.store import Store
-from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import (
+from sottovoce.data.loading import Rows
+from sottovoce.data.population import Population, PopulationSettings, build_population
+from sottovoce.data.store import Store
+from sottovoce.data.text.normalisation import alphabet
+from sottovoce.data.text.tokens import (
     NO_TOKENS,
     CharacterTokens,
     SentencePieceTokens,
@@ -21,8 +18,10 @@ from sottovoce.text.tokens import (
     load_tokens,
     train_sentence_pieces,
 )
-from sottovoce.users import PopulationSettings, build_population
-from sottovoce.users.population import Population
+from sottovoce.errors import InputError
+from sottovoce.models.family import find_family
+from sottovoce.models.saved import Recogniser
+from sottovoce.seeds import derive
 
 SEED = "seed"
 

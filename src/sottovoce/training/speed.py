@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from sottovoce.config import Recipe
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.loading import load_speech
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import select
 from sottovoce.evaluation.measures import LOSS, MEASURES
 from sottovoce.federated.client import plan_client
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import load_speech
 from sottovoce.processes import ALONE
 from sottovoce.seeds import derive, stream
 from sottovoce.training.assemble import Federation

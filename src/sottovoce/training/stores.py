@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sottovoce.config import ManifestCorpus, Recipe, SyntheticCorpus
-from sottovoce.corpora import synthetic, tsv
-from sottovoce.corpora.holdout import hold_out
+from sottovoce.data.corpora import synthetic, tsv
+from sottovoce.data.corpora.listing import hold_out
+from sottovoce.data.store import Progress, Store, pack
+from sottovoce.data.text.tokens import Tokens
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language, select
 from sottovoce.evaluation.losses import usable_speech
 from sottovoce.models.saved import Recogniser
-from sottovoce.store import Progress, Store, pack
-from sottovoce.text.tokens import Tokens
 
 
 def check_scored(places: Iterable[tuple[Store, str]], recogniser: Recogniser) -> None:

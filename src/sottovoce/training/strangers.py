@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.config import Recipe
+from sottovoce.data.loading import Rows
+from sottovoce.data.population import Population
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
-from sottovoce.models.speech import Rows
 from sottovoce.privacy.settings import Mode
-from sottovoce.store import Store
 from sottovoce.training.seeding import Keys, Seed, ancestors, check_strangers, places_beside, saying_why, split_keys
 from sottovoce.training.speakers import speakers_of, store_of
 from sottovoce.training.stores import open_place
-from sottovoce.users.population import Population
 
 GLIMPSE = 256  # samples out of the middle, by which two recordings are first compared
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import Evaluation, score, select
 from sottovoce.evaluation.losses import mean_figures
@@ -26,7 +27,6 @@ from sottovoce.models.decoding import greedy
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.processes import Processes
-from sottovoce.store import Store
 
 
 @dataclass(frozen=True, eq=False)

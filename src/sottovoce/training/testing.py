@@ -9,13 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 from sottovoce.config import Recipe, SyntheticCorpus
+from sottovoce.data.store import Store
 from sottovoce.evaluation.evaluate import Selection, score, select
 from sottovoce.evaluation.gaps import WORST_GROUP, worst_group
 from sottovoce.evaluation.losses import as_json, usable_speech
 from sottovoce.evaluation.paired import LESS_START, difference
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS
 from sottovoce.models.saved import Recogniser
-from sottovoce.store import Store
 from sottovoce.training.team import Team
 
 Tested = dict[str, dict[str, Any]]

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 from sottovoce.config import Recipe, load_recipe
+from sottovoce.data.loading import Rows
+from sottovoce.data.population import Population
+from sottovoce.data.store import Store
+from sottovoce.data.text.normalisation import alphabet
+from sottovoce.data.text.tokens import MADE_FROM, CharacterTokens, Tokens, load_tokens
 from sottovoce.errors import InputError
 from sottovoce.files import read_json
 from sottovoce.models.family import find_family
-from sottovoce.models.speech import Rows
 from sottovoce.privacy.settings import Mode
-from sottovoce.store import Store
-from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import MADE_FROM, CharacterTokens, Tokens, load_tokens
 from sottovoce.training.run_folder import CONFIG, INPUTS
 from sottovoce.training.seeding import Keys, keys_of, run_of, saying_why, seed_of
 from sottovoce.training.speakers import speakers_of
 from sottovoce.training.stores import open_place
 from sottovoce.training.strangers import check_recordings
-from sottovoce.users.population import Population
 
 NOBODYS = "the alphabet of the language: nobody's texts"
 HOW = "make them with `sottovoce tokens STORE:split`, from people who are no clients"

@@ -15,10 +15,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, Page, write_drawing
-from sottovoce.tables import Table
-from sottovoce.users.splits import UserIndex, select_speakers
-from sottovoce.users.statistics import (
+from sottovoce.data.speakers import UserIndex, select_speakers
+from sottovoce.data.statistics import (
     minutes_per_speaker,
     on_devices,
     statistics,
@@ -26,6 +24,8 @@ from sottovoce.users.statistics import (
     utterances_of_clients,
     utterances_per_speaker,
 )
+from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, Page, write_drawing
+from sottovoce.tables import Table
 
 BINS = 32
 BINS_PER_DECADE = (8, 24)

@@ -6,11 +6,10 @@ from typing import Any, Protocol
 
 import yaml
 
+from sottovoce.data.speakers import SeedPart, Speakers, UserIndex, select_speakers, split_off_seed
+from sottovoce.data.statistics import speaker_statistics
 from sottovoce.errors import InputError
 from sottovoce.seeds import derive
-from sottovoce.users.rules import SeedPart
-from sottovoce.users.splits import Speakers, UserIndex, select_speakers, split_off_seed
-from sottovoce.users.statistics import speaker_statistics
 
 MINUTES = ("mean", "std", "min", "max")
 

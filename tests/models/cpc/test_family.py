@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.text.tokens import NO_TOKENS, CharacterTokens
 from sottovoce.errors import InputError
 from sottovoce.models import speech_lstm
 from sottovoce.models.cpc.family import FAMILY, Options, contrasted, draw, encode, figures, hear, loss, unusable
@@ -16,9 +18,7 @@ from sottovoce.models.cpc.settings import Settings, init, parameter_shapes
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, adapt
 from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes
-from sottovoce.models.utterances import record_lines
 from sottovoce.seeds import stream, torch_stream
-from sottovoce.text.tokens import NO_TOKENS, CharacterTokens
 
 ENCODER = Encoder(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)
 SETTINGS = Settings(encoder=ENCODER, ahead=4, candidates=8)

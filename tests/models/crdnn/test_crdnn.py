@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.golden.make_crdnn import FRAMES, SETTINGS, TOKENS, features, weights
 
+from sottovoce.data.audio.waveforms import Features, padded_tokens, record, record_lines
 from sottovoce.errors import InputError
 from sottovoce.models.attention_search import Search
 from sottovoce.models.crdnn.decoder import start, step, teacher_forced
@@ -16,7 +17,6 @@ from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.settings import Settings, parameter_shapes, statistics
 from sottovoce.models.crdnn.speechbrain import converted, settings_of
 from sottovoce.models.family import Progress
-from sottovoce.models.utterances import Features, padded_tokens, record, record_lines
 from sottovoce.seeds import stream
 
 OURS = replace(SETTINGS, as_released=False)

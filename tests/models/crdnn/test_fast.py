@@ -14,11 +14,11 @@ from tests.models.again import Again
 from tests.models.crdnn.test_crdnn import PLAIN, heard, own_weights
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import Features
 from sottovoce.models.attention_search import Search
 from sottovoce.models.crdnn import fast
 from sottovoce.models.crdnn.family import FAMILY, Draws, loss, search
 from sottovoce.models.crdnn.settings import Settings
-from sottovoce.models.utterances import Features
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.golden.make_crdnn import FILE, FRAMES, FRAMES_KEPT, SETTINGS, TOKENS, features, samples, weights
 
+from sottovoce.data.audio.waveforms import Features, padded_tokens
 from sottovoce.models.crdnn.decoder import teacher_forced
 from sottovoce.models.crdnn.family import Draws, cross_entropy, loss
 from sottovoce.models.crdnn.front import decibels
@@ -14,7 +15,6 @@ from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.settings import statistics
 from sottovoce.models.crdnn.speechbrain import converted, settings_of, their_name
 from sottovoce.models.ctc import loss_by_token
-from sottovoce.models.utterances import Features, padded_tokens
 
 GOLDEN = json.loads(FILE.read_text())
 # Theirs is float32 through some thirty layers of sums of at most 80 products, ours float64: 30·80·2⁻²⁴ at the worst.

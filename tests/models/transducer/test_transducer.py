@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import record, record_lines
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import choose_decoder
 from sottovoce.models import rnnt
@@ -23,10 +25,8 @@ from sottovoce.models.transducer import search as searching
 from sottovoce.models.transducer.family import FAMILY, Options, hear, loss, search, unusable
 from sottovoce.models.transducer.network import Settings, init, joint, parameter_shapes, predict, predict_next
 from sottovoce.models.transducer.stream import Heard, stream
-from sottovoce.models.utterances import record, record_lines
 from sottovoce.seeds import stream as random_stream
 from sottovoce.seeds import torch_stream
-from sottovoce.text.tokens import CharacterTokens
 
 ENCODER = Encoder(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)
 SETTINGS = Settings(tokens=5, encoder=ENCODER, embedding=6, predictor_layers=2)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.audio.features import frame_count, normalise
+from sottovoce.data.audio.features import frame_count, normalise
+from sottovoce.data.audio.waveforms import Features, record
 from sottovoce.models import ctc
 from sottovoce.models.transformer import family
 from sottovoce.models.transformer.front import amplitude_mel, hear
@@ -18,7 +19,6 @@ from sottovoce.models.transformer.network import (
     parameter_kind,
     parameter_shapes,
 )
-from sottovoce.models.utterances import Features, record
 
 RELEASED = named_settings("tiny", tokens=5, dropout=0.0, layer_drop=0.0, positions="sinusoidal", as_released=True)
 PLAIN = replace(RELEASED, as_released=False)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.evaluation.prefetch import ahead
+from sottovoce.data.loading import ahead
 from sottovoce.federated.client import ClientRoom, LoadedClient, load_client, plan_client, train_locally
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse, with_turns
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import end_to_end
+from sottovoce.data.loading import ahead
 from sottovoce.errors import InputError
-from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import ClientRoom, LoadedClient, PlannedClient, gradients_of, load_client, plan_client
 from sottovoce.federated.engines.engine import Dropped, Engine, Summed, Together, Trained, excuse, with_turns
 from sottovoce.federated.engines.stacked import fitting_size, lock_step
@@ -31,7 +32,6 @@ from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Family, Parameters, Stacked, augmented, step_loss
-from sottovoce.models.utterances import end_to_end
 from sottovoce.optimisers import SGD
 from sottovoce.privacy.settings import BY_DATA, Weighting
 

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import end_to_end
+from sottovoce.data.loading import ahead
 from sottovoce.errors import InputError
-from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import (
     ClientRoom,
     LoadedClient,
@@ -36,7 +37,6 @@ from sottovoce.federated.measured import last_epoch, measured_wer
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Stacked, StepDraws, augmented, not_stacked
-from sottovoce.models.utterances import end_to_end
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting
 

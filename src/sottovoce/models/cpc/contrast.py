@@ -5,12 +5,12 @@ Shapes: U utterances, T steps, D width of z, C of c, S = T the steps to be predi
 
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import Features
 from sottovoce.models.cpc.loss import even_places, rival_steps, scores_of
 from sottovoce.models.cpc.settings import Settings, predictors
 from sottovoce.models.family import Parameters
 from sottovoce.models.module import with_corrections
 from sottovoce.models.speech_lstm.network import dense_steps, in_context
-from sottovoce.models.utterances import Features
 
 
 def contrasted(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import Features, Recordings
 from sottovoce.errors import InputError
 from sottovoce.models import module
 from sottovoce.models.cpc import shared as sharing
@@ -20,7 +21,6 @@ from sottovoce.models.family import Family, Parameters, Stacked
 from sottovoce.models.module import with_corrections
 from sottovoce.models.speech_lstm import network
 from sottovoce.models.speech_lstm.network import heard, narrow
-from sottovoce.models.utterances import Features, Recordings
 
 
 @dataclass(frozen=True, kw_only=True)

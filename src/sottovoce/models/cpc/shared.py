@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.audio.features import BIN_COUNT, HOP_SAMPLES
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.features import BIN_COUNT, HOP_SAMPLES
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.cpc.contrast import contrasted
 from sottovoce.models.cpc.loss import losses as utterance_losses
 from sottovoce.models.cpc.settings import Settings
 from sottovoce.models.family import Parameters
-from sottovoce.models.utterances import Features
 
 USUAL_SECONDS = 30.0  # of the longest utterance, where memory is planned
 SCORE_BYTES = 14  # each as it is computed, as it is weighed, and its gradient

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.audio.features import HOP_SAMPLES
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.features import HOP_SAMPLES
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models import lstm
 from sottovoce.models.cpc import shared
 from sottovoce.models.cpc.loss import losses as utterance_losses
@@ -23,7 +24,6 @@ from sottovoce.models.cpc.settings import Settings, parameter_shapes
 from sottovoce.models.family import Parameters
 from sottovoce.models.speech_lstm.network import cells, stacked_frames
 from sottovoce.models.stacks import Weights, in_lines, line_places, linear, stacked_weights
-from sottovoce.models.utterances import Features
 
 
 def losses(

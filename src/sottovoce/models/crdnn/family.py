@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, Ears
+from sottovoce.data.audio.features import HOP_SAMPLES, MEL_COUNT, Ears
+from sottovoce.data.audio.waveforms import Features
 from sottovoce.errors import InputError
 from sottovoce.models import attention_search, ctc, module
 from sottovoce.models.attention_search import AttentionDecoder, Found, Search
@@ -33,7 +34,6 @@ from sottovoce.models.crdnn.network import Encoded, encode
 from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, named_settings
 from sottovoce.models.family import Family, Parameters, Progress, Recognition, Stacked
 from sottovoce.models.log_mel import Narrow, check_ears, narrowing
-from sottovoce.models.utterances import Features
 from sottovoce.seeds import seeded_kernels
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import Features
 from sottovoce.models.crdnn import stacked
 from sottovoce.models.crdnn.decoder import teacher_forced
 from sottovoce.models.crdnn.network import Encoded, convolve, deepen, heard_by_ctc, recur
@@ -22,7 +23,6 @@ from sottovoce.models.crdnn.settings import POOLING, Settings
 from sottovoce.models.family import Parameters
 from sottovoce.models.module import with_corrections
 from sottovoce.models.recording import CudaRecorder, RecordedFunction, Recorder
-from sottovoce.models.utterances import Features
 
 STEP_MULTIPLE, TOKEN_MULTIPLE = 32, 8  # 1.3 s, and about as much of a text
 KEEP_FREE_BYTES = 8 << 30

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.audio.features import HOP_SAMPLES, INT16_SCALE, MEL_COUNT, WINDOW_SAMPLES, frame_count, frame_mask
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.features import HOP_SAMPLES, INT16_SCALE, MEL_COUNT, WINDOW_SAMPLES, frame_count, frame_mask
+from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models import log_mel
 from sottovoce.models.crdnn.settings import Settings
-from sottovoce.models.utterances import Features, Recordings
 
 LEAST_POWER, DECIBELS = 1e-10, 80.0
 LEAST_DEVIATION = 1e-10

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import Features
 from sottovoce.models import lstm
 from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings
 from sottovoce.models.family import Parameters
 from sottovoce.models.module import with_corrections
-from sottovoce.models.utterances import Features
 
 SLOPE = 0.01  # of the LeakyReLUs
 EPS = 1e-5

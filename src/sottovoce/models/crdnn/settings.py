@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sottovoce.audio.features import MEL_COUNT, Ears
+from sottovoce.data.audio.features import MEL_COUNT, Ears
 from sottovoce.errors import InputError
 from sottovoce.models.log_mel import check_ears
 

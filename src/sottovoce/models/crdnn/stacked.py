@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import Features
 from sottovoce.models import ctc, lstm, stacks
 from sottovoce.models.crdnn.decoder import BEGIN, END
 from sottovoce.models.crdnn.network import EPS, SLOPE, log_softmax, reflected
 from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings, parameter_shapes
 from sottovoce.models.family import Parameters
 from sottovoce.models.stacks import Weights, line_places, linear, stacked_weights
-from sottovoce.models.utterances import Features
 from sottovoce.seeds import seeded_kernels
 
 

@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.audio.augment import empty_bands
-from sottovoce.audio.features import bin_hertz, frame_lengths, frame_mask, log_power
+from sottovoce.data.audio.augment import empty_bands
+from sottovoce.data.audio.features import bin_hertz, frame_lengths, frame_mask, log_power
+from sottovoce.data.audio.waveforms import Features, Recordings
 from sottovoce.models import lstm
 from sottovoce.models.family import Parameters
 from sottovoce.models.log_mel import Narrow
 from sottovoce.models.lstm import Cell, State
 from sottovoce.models.speech_lstm.settings import Encoder, cell_names
-from sottovoce.models.utterances import Features, Recordings
 
 
 def heard(recordings: Recordings, *, settings: Encoder, dtype: torch.dtype = torch.float32) -> Features:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sottovoce.audio.features import BIN_COUNT, HOP_SAMPLES, frame_count
+from sottovoce.data.audio.features import BIN_COUNT, HOP_SAMPLES, frame_count
 from sottovoce.errors import InputError
 from sottovoce.models.lstm import NAMES
 

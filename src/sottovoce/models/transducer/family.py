@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sottovoce.data.audio.waveforms import Features, Recordings
 from sottovoce.errors import InputError
 from sottovoce.models import module, rnnt
 from sottovoce.models.attention_search import Found, Search
@@ -20,7 +21,6 @@ from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes
 from sottovoce.models.transducer import search as searching
 from sottovoce.models.transducer.network import SIZES, Settings, init, named_settings, parameter_shapes, predict
 from sottovoce.models.transducer.stream import stream
-from sottovoce.models.utterances import Features, Recordings
 
 
 @dataclass(frozen=True, kw_only=True)

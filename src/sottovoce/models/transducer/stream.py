@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.audio.features import HOP_SAMPLES, WINDOW_SAMPLES
+from sottovoce.data.audio.features import HOP_SAMPLES, WINDOW_SAMPLES
 from sottovoce.models.family import Parameters
 from sottovoce.models.lstm import State
 from sottovoce.models.module import with_corrections

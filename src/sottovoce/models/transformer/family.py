@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from sottovoce.audio.augment import apply_masks
-from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, Ears, compiled, frame_count
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.augment import apply_masks
+from sottovoce.data.audio.features import HOP_SAMPLES, MEL_COUNT, Ears, compiled, frame_count
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.models import ctc, log_mel
 from sottovoce.models.family import DEFAULT, Family, Parameters, Place, Recognition, Stacked
@@ -25,7 +26,6 @@ from sottovoce.models.transformer.network import SIZES, STRIDE, Draws, Settings,
 from sottovoce.models.transformer.positions import Cape, PositionDraws
 from sottovoce.models.transformer.rescaling import rescaled_norms
 from sottovoce.models.transformer.rows import ROW_MULTIPLE
-from sottovoce.models.utterances import Features
 
 
 @dataclass(frozen=True, kw_only=True)

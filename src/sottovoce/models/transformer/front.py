@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.audio.features import (
+from sottovoce.data.audio.features import (
     FFT_SAMPLES,
     HOP_SAMPLES,
     INT16_SCALE,
@@ -26,11 +26,11 @@ from sottovoce.audio.features import (
     frame_lengths,
     normalise,
 )
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.models import log_mel
 from sottovoce.models.transformer.network import Settings
-from sottovoce.models.utterances import Features, Recordings
 
 
 def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:

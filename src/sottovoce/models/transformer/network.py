@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.audio.features import Ears, normalise
+from sottovoce.data.audio.features import Ears, normalise
 from sottovoce.errors import InputError
 from sottovoce.models.family import Parameters
 from sottovoce.models.log_mel import check_ears
