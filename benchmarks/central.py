@@ -25,8 +25,8 @@ from torch import Tensor
 
 from sottovoce.data.audio.augment import SpecAugmentSettings, apply_masks
 from sottovoce.data.audio.batches import plan_epoch
-from sottovoce.data.audio.features import compiled, frame_lengths, normalise
-from sottovoce.data.audio.waveforms import Recordings, record_lines
+from sottovoce.data.audio.features import compile_features, frame_lengths, normalise_features
+from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
 from sottovoce.models import log_mel
@@ -68,7 +68,7 @@ class Row:
     settings: Settings
     seconds: float
     family: Family[Settings, Any]
-    batches: list[Recordings]
+    batches: list[Waveforms]
     repeatable: bool = False
 
     @property
@@ -93,7 +93,7 @@ def main() -> None:
         for row in rows:
             print_profile(weights, row)
         return
-    line_features, mask = compiled(log_mel.line_features), torch.compile(apply_masks)
+    line_features, mask = compile_features(log_mel.line_features), torch.compile(apply_masks)
     features_compiled = replace(FAMILY, hear=partial(log_mel.hear, line_features=line_features), mask=mask)
     hardware = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     table = Table("what", "ms per step", "spread", "audio s/s", "asked for", title=f"benchmarks/central.py: {hardware}")
@@ -140,7 +140,7 @@ def training_rows(size: str, seconds: list[float], device: torch.device) -> tupl
     return weights, rows
 
 
-def batches(max_seconds: float, *, total_seconds: float) -> list[Recordings]:
+def batches(max_seconds: float, *, total_seconds: float) -> list[Waveforms]:
     """Dynamic batches of noise, waveforms on the host, pinned."""
     rng = stream(SEED, "lengths")
     lengths = rng.integers(3 * SAMPLE_RATE, 10 * SAMPLE_RATE, size=int(total_seconds / 6.5))
@@ -152,22 +152,22 @@ def batches(max_seconds: float, *, total_seconds: float) -> list[Recordings]:
         texts = [
             rng.integers(1, 30, size=int(lengths[r] / SAMPLE_RATE * CHARACTERS_PER_SECOND)).tolist() for r in batch.rows
         ]
-        ready = record_lines([noise[: lengths[r]] for r in batch.rows], texts, padded_samples=batch.padded_samples)
+        ready = pad_waveforms([noise[: lengths[r]] for r in batch.rows], texts, padded_samples=batch.padded_samples)
         made.append(replace(ready, samples_N=ready.samples_N.pin_memory()))
     return made
 
 
-def sent(batch: Recordings, device: torch.device) -> Recordings:
+def sent(batch: Waveforms, device: torch.device) -> Waveforms:
     """`batch` on its way from pinned memory to the device."""
     return replace(batch, samples_N=batch.samples_N.to(device, non_blocking=True))
 
 
-def drawn(batch: Recordings, settings: Settings, number: int) -> StepDraws:
+def drawn(batch: Waveforms, settings: Settings, number: int) -> StepDraws:
     """What chance decides in step `number`."""
     (draws,) = draw_steps(
         FAMILY,
         [len(batch)],
-        samples=[batch.lines_UN.shape[1]],
+        samples=[batch.padded_UN.shape[1]],
         settings=settings,
         spec_augment=AUGMENT,
         generator=torch_stream(SEED, "step", number),
@@ -252,7 +252,7 @@ def timed(work: Callable[[], object], *, steps: int) -> float:
 
 def released_features(lines_UN: Tensor, lengths_U: Tensor) -> Tensor:
     """As `model.as_released` has them: neither compiled nor in pieces."""
-    return normalise(amplitude_mel(lines_UN, lengths_U), frame_lengths(lengths_U))
+    return normalise_features(amplitude_mel(lines_UN, lengths_U), frame_lengths(lengths_U))
 
 
 def front_end_row(
@@ -267,7 +267,7 @@ def front_end_row(
     batch = batches(seconds, total_seconds=2 * seconds + 200)[0]
     draws = drawn(batch, named_settings("tiny", tokens=30), 0)
     assert draws.masks is not None
-    lines_UN, lengths_U, masks = batch.lines_UN.to(device), batch.lengths_U.to(device), draws.masks.to(device)
+    lines_UN, lengths_U, masks = batch.padded_UN.to(device), batch.lengths_U.to(device), draws.masks.to(device)
     frames_U = frame_lengths(lengths_U)
     ms = timed(lambda: mask(line_features(lines_UN, lengths_U), frames_U, draws=masks, settings=AUGMENT), steps=steps)
     label = f"features and SpecAugment, {seconds:.0f} s{name}"
@@ -286,7 +286,7 @@ def evaluation_row(hours: float, name: str, family: Family[Settings, Any], devic
     ready = batches(1600, total_seconds=8000)
     passes = int(hours * 3600 / sum(batch.audio_seconds for batch in ready)) + 1
 
-    def recognise(batch: Recordings) -> None:
+    def recognise(batch: Waveforms) -> None:
         features = recordings_heard(family, sent(batch, device), settings=settings)
         greedy(*emit(parameters, features, settings=settings))
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.cpc.family import FAMILY, Options, draw, loss
 from sottovoce.models.cpc.loss import losses, rival_steps, scores_of
@@ -64,7 +64,7 @@ def made_sides(
     settings: Settings, batch: int, samples: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Side]:
     noise = [stream(1, "noise", n).integers(-3000, 3000, samples).astype(np.int16) for n in range(batch)]
-    features = recordings_heard(FAMILY, record_lines(noise, device=device), settings=settings)
+    features = recordings_heard(FAMILY, pad_waveforms(noise, device=device), settings=settings)
     parameters = {
         name: p.to(device, dtype).requires_grad_()
         for name, p in FAMILY.init(settings, generator=torch_stream(1, "init")).items()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
 from sottovoce.data.population import PopulationSettings, build_population
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.federated.client import ClientRoom, LocalTraining
 from sottovoce.federated.cohort import ClientsHere
@@ -45,7 +45,7 @@ def noise_user(number: int, *, samples: int) -> RenderedSpeaker:
 
 def make_room(folder: Path, *, users: int, cohort: int, seconds: float) -> ClientRoom:
     render = partial(noise_user, samples=int(seconds * SAMPLE_RATE))
-    pack(Corpus("noise", "en", range(users), render, ProblemLog()), folder, workers=1)
+    pack_corpus(Corpus("noise", "en", range(users), render, ProblemLog()), folder, workers=1)
     return ClientRoom(
         build_population(Store(folder), PopulationSettings(split="train"), seed=SEED),
         LETTERS,

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
 from sottovoce.data.population import PopulationSettings, build_population
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.data.text.normalisation import alphabet
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.federated.client import ClientRoom, LocalTraining
@@ -160,7 +160,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         users = [speaker(number, arguments.seconds) for number in range(USERS_PER_CLIENT * arguments.cohort)]
-        pack(Corpus("noise", "en", users, as_it_is, ProblemLog()), Path(folder) / "store", workers=1)
+        pack_corpus(Corpus("noise", "en", users, as_it_is, ProblemLog()), Path(folder) / "store", workers=1)
         options = ["--size", arguments.size, "--cohort", str(arguments.cohort), "--seconds", str(arguments.seconds)]
         options += ["--local-steps", str(arguments.local_steps)]
         teams = {world: Members(world, Path(folder), options) for world in (1, arguments.ranks)}

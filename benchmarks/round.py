@@ -36,7 +36,7 @@ from rich.table import Table
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
 from sottovoce.data.population import PopulationSettings, build_population
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.data.text.normalisation import alphabet
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
@@ -77,7 +77,7 @@ def noise_speaker(number: int, *, seconds: float, letters: str, per_second: floa
 
 def noise_store(folder: Path, *, users: int, **speech: Any) -> Store:
     speakers = [noise_speaker(number, **speech) for number in range(users)]
-    pack(Corpus("noise", "en", speakers, _as_it_is, ProblemLog()), folder / "noise", workers=1)
+    pack_corpus(Corpus("noise", "en", speakers, _as_it_is, ProblemLog()), folder / "noise", workers=1)
     return Store(folder / "noise")
 
 

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
 from sottovoce.data.population import PopulationSettings, build_population
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
@@ -137,7 +137,7 @@ def tiny_user(number: int) -> RenderedSpeaker:
 
 def reading(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, str]]:
     begun = time.perf_counter()
-    pack(Corpus("tiny", "en", range(arguments.users), tiny_user, ProblemLog()), folder / "tiny", workers=1)
+    pack_corpus(Corpus("tiny", "en", range(arguments.users), tiny_user, ProblemLog()), folder / "tiny", workers=1)
     packed = time.perf_counter() - begun
     begun = time.perf_counter()
     population = build_population(Store(folder / "tiny"), PopulationSettings(split="train"), seed=SEED)

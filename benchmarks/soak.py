@@ -24,7 +24,7 @@ from rich.table import Table
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
 from sottovoce.data.population import PopulationSettings, build_population
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.federated.client import ClientRoom, LocalTraining
 from sottovoce.federated.cohort import ClientsHere
@@ -63,7 +63,7 @@ def as_it_is(speaker: RenderedSpeaker) -> RenderedSpeaker:
 
 def make_room(folder: Path) -> ClientRoom:
     speakers = [noise_speaker(number) for number in range(USERS)]
-    pack(Corpus("noise", "en", speakers, as_it_is, ProblemLog()), folder, workers=1)
+    pack_corpus(Corpus("noise", "en", speakers, as_it_is, ProblemLog()), folder, workers=1)
     return ClientRoom(
         build_population(Store(folder), PopulationSettings(split=("train",)), seed=SEED),
         LETTERS,

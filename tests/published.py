@@ -29,7 +29,7 @@ import torch
 from tests.tones import identity, speaker
 
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.deployment import network
 from sottovoce.federated import client_wer, round
 from sottovoce.privacy.plan import Plan
@@ -101,7 +101,7 @@ def person(number: int, *, utterances: int = 2, of: int | None = None) -> Render
 
 def packed(place: Path, people: Iterable[RenderedSpeaker]) -> Path:
     rendered = sorted(people, key=lambda one: (one.split, one.name))
-    pack(Corpus("tones", "en", rendered, identity, ProblemLog()), place / "tones", workers=1)
+    pack_corpus(Corpus("tones", "en", rendered, identity, ProblemLog()), place / "tones", workers=1)
     return place
 
 

@@ -19,7 +19,7 @@ import torch
 from faulty import damage
 from faulty.children import Case
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.data.text.tokens import CharacterTokens, load_tokens, save_tokens, train_sentence_pieces
 from sottovoce.models import saved
 from sottovoce.models.transformer import FAMILY
@@ -41,7 +41,7 @@ FILES = (*damage.BINARY, damage.flip_one_bit, damage.change_digit, *damage.TEXT)
 def stores(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     whole = folder / "store"
     corpus = Corpus("two", "en", [0, 1, 2, 3], _speaker, ProblemLog())
-    pack(corpus, whole, workers=1)
+    pack_corpus(corpus, whole, workers=1)
     return _cases(STORES, whole, _read_store, count=count, seed=seed)
 
 

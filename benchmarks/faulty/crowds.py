@@ -23,4 +23,4 @@ def cases(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
 
 
 def _listed(task: str, users: int, hours: float | None, seed: int, out: Path) -> int:
-    return len(synthetic.read(task, users=users, hours=hours, seed=seed, out=out).speakers)
+    return len(synthetic.read_synthetic(task, users=users, hours=hours, seed=seed, out=out).speakers)

@@ -13,7 +13,7 @@ import soundfile
 from faulty import damage
 from faulty.children import Case
 from sottovoce.data.corpora import tsv
-from sottovoce.data.corpora.listing import hold_out
+from sottovoce.data.corpora.listing import hold_out_speakers
 from sottovoce.seeds import stream
 
 WHAT = "tables"
@@ -65,9 +65,9 @@ def _another_cell(data: bytes, rng: np.random.Generator) -> bytes:
 
 def _read(path: Path) -> object:
     """All that is understood; None where something was counted as unusable."""
-    corpus = tsv.read([path])
+    corpus = tsv.read_tsv([path])
     rendered = [corpus.render(speaker) for speaker in corpus.speakers]
-    hold_out(corpus, {"test": 1}, seed=1)
+    hold_out_speakers(corpus, {"test": 1}, seed=1)
     said = [problem for speaker in rendered for problem in speaker.problems]
     if said or any(not kind.is_kept for kind in corpus.problems.counts):
         return None

@@ -11,7 +11,7 @@ import soundfile
 import torch
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.store import pack
+from sottovoce.data.store import pack_corpus
 from sottovoce.data.text.tokens import NO_TOKENS, CharacterTokens, train_sentence_pieces
 from sottovoce.deployment.keys import make_authority, make_node, make_server
 from sottovoce.models import saved
@@ -45,7 +45,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 def build(folder: Path) -> None:
     """`store`, `sound.wav`, `models/…`, `keys/…` and `theirs`, in an empty folder."""
     torch.set_num_threads(1)  # cases are forked, and a fork has no threads but one
-    pack(Corpus("four", "en", [0, 1, 2, 3], speaker, ProblemLog()), folder / "store", workers=1)
+    pack_corpus(Corpus("four", "en", [0, 1, 2, 3], speaker, ProblemLog()), folder / "store", workers=1)
     soundfile.write(folder / "sound.wav", _noise(9, seconds=1.0), SAMPLE_RATE)
     for name, settings in MODELS.items():
         write_model(folder / "models" / name, name, settings)

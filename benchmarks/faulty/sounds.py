@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from faulty import damage
 from faulty.children import Case
 from sottovoce.data.corpora.corpus import Unusable
-from sottovoce.data.corpora.rendering import decode
+from sottovoce.data.corpora.rendering import decode_audio
 from sottovoce.evaluation.sound import blocks
 from sottovoce.seeds import stream
 
@@ -71,7 +71,7 @@ def _read(path: Path) -> int | None:
     with suppress(Unusable):
         found.append(sum(len(block) for block in blocks(path)))
     with suppress(Unusable):
-        found.append(len(decode(str(path))[0]))
+        found.append(len(decode_audio(str(path))[0]))
     return min(found) if len(found) == 2 else None
 
 

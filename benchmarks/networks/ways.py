@@ -11,7 +11,7 @@ from typing import Any
 from networks.served import Place, round_seconds, same_model, serve, simulate, training_seconds
 from sottovoce.config import load_recipe
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.speakers import population_of
 from sottovoce.training.stores import ensure_store
@@ -128,7 +128,7 @@ def _pack_some(store: Store, rows: list[int], out: Path) -> None:
         ]
         speakers.append(RenderedSpeaker(user.name, user.split, spoken, user.metadata, in_time=user.in_time))
     speakers.sort(key=lambda one: (one.split, one.name))
-    pack(Corpus(store.name, store.language, speakers, _as_it_is, ProblemLog()), out, workers=1)
+    pack_corpus(Corpus(store.name, store.language, speakers, _as_it_is, ProblemLog()), out, workers=1)
 
 
 def _as_it_is(speaker: RenderedSpeaker) -> RenderedSpeaker:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.data.audio.augment import SpecAugmentSettings
-from sottovoce.data.audio.batches import client_batches
-from sottovoce.data.audio.waveforms import Recordings, record_lines
+from sottovoce.data.audio.batches import plan_client_batches
+from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, recordings_heard, step_loss
 from sottovoce.models.transformer import FAMILY
@@ -141,7 +141,7 @@ class Step:
     """One local step's batch and draws, and what it is called in the tally."""
 
     name: str
-    batch: Recordings
+    batch: Waveforms
     draws: StepDraws
 
 
@@ -159,7 +159,7 @@ def client_steps(
     own, key = user(workload, number), name_key(str(number))
     lengths = own.lengths
     planned = list(
-        client_batches(
+        plan_client_batches(
             lengths,
             max_seconds=workload.batch_seconds,
             seed=derive(SEED, "local batches", round_number, key),
@@ -178,7 +178,7 @@ def client_steps(
     for local_step, (batch, drawn) in enumerate(zip(planned, draws, strict=True)):
         samples, tokens = [own.samples[row] for row in batch.rows], [own.tokens[row] for row in batch.rows]
         name = step_name(number, round_number=round_number, local_step=local_step)
-        yield Step(name, record_lines(samples, tokens, device=device), drawn)
+        yield Step(name, pad_waveforms(samples, tokens, device=device), drawn)
 
 
 @dataclass

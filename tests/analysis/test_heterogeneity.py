@@ -14,7 +14,7 @@ from sottovoce.analysis.figure import draw
 from sottovoce.analysis.heterogeneity import as_json, excess_kurtosis, measure
 from sottovoce.data.corpora import commonvoice, librispeech
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.errors import InputError
 
 
@@ -38,7 +38,7 @@ def store(tmp_path):
         spoken("ben", 140, [1.0, 1.0, 1.0, 1.0]),
         spoken("cat", 210, [2.0]),
     ]
-    pack(Corpus("sounds", "en", people, same, ProblemLog()), tmp_path / "_$tore", workers=1)
+    pack_corpus(Corpus("sounds", "en", people, same, ProblemLog()), tmp_path / "_$tore", workers=1)
     return Store(tmp_path / "_$tore")
 
 
@@ -110,17 +110,17 @@ def test_the_page_stands_alone_and_says_that_it_is_not_private(store, tmp_path):
 def test_silence_is_counted_and_not_measured(tmp_path):
     silent = RenderedSpeaker("s", "train", [RenderedUtterance("s-0", np.zeros(16_000, np.int16), "", "")])
     people = [spoken("adalbert", 100, [1.0, 1.0]), silent]
-    pack(Corpus("sounds", "en", people, same, ProblemLog()), tmp_path / "store", workers=1)
+    pack_corpus(Corpus("sounds", "en", people, same, ProblemLog()), tmp_path / "store", workers=1)
     (one,) = as_json([measure(Store(tmp_path / "store"), embedding=SPECTRUM, seed=1)], seed=1)["stores"]
     assert [one["measures"][name]["utterances_without"] for name in ("loudness", "log_hnr", "blind_snr")] == [0, 1, 1]
     assert one["measures"]["blind_snr"]["clients"] == 1
 
 
 def test_real_speech_is_as_others_measured_it(real_speech, tmp_path):
-    libri = librispeech.read(real_speech / "librispeech-mini" / "LibriSpeech", splits=["test-other"])
-    french = commonvoice.read(real_speech / "commonvoice-fr-mini" / "cv-corpus-6.1" / "fr", language="fr")
+    libri = librispeech.read_librispeech(real_speech / "librispeech-mini" / "LibriSpeech", splits=["test-other"])
+    french = commonvoice.read_commonvoice(real_speech / "commonvoice-fr-mini" / "cv-corpus-6.1" / "fr", language="fr")
     for corpus, name in ((libri, "libri"), (french, "french")):
-        pack(corpus, tmp_path / name, workers=1)
+        pack_corpus(corpus, tmp_path / name, workers=1)
     found = [measure(Store(tmp_path / name), embedding=SPECTRUM, seed=1) for name in ("libri", "french")]
     one, other = as_json(found, seed=1)["stores"]
     assert [(store["clients"], store["utterances"]) for store in (one, other)] == [(6, 60), (6, 50)]

@@ -19,7 +19,7 @@ from sottovoce.auditing.speech_attacks import (
 )
 from sottovoce.auditing.speech_audit import attack_words, audit_speech
 from sottovoce.config import load_recipe
-from sottovoce.data.audio.waveforms import record
+from sottovoce.data.audio.waveforms import pack_waveforms
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.errors import InputError
@@ -92,7 +92,7 @@ def memorised(start: Recogniser, store: Store, row: int, *, steps: int) -> Recog
     recogniser = replace(start, parameters=parameters)
     optimiser = torch.optim.Adam(parameters.values(), lr=3e-3)
     samples = store.samples(row)
-    recordings = record([samples, half_silenced(samples)], [TOKENS.encode(text)] * 2)
+    recordings = pack_waveforms([samples, half_silenced(samples)], [TOKENS.encode(text)] * 2)
     for _ in range(steps):
         optimiser.zero_grad()
         recordings_loss(recogniser, recordings).backward()

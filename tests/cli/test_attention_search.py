@@ -10,7 +10,7 @@ import soundfile
 from tests.evaluation.attending import FAMILY, TOKENS, sound_of
 
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.store import pack
+from sottovoce.data.store import pack_corpus
 from sottovoce.models.saved import fresh, save
 from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import torch_stream
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     people = [RenderedSpeaker("ada", "test", said, {})]
     corpus = Corpus(name="made", language="en", speakers=people, render=identity, problems=ProblemLog())
-    pack(corpus, place / "store", workers=1)
+    pack_corpus(corpus, place / "store", workers=1)
     soundfile.write(place / "two.wav", sound_of("..ab. .c."), 16_000)
     return place
 

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.store import pack
+from sottovoce.data.store import pack_corpus
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.models.saved import fresh, save
 from sottovoce.models.transformer import FAMILY
@@ -38,7 +38,7 @@ def made_store(folder: Path, *, language: str = "en") -> Path:
         ]
         people.append(RenderedSpeaker(name, split, spoken, {"gender": gender}))
     corpus = Corpus(name="made", language=language, speakers=people, render=identity, problems=ProblemLog())
-    pack(corpus, folder, workers=1)
+    pack_corpus(corpus, folder, workers=1)
     return folder
 
 

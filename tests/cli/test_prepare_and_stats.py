@@ -165,7 +165,7 @@ def test_an_interrupt_says_so_in_one_line(sottovoce: Command, corpus: Path, monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare, "pack", interrupted)
+    monkeypatch.setattr(prepare, "pack_corpus", interrupted)
     done = sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store")
     assert (done.code, done.out) == (130, "")
     assert done.err == f"interrupted: nothing half-written is left in {corpus / 'store'}\n"

@@ -15,8 +15,8 @@ import pytest
 import soundfile
 
 from sottovoce.data.corpora import librilight, tsv
-from sottovoce.data.corpora.corpus import Kind, Unusable
-from sottovoce.data.corpora.rendering import decode
+from sottovoce.data.corpora.corpus import ProblemKind, Unusable
+from sottovoce.data.corpora.rendering import decode_audio
 from sottovoce.errors import InputError
 from sottovoce.evaluation.live import chunks
 from sottovoce.evaluation.recognise import choose_device
@@ -176,14 +176,14 @@ def test_a_table_without_lines_is_not_read_to_its_end(tmp_path: Path) -> None:
     with (tmp_path / "train.tsv").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(InputError, match=r"train\.tsv: a line of more than 16,777,216 characters: it is no table"):
-        tsv.read(tmp_path / "train.tsv")
+        tsv.read_tsv(tmp_path / "train.tsv")
 
 
 def test_a_recording_larger_than_the_memory_is_counted(tmp_path: Path) -> None:
     with (tmp_path / "x.wav").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(Unusable):
-        decode(str(tmp_path / "x.wav"))
+        decode_audio(str(tmp_path / "x.wav"))
 
 
 def test_a_file_larger_than_any_of_its_kind_is_not_read(tmp_path: Path) -> None:
@@ -241,10 +241,10 @@ def test_a_segment_of_thirty_years_is_a_malformed_row(tmp_path: Path, offset: st
     soundfile.write(tmp_path / "call.wav", np.ones(32_000, dtype=np.int16), 16_000)
     line = '{{"audio_filepath": "call.wav", "offset": {}, "duration": {}, "text": "One", "speaker": "ann"}}\n'
     (tmp_path / "train_manifest.json").write_text(line.format("0.25", "0.5") + line.format(offset, duration))
-    corpus = tsv.read(tmp_path / "train_manifest.json", columns=tsv.NEMO)
+    corpus = tsv.read_tsv(tmp_path / "train_manifest.json", columns=tsv.NEMO)
     (speaker,) = corpus.speakers
     assert [utterance.text for utterance in corpus.render(speaker).utterances] == ["one"]
-    assert corpus.problems.counts == {Kind.MALFORMED_ROW: 1}
+    assert corpus.problems.counts == {ProblemKind.MALFORMED_ROW: 1}
 
 
 @pytest.mark.parametrize("end", ["1e308", "1e300", "1e10"])
@@ -253,9 +253,9 @@ def test_voice_that_lasts_thirty_years_is_no_voice_activity(tmp_path: Path, end:
     chapter.parent.mkdir(parents=True)
     soundfile.write(chapter.with_suffix(".flac"), np.ones(32_000, dtype=np.int16), 16_000)
     chapter.with_suffix(".json").write_text(f'{{"snr": 1.0, "voice_activity": [[0.5, {end}]]}}')
-    corpus = librilight.read(tmp_path)
+    corpus = librilight.read_librilight(tmp_path)
     (speaker,) = corpus.speakers
-    assert [problem.kind for problem in corpus.render(speaker).problems] == [Kind.NO_VOICE_ACTIVITY]
+    assert [problem.kind for problem in corpus.render(speaker).problems] == [ProblemKind.NO_VOICE_ACTIVITY]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are UTF-8")

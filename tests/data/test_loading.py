@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.loading import Place, endless_steps, load_speech
-from sottovoce.data.store import Store, pack
+from sottovoce.data.loading import DataPosition, iterate_steps, load_speech
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.errors import InputError
 from sottovoce.models.transformer import FAMILY
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
         utterance("tight", seconds=0.26, text="abababab"),
         utterance("crowded", seconds=0.26, text="bbbbb"),
     ]
-    pack(
+    pack_corpus(
         Corpus("mixed", "en", [RenderedSpeaker("ada", "train", spoken)], same, ProblemLog()),
         tmp_path / "mixed",
         workers=1,
@@ -68,11 +68,11 @@ def test_nothing_to_train_on_says_why(store: Store) -> None:
 def test_going_on_from_any_place_gives_the_same_steps(store: Store, batches: int) -> None:
     speech = load_speech(store, np.array([0, 4]), TOKENS, **MODEL, longest_seconds=2)
 
-    def steps(start: Place) -> list[tuple[Place, list[list[list[int]]]]]:
-        endless = endless_steps(speech, start=start, batches=batches, max_seconds=1.5, seed=3, device=CPU)
+    def steps(start: DataPosition) -> list[tuple[DataPosition, list[list[list[int]]]]]:
+        endless = iterate_steps(speech, start=start, batches=batches, max_seconds=1.5, seed=3, device=CPU)
         return [(step.following, [said.tokens_UL.tolist() for _, said in step.pieces]) for step in islice(endless, 6)]
 
-    whole = steps(Place())
+    whole = steps(DataPosition())
     for done in range(1, 6):
         assert steps(whole[done - 1][0])[: 6 - done] == whole[done:]
 
@@ -80,7 +80,7 @@ def test_going_on_from_any_place_gives_the_same_steps(store: Store, batches: int
 def test_fewer_utterances_than_a_step_has_batches_is_one_line(store: Store) -> None:
     speech = load_speech(store, np.array([0]), TOKENS, **MODEL, longest_seconds=2)
     with pytest.raises(InputError, match="1 batches of one utterance each do not make whole steps of batches=2"):
-        next(endless_steps(speech, start=Place(), batches=2, max_seconds=2, seed=3, device=CPU))
+        next(iterate_steps(speech, start=DataPosition(), batches=2, max_seconds=2, seed=3, device=CPU))
 
 
 def test_speech_without_text_is_taken_where_it_is_asked_for(store: Store) -> None:
@@ -93,5 +93,5 @@ def test_speech_without_text_is_taken_where_it_is_asked_for(store: Store) -> Non
         "crowded",
     ]
     assert {reason: count for reason, count in speech.left_out.items() if count} == {"too long": 1}
-    ((_, batch),) = next(endless_steps(speech, start=Place(), max_seconds=10, seed=3, device=CPU)).pieces
+    ((_, batch),) = next(iterate_steps(speech, start=DataPosition(), max_seconds=10, seed=3, device=CPU)).pieces
     assert batch.tokens_UL.shape == (5, 0), "no text anywhere"

@@ -8,7 +8,7 @@ from tests.deployment.village import NUMBERS
 from tests.tones import speaker, write_recordings
 
 from sottovoce.data.corpora.corpus import Corpus, Speaker
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.deployment.own_recordings import own_store
 from sottovoce.errors import InputError
 
@@ -22,7 +22,7 @@ class Packing:
 
     def __call__(self, corpus: Corpus[Speaker], out: Path) -> None:
         self.times += 1
-        pack(corpus, out, workers=1)
+        pack_corpus(corpus, out, workers=1)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.models import attention_search
 from sottovoce.models.attention_search import AttentionDecoder, Found, Search
@@ -29,9 +29,9 @@ def sound_of(frames: str, *, deaf: bool = False) -> np.ndarray:
     return np.repeat(np.array([*[DEAF] * deaf, *levels]) * LEVEL, FRAME_SAMPLES).astype(np.int16)
 
 
-def hear(recordings: Recordings, *, settings: Any, dtype: torch.dtype) -> Features:
+def hear(recordings: Waveforms, *, settings: Any, dtype: torch.dtype) -> Features:
     frames_U = recordings.lengths_U // FRAME_SAMPLES
-    lines_UN = torch.nn.functional.pad(recordings.lines_UN.float(), (0, FRAME_SAMPLES))  # at least one frame
+    lines_UN = torch.nn.functional.pad(recordings.padded_UN.float(), (0, FRAME_SAMPLES))  # at least one frame
     frames_UTN = lines_UN.unfold(1, FRAME_SAMPLES, FRAME_SAMPLES)
     levels_UT = (frames_UTN.abs().mean(dim=-1) / LEVEL).round()
     return Features(levels_UT[..., None].to(dtype), frames_U, recordings.tokens_UL, recordings.token_lengths_U)

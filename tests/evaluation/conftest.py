@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.data.text.normalisation import alphabet
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.models.saved import Recogniser, fresh
@@ -58,5 +58,5 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     ]
     corpus = Corpus(name="made", language="en", speakers=people, render=identity, problems=ProblemLog())
     folder: Path = tmp_path_factory.mktemp("store")
-    pack(corpus, folder, workers=1)
+    pack_corpus(corpus, folder, workers=1)
     return Store(folder)

@@ -12,7 +12,7 @@ from tests.evaluation.attending import FAMILY, FRAME_SAMPLES, TOKENS, sound_of
 from tests.evaluation.conftest import identity
 
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import choose_decoder, usual_decoder
 from sottovoce.evaluation.evaluate import evaluate
@@ -47,7 +47,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Store:
     people = [RenderedSpeaker("ada", "test", said, {})]
     folder: Path = tmp_path_factory.mktemp("spoken")
     corpus = Corpus(name="made", language="en", speakers=people, render=identity, problems=ProblemLog())
-    pack(corpus, folder, workers=1)
+    pack_corpus(corpus, folder, workers=1)
     return Store(folder)
 
 

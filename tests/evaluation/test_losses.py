@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.several import in_processes
 
-from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.errors import InputError
@@ -29,7 +29,7 @@ def mean_loss(recogniser: Recogniser, store: Store, **options: Any) -> float:
 def one_by_one(recogniser: Recogniser, store: Store, split: str) -> list[float]:
     speech = usable_speech(recogniser, store, split=split)
     alone = [
-        record_lines([store.samples(row)], [text.tolist()])
+        pad_waveforms([store.samples(row)], [text.tolist()])
         for row, text in zip(speech.rows.tolist(), speech.tokens, strict=True)
     ]
     return [float(recordings_loss(recogniser, recordings)) for recordings in alone]

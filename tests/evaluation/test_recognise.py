@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import choose_device, emissions, recognise
@@ -17,7 +17,7 @@ from sottovoce.models.saved import Recogniser
 def one_by_one(recogniser: Recogniser, store: Store, rows: list[int]) -> list[str]:
     texts = []
     for row in rows:
-        (found,) = greedy(*emissions(recogniser, record_lines([store.samples(row)])))
+        (found,) = greedy(*emissions(recogniser, pad_waveforms([store.samples(row)])))
         texts.append(" ".join(recogniser.tokens.decode(found.tokens).split()))
     return texts
 

@@ -8,8 +8,8 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.data.corpora.corpus import Kind, Unusable
-from sottovoce.data.corpora.rendering import decode
+from sottovoce.data.corpora.corpus import ProblemKind, Unusable
+from sottovoce.data.corpora.rendering import decode_audio
 from sottovoce.evaluation.sound import blocks, windows
 
 
@@ -26,7 +26,7 @@ def tone(rate: int, *, seconds: float = 25.0, channels: int = 1) -> np.ndarray:
 def test_blocks_are_what_prepare_stores(tmp_path: Path, name: str, rate: int, channels: int) -> None:
     soundfile.write(tmp_path / name, tone(rate, channels=channels), rate)
     streamed = np.concatenate(list(blocks(tmp_path / name)))
-    stored, _ = decode(str(tmp_path / name))
+    stored, _ = decode_audio(str(tmp_path / name))
     assert len(streamed) == len(stored)
     # The resampler rounds its sums otherwise when it is fed in blocks.
     assert np.abs(streamed.astype(int) - stored).max() <= (0 if rate == 16_000 else 1)
@@ -47,13 +47,13 @@ def test_damage_is_found(tmp_path: Path) -> None:
             list(blocks(tmp_path / name))
         kinds[name] = caught.value.kind
     assert kinds == {
-        "cut.wav": Kind.TRUNCATED_AUDIO,
-        "cut.flac": Kind.TRUNCATED_AUDIO,
-        "text.wav": Kind.UNREADABLE_AUDIO,
-        "empty.wav": Kind.EMPTY_AUDIO,
-        "none.wav": Kind.EMPTY_AUDIO,
-        "nan.wav": Kind.NON_FINITE_AUDIO,
-        "gone.wav": Kind.UNREADABLE_AUDIO,
+        "cut.wav": ProblemKind.TRUNCATED_AUDIO,
+        "cut.flac": ProblemKind.TRUNCATED_AUDIO,
+        "text.wav": ProblemKind.UNREADABLE_AUDIO,
+        "empty.wav": ProblemKind.EMPTY_AUDIO,
+        "none.wav": ProblemKind.EMPTY_AUDIO,
+        "nan.wav": ProblemKind.NON_FINITE_AUDIO,
+        "gone.wav": ProblemKind.UNREADABLE_AUDIO,
     }
 
 
@@ -84,4 +84,4 @@ def test_a_header_that_announces_too_much_is_refused_before_memory_is_asked_for(
 @pytest.mark.parametrize(("name", "coding"), [("a.wav", "GSM610"), ("a.aiff", "GSM610"), ("a.au", "G721_32")])
 def test_formats_that_cannot_be_sought_are_streamed(tmp_path: Path, name: str, coding: str) -> None:
     soundfile.write(tmp_path / name, tone(16_000), 16_000, subtype=coding)
-    assert np.array_equal(np.concatenate(list(blocks(tmp_path / name))), decode(str(tmp_path / name))[0])
+    assert np.array_equal(np.concatenate(list(blocks(tmp_path / name))), decode_audio(str(tmp_path / name))[0])

@@ -8,7 +8,7 @@ import soundfile
 import torch
 
 from sottovoce.data.audio.features import frame_lengths
-from sottovoce.data.audio.waveforms import Recordings
+from sottovoce.data.audio.waveforms import Waveforms
 from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.evaluation import transcribe as transcription
@@ -47,10 +47,10 @@ def test_short_files_give_what_a_store_of_them_gives(recogniser: Recogniser, sto
 FRAME_SAMPLES = 480
 
 
-def loudness_of_each_frame(_: Recogniser, sound: Recordings) -> tuple[torch.Tensor, torch.Tensor]:
+def loudness_of_each_frame(_: Recogniser, sound: Waveforms) -> tuple[torch.Tensor, torch.Tensor]:
     """A recogniser without memory: the token of a frame is the loudness of its samples. Tokens a … z, space, …"""
     lengths_B = output_lengths(frame_lengths(sound.lengths_U))
-    frames_BTN = sound.lines_UN.float().unfold(1, FRAME_SAMPLES, FRAME_SAMPLES)
+    frames_BTN = sound.padded_UN.float().unfold(1, FRAME_SAMPLES, FRAME_SAMPLES)
     level_BT = (frames_BTN.abs().mean(dim=-1) / 100).round().long()
     missing = int(lengths_B.max()) - level_BT.shape[1]
     level_BT = torch.nn.functional.pad(level_BT, (0, max(missing, 0)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.federated.small import loaded_client, small_room
 
 from sottovoce.data.audio.augment import SpecAugmentSettings
-from sottovoce.data.audio.waveforms import Recordings
+from sottovoce.data.audio.waveforms import Waveforms
 from sottovoce.errors import InputError
 from sottovoce.federated.client import LocalTraining, Proximal, plan_client
 from sottovoce.seeds import torch_stream
@@ -57,8 +57,8 @@ def test_what_chance_decides_for_a_client_hangs_on_its_name_and_the_step(
     room, elsewhere = small_room(tones, **options), small_room(tones, **options)
     loaded_client(elsewhere, other, step=step)  # somebody else first
     one, same = (loaded_client(r, client, step=step) for r in (room, elsewhere))
-    assert isinstance(one.sound, Recordings)
-    assert isinstance(same.sound, Recordings)
+    assert isinstance(one.sound, Waveforms)
+    assert isinstance(same.sound, Waveforms)
     assert torch.equal(one.sound.samples_N, same.sound.samples_N)
     assert all(torch.equal(a, b) for a, b in zip(one.lines, same.lines, strict=True))
     for first, second in zip(one.draws, same.draws, strict=True):

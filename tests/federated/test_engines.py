@@ -10,7 +10,7 @@ import torch
 from tests.federated.small import CPU, Small, as_model, furthest, small
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.federated.client import ClientRoom
@@ -49,7 +49,7 @@ def hearing(room: ClientRoom, client: int, instead: Callable[[Features, Tensor],
     rows = room.population.client(client).utterances.tolist()
     starts = {tuple(room.store.samples(row)[:50].tolist()) for row in rows}
 
-    def hear(recordings: Recordings, **options: Any) -> Features:
+    def hear(recordings: Waveforms, **options: Any) -> Features:
         heard = room.family.hear(recordings, **options)
         own_U = [tuple(recordings.samples_N[start : start + 50].tolist()) in starts for start in recordings.starts_U]
         return instead(heard, torch.tensor(own_U)) if any(own_U) else heard

@@ -23,7 +23,7 @@ from tests.several import in_processes
 
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.data.audio.features import Ears
-from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.errors import InputError
 from sottovoce.federated.engines import SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
@@ -194,7 +194,7 @@ def test_padding_changes_nothing(kind: Kind, untrained: Any) -> None:
     short, long = noise[:5_000], noise
     emitted = []
     for utterances in ([short], [short, long]):
-        heard = found.hear(record_lines(utterances), settings=settings, dtype=torch.float64)
+        heard = found.hear(pad_waveforms(utterances), settings=settings, dtype=torch.float64)
         log_probs_UTV, lengths_U = found.recognition.emit(parameters, heard, settings=settings)
         emitted.append(log_probs_UTV[0, : lengths_U[0]])
     torch.testing.assert_close(emitted[0], emitted[1], rtol=1e-9, atol=1e-9)
@@ -209,7 +209,7 @@ def test_padding_changes_no_vector(untrained: Any) -> None:
     noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
     vectors = []
     for utterances in ([noise[:5_000]], [noise[:5_000], noise]):
-        heard = found.hear(record_lines(utterances), settings=settings, dtype=torch.float64)
+        heard = found.hear(pad_waveforms(utterances), settings=settings, dtype=torch.float64)
         vectors_UTD, lengths_U = found.encode(parameters, heard, settings=settings)
         vectors.append(vectors_UTD[0, : lengths_U[0]])
     torch.testing.assert_close(vectors[0], vectors[1], rtol=1e-9, atol=1e-9)
@@ -224,7 +224,7 @@ def test_who_writes_nothing_loses_the_same_beside_a_longer_utterance(untrained: 
     one, other, both = (
         found.loss(
             parameters,
-            found.hear(record_lines(utterances), settings=settings, dtype=torch.float64),
+            found.hear(pad_waveforms(utterances), settings=settings, dtype=torch.float64),
             settings=settings,
             draws=None,
         )
@@ -242,7 +242,7 @@ def test_padding_changes_no_search(kind: Kind, untrained: Any) -> None:
     for how in (GREEDY, Search(width=4, ctc_weight=0.3)):
         scores = []
         for utterances in ([noise[:5_000]], [noise[:5_000], noise]):
-            heard = recordings_heard(found, record_lines(utterances), settings=settings)
+            heard = recordings_heard(found, pad_waveforms(utterances), settings=settings)
             scores.append(found.recognition.search(parameters, heard, settings=settings, how=how)[0][0].score)
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
@@ -251,7 +251,7 @@ def test_without_draws_the_loss_is_that_of_evaluation(untrained: Any) -> None:
     """Chance decides nothing, whatever state it is in."""
     found, settings, parameters = untrained
     noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
-    heard = recordings_heard(found, record_lines([noise, noise[:9_000]], [[1, 2], [3]]), settings=settings)
+    heard = recordings_heard(found, pad_waveforms([noise, noise[:9_000]], [[1, 2], [3]]), settings=settings)
     losses = []
     for seed in (1, 2):
         torch.manual_seed(seed)

@@ -14,7 +14,7 @@ from tests.federated.small import AMPLIFIED, CPU, Small, as_model, furthest, rou
 from tests.reference_round import LAMB, SGD, Model, minus, norm, reference_round
 
 from sottovoce.data.audio.augment import SpecAugmentSettings
-from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.federated.client import LoadedClient, Proximal
 from sottovoce.federated.engines import SequentialEngine, Trained, sequential
 from sottovoce.federated.weighting import WeightedSum
@@ -217,7 +217,7 @@ def _central_gradient(ours: Small, parameters_P: torch.Tensor) -> torch.Tensor:
         texts += [ids.tolist() for ids in speech.tokens]
     flat_P = parameters_P.clone().requires_grad_()
     family, settings = ours.room.family, ours.room.model
-    heard = recordings_heard(family, record_lines(samples, texts), settings=settings)
+    heard = recordings_heard(family, pad_waveforms(samples, texts), settings=settings)
     assert family.recognition is not None
     emitted = family.recognition.emit(ours.layout.views(flat_P), heard, settings=settings)
     loss = ctc.loss(*emitted, heard.tokens_UL, heard.token_lengths_U)

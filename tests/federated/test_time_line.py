@@ -15,7 +15,7 @@ from tests.federated.small import CPU, EXACT, UNIT, Small, small, small_room
 from tests.federated.test_stacked import relative
 from tests.several import in_processes
 
-from sottovoce.data.audio.batches import batches_in_order
+from sottovoce.data.audio.batches import plan_in_order
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.federated.client import ClientRoom, LocalTraining, plan_client
@@ -52,7 +52,7 @@ def _one_thread(one_thread: None) -> Iterator[None]:
 )
 def test_batches_in_order_hold_every_utterance_once(lengths: list[int], most: int | None) -> None:
     own = np.array(lengths, dtype=np.int64)
-    batches = batches_in_order(own, max_seconds=6.0, max_utterances=most)
+    batches = plan_in_order(own, max_seconds=6.0, max_utterances=most)
     assert [row for batch in batches for row in batch.rows.tolist()] == [*range(len(own))]
     for batch in batches:
         assert batch.padded_seconds <= 6.0

@@ -13,7 +13,7 @@ from tests.golden.make_crdnn import FILE, FRAMES, SETTINGS, TOKENS, features, we
 from typer.testing import CliRunner
 
 from sottovoce.cli import app
-from sottovoce.data.audio.waveforms import Features, padded_tokens
+from sottovoce.data.audio.waveforms import Features, pad_tokens
 from sottovoce.data.text.tokens import train_sentence_pieces
 from sottovoce.errors import InputError
 from sottovoce.models import saved
@@ -49,7 +49,7 @@ def test_an_imported_model_computes_what_speechbrain_does(theirs: Path, tmp_path
     assert json.loads(result.stdout)["whole"]
     loaded = saved.load(out)
     assert (loaded.family.name, loaded.language, loaded.settings.feature_deviation) == ("crdnn", "fr", (2.0,) * 80)
-    heard = Features(features(), torch.tensor(FRAMES), *padded_tokens(TOKENS))
+    heard = Features(features(), torch.tensor(FRAMES), *pad_tokens(TOKENS))
     parameters = {name: tensor.double() for name, tensor in loaded.parameters.items()}
     found = encode(parameters, heard, settings=loaded.settings).ctc_log_probs_UTV
     golden = torch.tensor(json.loads(FILE.read_text())["evaluation"]["ctc_log_probs"], dtype=torch.float64)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sottovoce.data.audio.waveforms import Features, record_lines
+from sottovoce.data.audio.waveforms import Features, pad_waveforms
 from sottovoce.errors import InputError
 from sottovoce.models.family import Family
 from sottovoce.models.module import ctc_family, with_corrections
@@ -85,7 +85,7 @@ def family(*fixed: str) -> Family[Any, int]:
 
 def said(seconds: float) -> Features:
     samples = stream(1, "noise").integers(-3000, 3000, size=int(16_000 * seconds)).astype(np.int16)
-    return family().hear(record_lines([samples], [[1, 2]]), settings=None, dtype=torch.float32)
+    return family().hear(pad_waveforms([samples], [[1, 2]]), settings=None, dtype=torch.float32)
 
 
 def loss(made: Family[Any, int], settings: Settings, seconds: float) -> Tensor:

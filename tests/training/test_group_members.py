@@ -14,7 +14,7 @@ from tests.training.test_correlated_runs import BANDED, SHORT
 from sottovoce import InputError
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker
 from sottovoce.data.population import PopulationSettings, build_population
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import SECRETS
@@ -34,7 +34,7 @@ def longer(rendered: RenderedSpeaker) -> RenderedSpeaker:
 
 
 def packed(place: Path, people: People) -> Path:
-    pack(Corpus("tones", "en", people, identity, ProblemLog()), place / "tones", workers=1)
+    pack_corpus(Corpus("tones", "en", people, identity, ProblemLog()), place / "tones", workers=1)
     return place
 
 

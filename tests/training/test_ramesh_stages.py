@@ -11,7 +11,7 @@ from tests.data.corpora import trees
 
 from sottovoce.config import load_recipe
 from sottovoce.data.corpora import librilight, librispeech, mls
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.training.context import Surroundings
 from sottovoce.training.speakers import speakers_of
 from sottovoce.training.stages import run_recipe
@@ -26,14 +26,14 @@ ROUNDS = [*SMALL, "federation.cohort_size=2", "federation.steps=50", "federation
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpora, made = tmp_path_factory.mktemp("corpora"), tmp_path_factory.mktemp("stores")
     trees.librilight(corpora / "librilight", trees.noise)
-    large = librilight.read(corpora / "librilight", splits=["large"], point=True)
-    pack(large, made / "librilight-large", workers=1)
+    large = librilight.read_librilight(corpora / "librilight", splits=["large"], point=True)
+    pack_corpus(large, made / "librilight-large", workers=1)
     for number, split in enumerate(("dev-other", "test-clean", "test-other"), 300):
         folder = corpora / f"LibriSpeech/{split}/{number}/1"
         folder.mkdir(parents=True)
         soundfile.write(folder / f"{number}-1-0000.flac", trees.noise(number, 1)[0], trees.RATE, subtype="PCM_16")
         (folder / f"{number}-1.trans.txt").write_text(f"{number}-1-0000 SOME WORDS\n")
-    pack(librispeech.read(corpora / "LibriSpeech"), made / "librispeech", workers=1)
+    pack_corpus(librispeech.read_librispeech(corpora / "LibriSpeech"), made / "librispeech", workers=1)
     for split, people in {"train": range(FRENCH), "dev": [50], "test": [60]}.items():
         said = {f"{who}_9_{i:06}": (f"b_{i}", 0.0, "un livre") for who in people for i in range(2)}
         sounds = {id: sound for i, id in enumerate(said) for sound in trees.noise(100 + i, 1)}
@@ -41,7 +41,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (corpora / "mls_french/metainfo.txt").write_text(
         "SPEAKER | GENDER | PARTITION | MINUTES | BOOK ID | TITLE | CHAPTER\n"
     )
-    pack(mls.read(corpora / "mls_french"), made / "mls-french", workers=1)
+    pack_corpus(mls.read_mls(corpora / "mls_french"), made / "mls-french", workers=1)
     return made
 
 

@@ -12,7 +12,7 @@ from tests.training.running import run_here
 from sottovoce import load_recipe
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker
 from sottovoce.data.population import Population, PopulationSettings, build_population
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.errors import InputError
 from sottovoce.training import strangers
 from sottovoce.training.beforehand import Stage, make_ready
@@ -31,7 +31,9 @@ HEARD = "is a client's too, sample for sample, whatever its speaker's name"
 
 
 def packed(place: Path, people: list[RenderedSpeaker]) -> None:
-    pack(Corpus("tones", "en", sorted(people, key=lambda one: (one.split, one.name)), identity, ProblemLog()), place)
+    pack_corpus(
+        Corpus("tones", "en", sorted(people, key=lambda one: (one.split, one.name)), identity, ProblemLog()), place
+    )
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sottovoce.cli import app
 from sottovoce.config import load_recipe
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker
-from sottovoce.data.store import pack
+from sottovoce.data.store import pack_corpus
 from sottovoce.data.text.normalisation import alphabet
 from sottovoce.data.text.tokens import CharacterTokens, load_tokens, save_tokens
 from sottovoce.errors import InputError
@@ -59,7 +59,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pack_tones(folder / "others", people=range(20, 35), letters=(2, 3), utterances=2)
     hidden = [rename("s00", "somebody")(speaker(0, letters=(2, 3), utterances=2))]
     hidden += [speaker(number, letters=(2, 3), utterances=2) for number in (20, 21, 25, 26)]
-    pack(Corpus("tones", "en", sorted(hidden, key=lambda one: one.name), identity, ProblemLog()), folder / "hidden")
+    pack_corpus(
+        Corpus("tones", "en", sorted(hidden, key=lambda one: one.name), identity, ProblemLog()), folder / "hidden"
+    )
     return folder
 
 

@@ -17,7 +17,7 @@ from sottovoce.analysis.clusters import k_means, purity
 from sottovoce.analysis.embeddings import Embedding
 from sottovoce.analysis.signals import MEASURES, describe
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
-from sottovoce.data.speakers import Groups, offsets_of, select_speakers, spans
+from sottovoce.data.speakers import Groups, expand_ranges, offsets_of, select_speakers
 from sottovoce.data.store import Store
 from sottovoce.errors import InputError
 from sottovoce.seeds import keyed_order
@@ -189,7 +189,7 @@ def _choose(store: Store, *, seed: int, users: int | None, utterances: int | Non
     rows = []
     for client, key in enumerate(kept.keys.tolist()):
         people = kept.rows[client]
-        spoken = spans(store.user_utterances[people], store.user_utterances[people + 1])
+        spoken = expand_ranges(store.user_utterances[people], store.user_utterances[people + 1])
         numbers = np.arange(len(spoken), dtype=np.uint64)
         order = keyed_order(numbers, seed, "heterogeneity", "utterances", key)[:utterances]
         rows.append(spoken[np.sort(order)])

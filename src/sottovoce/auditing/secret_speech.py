@@ -10,9 +10,9 @@ import numpy as np
 
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
 from sottovoce.data.corpora.synthetic import LANGUAGES, PRESETS, espeak
-from sottovoce.data.corpora.synthetic.rooms import recorder
-from sottovoce.data.corpora.synthetic.speakers import VARIANTS, draw_room, draw_voice, speaking_as
-from sottovoce.data.store import Store, pack
+from sottovoce.data.corpora.synthetic.rooms import make_recorder
+from sottovoce.data.corpora.synthetic.speakers import VARIANTS, draw_room, draw_voice, open_voice
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.errors import InputError
 from sottovoce.seeds import derive, stream
 
@@ -47,8 +47,11 @@ def render_secret(speaker: SecretSpeaker) -> RenderedSpeaker:
     preset = PRESETS[_TASK]
     voice = draw_voice(preset, language=speaker.language, seed=speaker.seed)
     room = draw_room(preset, seed=speaker.seed)
-    record, takes = recorder(room, tract=voice.tract, longest_seconds=_LONGEST_SECONDS), stream(speaker.seed, "takes")
-    with speaking_as(voice, seed=speaker.seed) as say:
+    record, takes = (
+        make_recorder(room, tract=voice.tract, longest_seconds=_LONGEST_SECONDS),
+        stream(speaker.seed, "takes"),
+    )
+    with open_voice(voice, seed=speaker.seed) as say:
         recordings = [record(say(speaker.text), takes) for _ in range(TAKES)]
     utterances = [
         RenderedUtterance(id=f"{speaker.name}-{take}", samples=samples, text=speaker.text, raw_text=speaker.text)
@@ -61,7 +64,7 @@ def secret_store(folder: Path, *, count: int, language: str, seed: int) -> Store
     """`count` people with a secret each, every second one `in`; needs a language that the synthetic voices speak."""
     if language not in LANGUAGES:
         raise InputError(f"language={language}: secrets are spoken by synthetic voices, in {', '.join(LANGUAGES)}")
-    espeak.require(language, variants=frozenset().union(*VARIANTS.values()))
+    espeak.require_espeak(language, variants=frozenset().union(*VARIANTS.values()))
     seeds = [derive(seed, "secret", number) for number in range(count)]
     speakers = [
         SecretSpeaker(
@@ -71,5 +74,5 @@ def secret_store(folder: Path, *, count: int, language: str, seed: int) -> Store
     ]
     speakers.sort(key=lambda speaker: (speaker.split, speaker.name))
     corpus = Corpus(name="secrets", language=language, speakers=speakers, render=render_secret, problems=ProblemLog())
-    pack(corpus, folder, workers=1)
+    pack_corpus(corpus, folder, workers=1)
     return Store(folder)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from sottovoce.auditing.secret_speech import secret_sentence
-from sottovoce.data.audio.waveforms import Recordings, record
+from sottovoce.data.audio.waveforms import Waveforms, pack_waveforms
 from sottovoce.data.loading import load_speech, read_speech
 from sottovoce.data.store import Store
 from sottovoce.errors import InputError
@@ -112,7 +112,7 @@ def speaker_gain(
     except InputError:
         return None
     samples, tokens = read_speech(speech, np.arange(len(speech.rows)))
-    recordings = record(samples, tokens, device=_device(after))
+    recordings = pack_waveforms(samples, tokens, device=_device(after))
     gained = _loss(before, recordings) - _loss(after, recordings)
     return gained * len(recordings) / recordings.audio_seconds
 
@@ -130,7 +130,7 @@ def exposures(
         heard = HOW[how](store.samples(row))
         scores = []
         for tokens in (after.tokens.encode(text), *others):
-            recordings = record([heard], [tokens], device=_device(after))
+            recordings = pack_waveforms([heard], [tokens], device=_device(after))
             if after.family.unusable(after.settings, len(heard), tokens) is not None:
                 scores.append(-math.inf)
                 continue
@@ -170,7 +170,7 @@ def played_fast(samples: Samples) -> Samples:
 HOW = {"half silenced": half_silenced, "played fast": played_fast}
 
 
-def _loss(recogniser: Recogniser, recordings: Recordings) -> float:
+def _loss(recogniser: Recogniser, recordings: Waveforms) -> float:
     with torch.no_grad():
         return float(recordings_loss(recogniser, recordings))
 

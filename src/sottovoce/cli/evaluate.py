@@ -66,7 +66,7 @@ def evaluate(
 
     Example: sottovoce evaluate runs/demo/global --on stores/demo-crowd:test --plot wer.html
     """
-    from sottovoce.data.audio.narrow_band import narrow_in
+    from sottovoce.data.audio.narrow_band import describe_store_band
     from sottovoce.data.store import Store
     from sottovoce.drawing import check_plot
     from sottovoce.evaluation.decoder import choose_decoder
@@ -140,7 +140,7 @@ def evaluate(
         draw_evaluation(result, plot, title=f"{model.name} on {result.store}" + (f", {split}" if split else ""))
     if result.collapsed:
         stderr.print(told_collapsed(result.collapsed, result.utterances))
-    if line := narrow_in(store, chosen.rows):
+    if line := describe_store_band(store, chosen.rows):
         say(line)
     for written in (place for place in (plot, out) if place is not None):
         stderr.print(f"wrote {written}", highlight=False)

@@ -133,12 +133,12 @@ def _bytes(megabytes: float) -> int:
 
 def _packed(corpus: "Corpus[Speaker]", place: Path) -> None:
     """A folder's recordings as a store, with a line for everything that was wrong with them."""
-    from sottovoce.cli.prepare import amounts, packed, tell_narrow_band, tell_problems
+    from sottovoce.cli.prepare import amounts, pack_with_progress, print_narrow_band, print_problems
 
-    store = packed(corpus, place)
+    store = pack_with_progress(corpus, place)
     say(f"{amounts(store)}: your recordings, prepared; they stay here")
-    tell_problems(store)
-    tell_narrow_band(store)
+    print_problems(store)
+    print_narrow_band(store)
 
 
 def _attend(participant: "Participant", answer_orders: Callable[[], None], stop: threading.Event) -> None:

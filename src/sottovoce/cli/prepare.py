@@ -8,7 +8,7 @@ import typer
 
 from sottovoce.cli.console import INTERRUPTED, Json, print_json, progress_bar, say, stdout
 from sottovoce.data.corpora.corpus import Corpus, Speaker
-from sottovoce.data.store import Progress, Store, pack, unfinished
+from sottovoce.data.store import PackingProgress, Store, find_unfinished, pack_corpus
 from sottovoce.errors import InputError
 
 app = typer.Typer(help="Turn a corpus into a store, packed by user.", no_args_is_help=True)
@@ -53,7 +53,7 @@ def librispeech(
     """
     from sottovoce.data.corpora import librispeech
 
-    corpus = librispeech.read(source, splits=split, language=language, in_time=in_time, strict=strict)
+    corpus = librispeech.read_librispeech(source, splits=split, language=language, in_time=in_time, strict=strict)
     _pack(corpus, out, workers, json)
 
 
@@ -79,7 +79,7 @@ def librilight(
     """
     from sottovoce.data.corpora import librilight
 
-    corpus = librilight.read(
+    corpus = librilight.read_librilight(
         source, splits=split, language=language, cut_seconds=cut_seconds, point=point, strict=strict
     )
     _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
@@ -107,7 +107,7 @@ def mls(
     """
     from sottovoce.data.corpora import mls
 
-    _pack(mls.read(source, splits=split, language=language, point=point, strict=strict), out, workers, json)
+    _pack(mls.read_mls(source, splits=split, language=language, point=point, strict=strict), out, workers, json)
 
 
 @app.command()
@@ -126,7 +126,7 @@ def userlibri(
     """
     from sottovoce.data.corpora import userlibri
 
-    _pack(userlibri.read(source, splits=split, language=language, strict=strict), out, workers, json)
+    _pack(userlibri.read_userlibri(source, splits=split, language=language, strict=strict), out, workers, json)
 
 
 @app.command()
@@ -152,7 +152,9 @@ def commonvoice(
     """
     from sottovoce.data.corpora import commonvoice
 
-    corpus = commonvoice.read(source, splits=split, language=language, as_released=as_released, strict=strict)
+    corpus = commonvoice.read_commonvoice(
+        source, splits=split, language=language, as_released=as_released, strict=strict
+    )
     _pack(corpus, out, workers, json)
 
 
@@ -184,7 +186,7 @@ def tsv(
     from sottovoce.data.corpora import tsv as manifests
 
     columns = manifests.Columns(user=user_column, path=path_column, text=text_column, split=split_column)
-    corpus = manifests.read(
+    corpus = manifests.read_tsv(
         manifest, columns=columns, language=language, split=split, audio_root=audio_root, strict=strict
     )
     _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
@@ -214,7 +216,7 @@ def nemo(
     from sottovoce.data.corpora import tsv as manifests
 
     columns = replace(manifests.NEMO, user=user_column, text=text_column)
-    corpus = manifests.read(
+    corpus = manifests.read_tsv(
         manifest, columns=columns, language=language, split=split, audio_root=audio_root, strict=strict
     )
     _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
@@ -239,7 +241,7 @@ def kaldi(
     """
     from sottovoce.data.corpora import kaldi
 
-    corpus = kaldi.read(source, language=language, split=split, audio_root=audio_root, strict=strict)
+    corpus = kaldi.read_kaldi(source, language=language, split=split, audio_root=audio_root, strict=strict)
     _pack(_with_hold_out(corpus, hold_out, seed), out, workers, json)
 
 
@@ -260,7 +262,7 @@ def folder(
     """
     from sottovoce.data.corpora import folder
 
-    _pack(folder.read(source, user=user, language=language, split=split, strict=strict), out, workers, json)
+    _pack(folder.read_folder(source, user=user, language=language, split=split, strict=strict), out, workers, json)
 
 
 @app.command()
@@ -284,13 +286,18 @@ def synthetic(
     """
     from sottovoce.data.corpora import synthetic
 
-    _pack(synthetic.read(task, users=users, hours=hours, seed=seed, language=language, out=out), out, workers, json)
+    _pack(
+        synthetic.read_synthetic(task, users=users, hours=hours, seed=seed, language=language, out=out),
+        out,
+        workers,
+        json,
+    )
 
 
 def _with_hold_out(corpus: Corpus[Speaker], wish: str | None, seed: int) -> Corpus[Speaker]:
-    from sottovoce.data.corpora.listing import hold_out
+    from sottovoce.data.corpora.listing import hold_out_speakers
 
-    return corpus if wish is None else hold_out(corpus, _counts(wish), seed=seed)
+    return corpus if wish is None else hold_out_speakers(corpus, _counts(wish), seed=seed)
 
 
 def _counts(text: str) -> dict[str, int]:
@@ -303,32 +310,32 @@ def _counts(text: str) -> dict[str, int]:
 
 def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None:
     started = time.monotonic()
-    store = packed(corpus, out, workers)
+    store = pack_with_progress(corpus, out, workers)
     elapsed = time.monotonic() - started
     if json:
         print_json({key: value for key, value in store.header.items() if key != "sizes"} | {"seconds": store.seconds})
-        tell_narrow_band(store)
+        print_narrow_band(store)
         return
     say(f"{amounts(store)} ({store.seconds / elapsed:,.0f} s of audio per second)", to=stdout)
-    tell_problems(store)
-    tell_narrow_band(store)
+    print_problems(store)
+    print_narrow_band(store)
 
 
-def packed(corpus: Corpus[S], out: Path, workers: int | None = None) -> Store:
+def pack_with_progress(corpus: Corpus[S], out: Path, workers: int | None = None) -> Store:
     """The store `out`, written with a progress bar."""
     with progress_bar(f"preparing {corpus.name}") as bar:
         (task,) = bar.task_ids
 
-        def show(progress: Progress) -> None:
+        def show(progress: PackingProgress) -> None:
             if progress.resumed:
                 say(f"{out}: going on after {progress.tasks_done:,} of {progress.tasks:,} pieces of work")
             note = f"pieces of work, {progress.audio_seconds / 3600:.1f} h"
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note=note)
 
         try:
-            pack(corpus, out, workers=workers, on_progress=show)
+            pack_corpus(corpus, out, workers=workers, on_progress=show)
         except (KeyboardInterrupt, SystemExit) as signalled:
-            kept = unfinished(out)
+            kept = find_unfinished(out)
             say(f"interrupted: {'the same command goes on from' if kept else 'nothing half-written is left in'} {out}")
             code = signalled.code if isinstance(signalled, SystemExit) else None
             raise typer.Exit(code if isinstance(code, int) else INTERRUPTED) from None
@@ -340,7 +347,7 @@ def amounts(store: Store) -> str:
     return f"{store.path}: {held}"
 
 
-def tell_problems(store: Store) -> None:
+def print_problems(store: Store) -> None:
     """What of a corpus is not in its store, or not as it was, with examples."""
     for kind, found in store.header["problems"].items():
         say(f"{found['count']:,} × {kind} ({'kept' if found['kept'] else 'left out'})")
@@ -348,9 +355,9 @@ def tell_problems(store: Store) -> None:
             say(f"      {example}")
 
 
-def tell_narrow_band(store: Store) -> None:
+def print_narrow_band(store: Store) -> None:
     """Whether some of a store sounds like a telephone: models that were not made for it fail in silence."""
-    from sottovoce.data.audio.narrow_band import narrow_in
+    from sottovoce.data.audio.narrow_band import describe_store_band
 
-    if line := narrow_in(store):
+    if line := describe_store_band(store):
         say(line)

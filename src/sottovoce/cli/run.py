@@ -232,7 +232,7 @@ def _use(finished: "Outcome") -> str:
 @contextmanager
 def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["Surroundings"]:
     """Where the run works, with a progress bar that shows what it reports."""
-    from sottovoce.data.store import Progress
+    from sottovoce.data.store import PackingProgress
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.training.context import Surroundings
 
@@ -246,7 +246,7 @@ def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -
             bar.update(task, completed=0, total=None, note=stage)
             say(f"— {stage}")
 
-        def show_prepare(progress: Progress) -> None:
+        def show_prepare(progress: PackingProgress) -> None:
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note="speakers prepared")
 
         def show(report: "Report") -> None:

@@ -94,7 +94,13 @@ def stats(
     ):
         if value is not None:
             raise InputError(f"{name}={value}: expected --heterogeneity with it")
-    from sottovoce.data.statistics import beside_table, device_statistics, statistics, table, told_devices
+    from sottovoce.data.statistics import (
+        compute_statistics,
+        device_statistics,
+        format_devices,
+        make_comparison_table,
+        make_statistics_table,
+    )
 
     if table2:
         from sottovoce.users.table2 import subset_statistics
@@ -105,9 +111,9 @@ def stats(
         if json:
             print_json(subsets)
         else:
-            stdout.print(beside_table(subsets, title="Table 2 of Pelikan et al. 2025, here and there"))
+            stdout.print(make_comparison_table(subsets, title="Table 2 of Pelikan et al. 2025, here and there"))
         return
-    figures, devices = statistics(stores[0]), None
+    figures, devices = compute_statistics(stores[0]), None
     if speakers_per_device is not None:
         devices = device_statistics(
             stores[0], speakers_per_device=speakers_per_device, seed=1 if seed is None else seed
@@ -115,8 +121,8 @@ def stats(
     if json:
         print_json(figures if devices is None else figures | {"devices": devices})
     else:
-        stdout.print(table(figures, title=f"{stores[0].name} ({stores[0].language})"))
-        for line in [] if devices is None else told_devices(devices):
+        stdout.print(make_statistics_table(figures, title=f"{stores[0].name} ({stores[0].language})"))
+        for line in [] if devices is None else format_devices(devices):
             stdout.print(line, highlight=False, soft_wrap=True, markup=False)
     if plot is not None:
         from sottovoce.users.figure import draw

@@ -83,7 +83,7 @@ def transcribe(
 
     Example: sottovoce transcribe runs/demo/global interview.flac --format srt --out subtitles
     """
-    from sottovoce.data.audio.narrow_band import is_narrow, told
+    from sottovoce.data.audio.narrow_band import format_narrow_count, is_narrow_band
     from sottovoce.evaluation.decoder import choose_decoder
     from sottovoce.evaluation.recognise import choose_device, recognition_of
     from sottovoce.evaluation.sound import blocks
@@ -146,7 +146,7 @@ def transcribe(
         print_json({"transcripts": [r.as_json() for r in found], "failed": [r.as_json() for r in failed]})
     if out is not None:
         stderr.print(f"wrote {len(found):,} {ENDINGS[format]} files to {out}", highlight=False, soft_wrap=True)
-    if line := told(is_narrow(next(blocks(result.path))) for result in found):
+    if line := format_narrow_count(is_narrow_band(next(blocks(result.path))) for result in found):
         say(line)
     if failed:
         raise typer.Exit(1 if found else 2)

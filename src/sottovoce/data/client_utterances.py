@@ -5,7 +5,16 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.speakers import Groups, Integers, Speakers, UserIndex, exactly, group_by, offsets_of, spans
+from sottovoce.data.speakers import (
+    Groups,
+    Integers,
+    Speakers,
+    UserIndex,
+    exact_fraction,
+    expand_ranges,
+    group_by,
+    offsets_of,
+)
 from sottovoce.seeds import keyed_group, keyed_order, name_key
 
 PLACE_FACTOR = 0xD1342543DE82EF95
@@ -17,17 +26,17 @@ def utterances_of(store: UserIndex, users: Groups) -> Groups:
     """Groups of user rows as groups of utterance rows."""
     starts, stops = store.user_utterances[users.members], store.user_utterances[users.members + 1]
     counts = offsets_of(np.asarray(stops - starts))
-    return Groups(members=spans(np.asarray(starts), np.asarray(stops)), offsets=counts[users.offsets])
+    return Groups(members=expand_ranges(np.asarray(starts), np.asarray(stops)), offsets=counts[users.offsets])
 
 
-def owners(store: UserIndex, utterances: Integers) -> Integers:
+def find_owners(store: UserIndex, utterances: Integers) -> Integers:
     """The user rows that the utterances belong to."""
     return np.searchsorted(store.user_utterances, utterances, side="right").astype(np.int64) - 1
 
 
 def utterance_keys(store: UserIndex, utterances: Integers) -> NDArray[np.uint64]:
     """A key per utterance, from its split, its speaker's key and its place among what the speaker has in that split."""
-    users = owners(store, utterances)
+    users = find_owners(store, utterances)
     places = (utterances - store.user_utterances[users]).astype(np.uint64)
     # The split is in it because one speaker may be in two, with a first utterance in each.
     splits = sorted(store.splits, key=lambda split: store.splits[split].start)
@@ -42,7 +51,7 @@ def utterance_samples(store: UserIndex, utterances: Integers) -> Integers:
     return np.asarray(store.audio_offsets[utterances + 1] - store.audio_offsets[utterances], dtype=np.int64)
 
 
-def capped(store: UserIndex, utterances: Groups, *, max_samples: int, seed: int) -> Groups:
+def cap_utterances(store: UserIndex, utterances: Groups, *, max_samples: int, seed: int) -> Groups:
     """A random choice of each client's utterances that lasts at most `max_samples`, in the order they came.
 
     Utterances are taken in a seeded order until the next would go over. Those that are too long on their own are
@@ -71,17 +80,19 @@ def holdout_size(count: int, *, holdout: float) -> int:
 
     A client with fewer than 4 utterances has no hold-out, or it would test on more than it learns from.
     """
-    return max(HELD_OUT_AT_LEAST, math.floor(exactly(holdout) * count)) if count >= HOLDOUT_NEEDS else 0
+    return max(HELD_OUT_AT_LEAST, math.floor(exact_fraction(holdout) * count)) if count >= HOLDOUT_NEEDS else 0
 
 
-def hold_out(store: UserIndex, utterances: Integers, *, holdout: float, seed: int) -> tuple[Integers, Integers]:
+def hold_out_utterances(
+    store: UserIndex, utterances: Integers, *, holdout: float, seed: int
+) -> tuple[Integers, Integers]:
     """One client's utterances for training and for testing, both in ascending order."""
     order = keyed_order(utterance_keys(store, utterances), seed, "users", "hold-out")
     size = holdout_size(len(utterances), holdout=holdout)
     return np.sort(utterances[order[size:]]), np.sort(utterances[order[:size]])
 
 
-def devices(speakers: Speakers, *, speakers_per_device: int, seed: int) -> Groups:
+def group_into_devices(speakers: Speakers, *, speakers_per_device: int, seed: int) -> Groups:
     """Neighbours in a seeded queue share a device; the last device has those who are left over, if any.
 
     Nobody is left out: of five speakers, two by two, the last has a device alone. A speaker who leaves the corpus
@@ -92,7 +103,7 @@ def devices(speakers: Speakers, *, speakers_per_device: int, seed: int) -> Group
     return Groups(members=queue, offsets=cuts).expand(speakers.rows)
 
 
-def silos(speakers: Speakers, *, count: int, seed: int) -> Groups:
+def group_into_silos(speakers: Speakers, *, count: int, seed: int) -> Groups:
     """Each speaker's silo is a hash of their own key: who comes or goes, or says more, changes one silo and no other.
 
     There are always `count` of them. A silo that nobody falls into holds nothing, and sends a zero update.
@@ -101,14 +112,14 @@ def silos(speakers: Speakers, *, count: int, seed: int) -> Groups:
     return group_by(silo_of, count=count).expand(speakers.rows)
 
 
-def shuffled(store: UserIndex, speakers: Speakers, *, seed: int) -> Groups:
+def shuffle_utterances(store: UserIndex, speakers: Speakers, *, seed: int) -> Groups:
     """Clients as groups of *utterance* rows: all utterances shuffled, as many to each client as a speaker had."""
     own = utterances_of(store, speakers.rows)
     order = keyed_order(utterance_keys(store, own.members), seed, "users", "iid")
     return Groups(members=own.members[order], offsets=own.offsets)
 
 
-def dealt(store: UserIndex, speakers: Speakers, *, seed: int) -> Groups:
+def deal_utterances(store: UserIndex, speakers: Speakers, *, seed: int) -> Groups:
     """Clients as groups of *utterance* rows: each utterance falls to one of as many clients as there are speakers.
 
     "Choosing a user id uniformly and randomly from the set of user ids for each data point" (Pelikan et al. 2025,

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.data.audio.batches import Batch, Piece, in_steps, pieces_of, plan_epoch
-from sottovoce.data.audio.waveforms import Recordings, record_lines
+from sottovoce.data.audio.batches import Batch, BatchPiece, assign_pieces, group_into_steps, plan_epoch
+from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens
@@ -87,7 +87,7 @@ def load_speech(
 
 
 @dataclass(frozen=True)
-class Place:
+class DataPosition:
     """Where training stands in its data: the next step of an epoch."""
 
     epoch: int = 0
@@ -95,18 +95,18 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class StepData:
     """What a process does of one step: pieces with their speech. `following` is where the next step stands."""
 
-    following: Place
-    pieces: Sequence[tuple[Piece, Recordings]]
+    following: DataPosition
+    pieces: Sequence[tuple[BatchPiece, Waveforms]]
     audio_seconds: float  # of the whole step, whoever does it
 
 
-def endless_steps(
+def iterate_steps(
     speech: Speech,
     *,
-    start: Place,
+    start: DataPosition,
     max_seconds: float,
     seed: int,
     device: torch.device,
@@ -115,7 +115,7 @@ def endless_steps(
     ascending: bool = False,
     rank: int = 0,
     world: int = 1,
-) -> Iterator[Loaded]:
+) -> Iterator[StepData]:
     """Steps of so many `batches`, epoch after epoch from `start` on; the same for the same seed, whatever `world`."""
     epoch, first = start.epoch, start.batch
     while True:
@@ -128,25 +128,25 @@ def endless_steps(
             ascending=ascending,
             fixed_shapes=True,
         )
-        steps = in_steps(plan.batches, size=batches)
+        steps = group_into_steps(plan.batches, size=batches)
         for number in range(first, len(steps)):
-            own = pieces_of(steps[number], rank=rank, world=world)
-            yield Loaded(
-                Place(epoch, number + 1) if number + 1 < len(steps) else Place(epoch + 1, 0),
+            own = assign_pieces(steps[number], rank=rank, world=world)
+            yield StepData(
+                DataPosition(epoch, number + 1) if number + 1 < len(steps) else DataPosition(epoch + 1, 0),
                 [(piece, load_batch(speech, piece.batch, device=device)) for piece in own],
                 sum(int(speech.lengths[batch.rows].sum()) for batch in steps[number]) / SAMPLE_RATE,
             )
         epoch, first = epoch + 1, 0
 
 
-def load_batch(speech: Speech, batch: Batch, *, device: torch.device) -> Recordings:
+def load_batch(speech: Speech, batch: Batch, *, device: torch.device) -> Waveforms:
     """Read one batch's samples from the store and send them to `device`."""
     samples = [speech.store.samples(int(speech.rows[i])) for i in batch.rows]
     texts = [speech.tokens[i].tolist() for i in batch.rows]
-    return record_lines(samples, texts, padded_samples=batch.padded_samples, device=device)
+    return pad_waveforms(samples, texts, padded_samples=batch.padded_samples, device=device)
 
 
-def batch_lines(speech: Speech, batches: Sequence[Batch], *, most_seconds: float) -> tuple[Rows, list[Tensor]]:
+def plan_reading(speech: Speech, batches: Sequence[Batch], *, most_seconds: float) -> tuple[Rows, list[Tensor]]:
     """Which utterances are to be read, and the places of each batch's utterances among them.
 
     All of `speech` where that is at most so many seconds; else those of `batches`, each once however often it occurs.
@@ -167,12 +167,12 @@ def read_speech(speech: Speech, used: Rows) -> tuple[list[NDArray[np.int16]], li
 T = TypeVar("T")
 
 
-def ahead(items: Iterable[T], *, depth: int = 2) -> Generator[T, None, None]:
+def prefetch(items: Iterable[T], *, depth: int = 2) -> Generator[T, None, None]:
     """The same items in the same order, made in a thread of their own, up to `depth` before they are asked for.
 
     What goes wrong there is raised here; closing it ends the thread. `items` is only ever touched by that one thread.
 
-    >>> list(ahead(n * n for n in range(4)))
+    >>> list(prefetch(n * n for n in range(4)))
     [0, 1, 4, 9]
     """
     source, end = iter(items), object()

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from sottovoce.data.client_utterances import (
     HOLDOUT_NEEDS,
-    capped,
-    dealt,
-    devices,
-    hold_out,
-    owners,
-    shuffled,
-    silos,
+    cap_utterances,
+    deal_utterances,
+    find_owners,
+    group_into_devices,
+    group_into_silos,
+    hold_out_utterances,
+    shuffle_utterances,
     utterance_keys,
     utterance_samples,
     utterances_of,
@@ -36,7 +36,7 @@ from sottovoce.data.speakers import (
     SeedPart,
     Speakers,
     UserIndex,
-    exactly,
+    exact_fraction,
     select_speakers,
     split_off_seed,
     user_counts,
@@ -186,11 +186,11 @@ class Population:
         kept = _utterances(self.store, self.settings, self.members.take(np.array([index])), seed=self.seed)
         utterances = np.sort(kept.members)
         dealt_out = self.settings.deals_utterances
-        speakers = np.unique(owners(self.store, utterances)) if dealt_out else np.sort(self.members[index])
+        speakers = np.unique(find_owners(self.store, utterances)) if dealt_out else np.sort(self.members[index])
         held_out = np.empty(0, dtype=np.int64)
         if self.settings.holdout is not None:
             share = self.settings.holdout
-            utterances, held_out = hold_out(self.store, utterances, holdout=share, seed=self.seed)
+            utterances, held_out = hold_out_utterances(self.store, utterances, holdout=share, seed=self.seed)
         return Client(
             index=index,
             id=self._id(index, speakers),
@@ -229,7 +229,7 @@ class Population:
     def user_rows(self) -> Integers:
         """The store's rows of all people in it."""
         members = self.members.members
-        return np.unique(owners(self.store, members)) if self.settings.deals_utterances else members
+        return np.unique(find_owners(self.store, members)) if self.settings.deals_utterances else members
 
     def utterance_rows(self) -> Integers:
         """The store's rows of all that its people have said, whatever a cap or a hold-out leaves of it."""
@@ -285,13 +285,13 @@ def build_population(store: UserIndex, settings: PopulationSettings, *, seed: in
     if settings.seed_part is not None:
         parts = split_off_seed(speakers, rule=settings.seed_part, seed=seed)
         speakers = parts[0] if settings.part == "seed" else parts[1]
-    return populate(store, settings, _members(store, speakers, settings=settings, seed=seed), seed=seed)
+    return make_population(store, settings, _members(store, speakers, settings=settings, seed=seed), seed=seed)
 
 
-def populate(store: UserIndex, settings: PopulationSettings, members: Groups, *, seed: int) -> Population:
+def make_population(store: UserIndex, settings: PopulationSettings, members: Groups, *, seed: int) -> Population:
     """The population whose clients are these `members` (see `Population`), under its floor, cap and hold-out."""
     samples, counts = _amounts(store, settings, members)
-    least = 0 if settings.min_seconds is None else math.ceil(exactly(settings.min_seconds) * SAMPLE_RATE)
+    least = 0 if settings.min_seconds is None else math.ceil(exact_fraction(settings.min_seconds) * SAMPLE_RATE)
     enough = np.flatnonzero(samples >= least)
     if len(enough) == 0:
         longest = samples.max() / SAMPLE_RATE
@@ -340,14 +340,14 @@ def _members(store: UserIndex, speakers: Speakers, *, settings: PopulationSettin
             return speakers.rows
         case "device":
             assert settings.speakers_per_device is not None
-            return devices(speakers, speakers_per_device=settings.speakers_per_device, seed=seed)
+            return group_into_devices(speakers, speakers_per_device=settings.speakers_per_device, seed=seed)
         case "silo":
             assert settings.silos is not None
-            return silos(speakers, count=settings.silos, seed=seed)
+            return group_into_silos(speakers, count=settings.silos, seed=seed)
         case "iid":
-            return shuffled(store, speakers, seed=seed)
+            return shuffle_utterances(store, speakers, seed=seed)
         case "iid_uniform":
-            return dealt(store, speakers, seed=seed)
+            return deal_utterances(store, speakers, seed=seed)
 
 
 def _amounts(store: UserIndex, settings: PopulationSettings, members: Groups) -> tuple[Integers, Integers]:
@@ -378,11 +378,11 @@ def _utterances(store: UserIndex, settings: PopulationSettings, members: Groups,
     everything = members if settings.deals_utterances else utterances_of(store, members)
     if settings.max_seconds is None:
         return everything
-    return capped(store, everything, max_samples=_max_samples(settings.max_seconds), seed=seed)
+    return cap_utterances(store, everything, max_samples=_max_samples(settings.max_seconds), seed=seed)
 
 
 def _max_samples(max_seconds: float) -> int:
-    return math.floor(exactly(max_seconds) * SAMPLE_RATE)
+    return math.floor(exact_fraction(max_seconds) * SAMPLE_RATE)
 
 
 def _hours(samples: Integers) -> float:

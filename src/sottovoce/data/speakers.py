@@ -45,7 +45,7 @@ class Groups:
     def take(self, indices: Integers) -> "Groups":
         """The groups at `indices`, in that order."""
         starts, stops = self.offsets[indices], self.offsets[indices + 1]
-        return Groups(members=self.members[spans(starts, stops)], offsets=offsets_of(stops - starts))
+        return Groups(members=self.members[expand_ranges(starts, stops)], offsets=offsets_of(stops - starts))
 
     def totals(self, amounts: Integers) -> Integers:
         """The sum of `amounts` (one per entry of `members`) over each group."""
@@ -73,10 +73,10 @@ def offsets_of(sizes: Integers) -> Integers:
     return offsets
 
 
-def spans(starts: Integers, stops: Integers) -> Integers:
+def expand_ranges(starts: Integers, stops: Integers) -> Integers:
     """All integers of the ranges `starts[i]:stops[i]`, one range after another.
 
-    >>> spans(np.array([5, 0]), np.array([7, 3])).tolist()
+    >>> expand_ranges(np.array([5, 0]), np.array([7, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
     offsets = offsets_of(stops - starts)
@@ -115,7 +115,7 @@ class SeedPart:
             raise InputError(f"seed_part.most_data_speakers={self.most_data_speakers}: expected at least 1")
 
 
-def exactly(number: float) -> Fraction:
+def exact_fraction(number: float) -> Fraction:
     """The number as it was written: 0.29 of 100 speakers is 29 of them, and not 28.999… rounded down."""
     return Fraction(str(number))
 
@@ -204,7 +204,7 @@ def split_off_seed(speakers: Speakers, *, rule: SeedPart, seed: int) -> tuple[Sp
     """
     queue = keyed_order(speakers.keys, seed, "users", "seed part")
     if rule.fraction is not None:
-        size = math.floor(exactly(rule.fraction) * len(speakers))
+        size = math.floor(exact_fraction(rule.fraction) * len(speakers))
         wish = f"fraction={rule.fraction}"
     else:
         amounts = speakers.samples if rule.most_utterances_share is None else speakers.utterances
@@ -216,7 +216,7 @@ def split_off_seed(speakers: Speakers, *, rule: SeedPart, seed: int) -> tuple[Sp
             by_audio = rule.most_data_share is not None
             share = rule.most_data_share if by_audio else rule.most_utterances_share
             assert share is not None
-            needed = math.ceil(exactly(share) * int(amounts.sum()))
+            needed = math.ceil(exact_fraction(share) * int(amounts.sum()))
             size = int(np.searchsorted(np.cumsum(amounts[queue]), needed)) + 1
             wish = f"{'most_data_share' if by_audio else 'most_utterances_share'}={share}"
     if not 0 < size < len(speakers):

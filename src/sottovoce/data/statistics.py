@@ -16,7 +16,7 @@ from sottovoce.tables import plain_table
 SAMPLES_PER_MINUTE = 60 * SAMPLE_RATE
 
 
-def statistics(store: UserIndex) -> dict[str, Any]:
+def compute_statistics(store: UserIndex) -> dict[str, Any]:
     """Hours, speakers, utterances and minutes per speaker of a store, and of each of its splits.
 
     The keys are `hours, speakers, utterances, minutes_per_speaker{mean, std, min, max}` and `splits`. A speaker who
@@ -48,7 +48,7 @@ def device_statistics(store: UserIndex, *, speakers_per_device: int, seed: int) 
     """Of each split, how much is on a device that so many of its speakers share (Figure 2 of Gao et al. 2022)."""
     found: dict[str, Any] = {}
     for split in store.splits:
-        shared = on_devices(store, split, speakers_per_device=speakers_per_device, seed=seed)
+        shared = make_device_population(store, split, speakers_per_device=speakers_per_device, seed=seed)
         found[split] = {"devices": len(shared), "utterances": int(utterances_of_clients(shared).sum())} | {
             f"{what}_per_device": {name: float(getattr(amounts, name)()) for name in ("mean", "std", "min", "max")}
             | {"median": float(np.median(amounts))}
@@ -57,7 +57,7 @@ def device_statistics(store: UserIndex, *, speakers_per_device: int, seed: int) 
     return {"speakers_per_device": speakers_per_device, "seed": seed, "splits": found}
 
 
-def on_devices(store: UserIndex, split: str, *, speakers_per_device: int, seed: int) -> Population:
+def make_device_population(store: UserIndex, split: str, *, speakers_per_device: int, seed: int) -> Population:
     """The speakers of a split as clients of the rule `device`."""
     settings = PopulationSettings(split=split, clients="device", speakers_per_device=speakers_per_device)
     return build_population(store, settings, seed=seed)
@@ -67,7 +67,7 @@ def utterances_of_clients(population: Population) -> NDArray[np.int64]:
     return population.members.totals(user_counts(population.store, population.members.members))
 
 
-def told_devices(figures: dict[str, Any]) -> list[str]:
+def format_devices(figures: dict[str, Any]) -> list[str]:
     """What `device_statistics` returns, a line for each split."""
     return [
         f"{split}, {figures['speakers_per_device']} speakers a device: {row['devices']:,} devices, "
@@ -85,10 +85,10 @@ def utterances_per_speaker(store: UserIndex, speakers: Speakers) -> NDArray[np.i
     return speakers.rows.totals(user_counts(store, speakers.rows.members))
 
 
-def table(figures: dict[str, Any], *, title: str) -> Table:
-    """What `statistics` returns as a table for the terminal: a row per split, then the total."""
+def make_statistics_table(figures: dict[str, Any], *, title: str) -> Table:
+    """What `compute_statistics` returns as a table for the terminal: a row per split, then the total."""
     printed = _headings(title)
-    *splits, total = table_rows(figures)
+    *splits, total = format_rows(figures)
     for name, *cells in splits:
         printed.add_row(Text(name), *cells)
     printed.add_section()
@@ -96,7 +96,7 @@ def table(figures: dict[str, Any], *, title: str) -> Table:
     return printed
 
 
-def beside_table(subsets: Mapping[str, dict[str, Any] | None], *, title: str) -> Table:
+def make_comparison_table(subsets: Mapping[str, dict[str, Any] | None], *, title: str) -> Table:
     """Subsets with the paper's numbers below each; those that are not here are named."""
     printed = _headings(title)
     for name, row in subsets.items():
@@ -116,7 +116,7 @@ def _headings(title: str) -> Table:
     return printed
 
 
-def table_rows(figures: dict[str, Any]) -> list[tuple[str, ...]]:
+def format_rows(figures: dict[str, Any]) -> list[tuple[str, ...]]:
     """The cells of the table as text."""
     return [_row(name, row) for name, row in [*figures["splits"].items(), ("total", figures)]]
 

@@ -29,7 +29,7 @@ def own_store(data: Path, *, home: Path, user: str | None, language: str, pack: 
     place = home / SPEECH
     looks = _listing(data, user=user, language=language)
     if not (place / PREPARED).exists() or read_json(place / PREPARED) != looks:
-        corpus = folder.read(data, user=user, language=language)
+        corpus = folder.read_folder(data, user=user, language=language)
         for private in (home, place):
             private.mkdir(mode=0o700, parents=True, exist_ok=True)
         pack(corpus, place / STORE)
@@ -40,7 +40,7 @@ def own_store(data: Path, *, home: Path, user: str | None, language: str, pack: 
 def _listing(data: Path, **asked: str | None) -> dict[str, Any]:
     """What tells whether a folder has changed, without reading its files."""
     found = []
-    for name in folder.files(data):
+    for name in folder.list_files(data):
         status = os.stat(data / name, follow_symlinks=False)
         found.append((name, status.st_size, status.st_mtime_ns))
     listed = hashlib.sha256(json.dumps(found).encode()).hexdigest()

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from sottovoce.config import Recipe
-from sottovoce.data.population import Population, build_population, populate
+from sottovoce.data.population import Population, build_population, make_population
 from sottovoce.data.speakers import Groups, select_speakers
 from sottovoce.data.store import Store
 from sottovoce.errors import InputError
@@ -27,7 +27,7 @@ def own_client(recipe: Recipe, store: Store, *, user: str | None) -> tuple[Popul
     index = _silo(user, settings.silos)
     rows = select_speakers(store, settings.splits).rows.members
     ends = np.where(np.arange(settings.silos + 1) > index, len(rows), 0)
-    return populate(store, settings, Groups(members=rows, offsets=ends), seed=seed), index
+    return make_population(store, settings, Groups(members=rows, offsets=ends), seed=seed), index
 
 
 def _speaker(people: Population, user: str | None) -> int:

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sottovoce.data.text.tokens import parse_tokens, written_tokens
+from sottovoce.data.text.tokens import parse_tokens, tokens_as_json
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Refused
 from sottovoce.deployment.sum_terms import Terms
@@ -117,7 +117,7 @@ def total_of(words: Words, plan: Plan) -> Tensor:
 
 def write_start(start: Recogniser) -> bytes:
     """A start model as it travels."""
-    tokens, language = json.dumps(written_tokens(start.tokens), sort_keys=True).encode(), start.language.encode()
+    tokens, language = json.dumps(tokens_as_json(start.tokens), sort_keys=True).encode(), start.language.encode()
     parameters = {name: tensor.detach().cpu().float().contiguous() for name, tensor in start.parameters.items()}
     return _LENGTHS.pack(len(tokens), len(language)) + tokens + language + safetensors.torch.save(parameters)
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sottovoce.data.audio.batches import plan_epoch
-from sottovoce.data.audio.waveforms import Recordings
+from sottovoce.data.audio.waveforms import Waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
-from sottovoce.data.loading import Speech, ahead, load_batch, load_speech
+from sottovoce.data.loading import Speech, load_batch, load_speech, prefetch
 from sottovoce.data.store import Store
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS, check_language, users_of
 from sottovoce.evaluation.recognise import Progress, batch_seconds_on, placed
@@ -52,14 +52,14 @@ def as_json(speech: Speech, figures: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def recordings_loss(recogniser: Recogniser, recordings: Recordings) -> Tensor:
+def recordings_loss(recogniser: Recogniser, recordings: Waveforms) -> Tensor:
     """The mean loss of `recordings`, without anything that chance decides."""
     family, settings = recogniser.family, recogniser.settings
     features = recordings_heard(family, recordings, settings=settings)
     return family.loss(recogniser.parameters, features, settings=settings, draws=None)
 
 
-def recordings_figures(recogniser: Recogniser, recordings: Recordings) -> dict[str, Tensor]:
+def recordings_figures(recogniser: Recogniser, recordings: Waveforms) -> dict[str, Tensor]:
     """What `recordings` are measured by, the mean loss first."""
     family, settings = recogniser.family, recogniser.settings
     if family.figures is None:
@@ -102,7 +102,7 @@ def mean_figures(
     done = 0
     batches = (replace(batch, rows=own[batch.rows]) for batch in plan.batches)
     with torch.no_grad():
-        for batch in ahead(load_batch(speech, batch, device=device) for batch in batches):
+        for batch in prefetch(load_batch(speech, batch, device=device) for batch in batches):
             for name, mean in recordings_figures(recogniser, batch).items():
                 own_sum = len(batch) * mean.double()
                 sums[name] = sums[name] + own_sum if name in sums else own_sum

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sottovoce.data.audio.batches import plan_epoch
-from sottovoce.data.audio.waveforms import padded_tokens
+from sottovoce.data.audio.waveforms import pad_tokens
 from sottovoce.data.client_utterances import utterance_keys
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
-from sottovoce.data.loading import Speech, ahead, load_batch, load_speech
+from sottovoce.data.loading import Speech, load_batch, load_speech, prefetch
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.errors import InputError
@@ -154,7 +154,7 @@ def encoded(
     vectors: dict[int, Tensor] = {}
     with torch.no_grad():
         read = ((batch, load_batch(speech, batch, device=device)) for batch in plan.batches)
-        for batch, recordings in ahead(read):
+        for batch, recordings in prefetch(read):
             features = recordings_heard(family, recordings, settings=settings)
             vectors_UTD, lengths_U = family.encode(recogniser.parameters, features, settings=settings)
             for place, own_TD, length in zip(batch.rows.tolist(), vectors_UTD.float().cpu(), lengths_U, strict=True):
@@ -259,7 +259,7 @@ def _linear_letters(
             own = batches[number]
             log_probs_UTV = F.linear(pad_sequence([vectors[n] for n in own], batch_first=True), weight, bias)
             lengths_U = torch.tensor([len(vectors[n]) for n in own])
-            value = ctc.loss(log_probs_UTV.log_softmax(dim=-1), lengths_U, *padded_tokens([ids[n] for n in own]))
+            value = ctc.loss(log_probs_UTV.log_softmax(dim=-1), lengths_U, *pad_tokens([ids[n] for n in own]))
             optimiser.zero_grad()
             value.backward()  # type: ignore[no-untyped-call]
             optimiser.step()

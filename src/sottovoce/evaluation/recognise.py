@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.data.audio.batches import Batch, plan_epoch
-from sottovoce.data.audio.waveforms import Recordings, record_lines
-from sottovoce.data.loading import ahead
+from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
+from sottovoce.data.loading import prefetch
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens
 from sottovoce.errors import InputError
@@ -63,7 +63,7 @@ def placed(recogniser: Recogniser, device: torch.device) -> Recogniser:
     return recogniser.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
 
-def emissions(recogniser: Recogniser, recordings: Recordings) -> tuple[Tensor, Tensor]:
+def emissions(recogniser: Recogniser, recordings: Waveforms) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T, V] of what was said, and their lengths [B] on the host."""
     recognition, settings = recognition_of(recogniser), recogniser.settings
     if recognition.emit is None:
@@ -72,7 +72,7 @@ def emissions(recogniser: Recogniser, recordings: Recordings) -> tuple[Tensor, T
     return recognition.emit(recogniser.parameters, features, settings=settings)
 
 
-def searched(recogniser: Recogniser, recordings: Recordings, how: Search) -> list[Found]:
+def searched(recogniser: Recogniser, recordings: Waveforms, how: Search) -> list[Found]:
     """The best text of each recording, by the family's own search."""
     recognition, settings = recognition_of(recogniser), recogniser.settings
     if recognition.search is None:
@@ -135,7 +135,7 @@ def recognise(
             texts[place] = text
 
     with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="decode") as thread:
-        for batch, speech in ahead(_speech(store, rows, plan.batches, device)):
+        for batch, speech in prefetch(_speech(store, rows, plan.batches, device)):
             if isinstance(decode, Search):
                 found = searched(recogniser, speech, decode)
                 collapsed += sum(hypothesis.collapsed for hypothesis in found)
@@ -166,7 +166,7 @@ def spell(tokens: Tokens, hypotheses: Sequence[Hypothesis]) -> list[str]:
 
 def _speech(
     store: Store, rows: NDArray[np.int64], batches: tuple[Batch, ...], device: torch.device
-) -> Iterator[tuple[Batch, Recordings]]:
+) -> Iterator[tuple[Batch, Waveforms]]:
     for batch in batches:
         samples = [store.samples(row) for row in rows[batch.rows].tolist()]
-        yield batch, record_lines(samples, padded_samples=batch.padded_samples, device=device)
+        yield batch, pad_waveforms(samples, padded_samples=batch.padded_samples, device=device)

@@ -14,10 +14,10 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from sottovoce.data.corpora.corpus import SAMPLE_RATE, Kind, Unusable
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, ProblemKind, Unusable
 from sottovoce.data.corpora.listing import AUDIO_SUFFIXES
 from sottovoce.data.corpora.rendering import check_header, check_regular, read_blocks
-from sottovoce.data.corpora.truncation import cut_short
+from sottovoce.data.corpora.truncation import is_truncated
 
 # What a folder is searched for; a file that is named itself may be called anything.
 SUFFIXES = frozenset({*AUDIO_SUFFIXES, ".oga", ".aif", ".aiff", ".aifc", ".au", ".snd", ".caf", ".w64", ".rf64"})
@@ -37,9 +37,9 @@ def blocks(path: Path) -> Iterator[Samples]:
                 found += len(block)
                 yield block
     except soundfile.LibsndfileError as error:
-        raise Unusable(Kind.UNREADABLE_AUDIO, str(error.error_string).strip(" .")) from None
+        raise Unusable(ProblemKind.UNREADABLE_AUDIO, str(error.error_string).strip(" .")) from None
     if not found:
-        raise Unusable(Kind.EMPTY_AUDIO, "nothing left after resampling")
+        raise Unusable(ProblemKind.EMPTY_AUDIO, "nothing left after resampling")
 
 
 def windows(sound: Iterator[Samples], *, window_samples: int, step_samples: int) -> Iterator[tuple[int, Samples]]:
@@ -78,7 +78,7 @@ def _mono(sound: NDArray[np.float32]) -> NDArray[np.float32]:
     if sound.ndim > 1:
         sound = sound.mean(axis=1)
     if not np.isfinite(sound).all():
-        raise Unusable(Kind.NON_FINITE_AUDIO)
+        raise Unusable(ProblemKind.NON_FINITE_AUDIO)
     return sound
 
 
@@ -93,7 +93,7 @@ def _check_file(path: Path) -> None:
         check_regular(path)
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             # Mapped, since reading hours of sound only to look at its container would fill the memory.
-            if mapped[:4] != b"fLaC" and cut_short(cast(bytes, mapped)):
-                raise Unusable(Kind.TRUNCATED_AUDIO)
+            if mapped[:4] != b"fLaC" and is_truncated(cast(bytes, mapped)):
+                raise Unusable(ProblemKind.TRUNCATED_AUDIO)
     except OSError as error:
-        raise Unusable(Kind.UNREADABLE_AUDIO, error.strerror or str(error)) from None
+        raise Unusable(ProblemKind.UNREADABLE_AUDIO, error.strerror or str(error)) from None

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Unusable
-from sottovoce.data.loading import ahead
+from sottovoce.data.loading import prefetch
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder, usual_decoder
 from sottovoce.evaluation.recognise import batch_seconds_on, emissions, placed, recognition_of, searched
@@ -123,7 +123,7 @@ def transcribe(
     seconds = batch_seconds_on(device, decode) if batch_seconds is None else batch_seconds
     frame = recognition_of(recogniser).samples_per_frame(recogniser.settings)
     heard = _listen(paths, window_seconds=window_seconds, frame_samples=frame)
-    batches = ahead(_batched(heard, max_samples=int(seconds * SAMPLE_RATE)))
+    batches = prefetch(_batched(heard, max_samples=int(seconds * SAMPLE_RATE)))
     recognised = _recognised(recogniser, batches, decode, device=device)
     for number, results in groupby(recognised, key=lambda result: result.file):
         try:
@@ -189,7 +189,7 @@ def _recognised(
         sound = [window for window in batch if window.trouble is None]
         heard: Iterator[torch.Tensor | Found] = iter(())
         if sound:
-            recordings = record_lines([window.samples for window in sound], device=device)
+            recordings = pad_waveforms([window.samples for window in sound], device=device)
             with torch.no_grad():
                 if isinstance(decode, Search):
                     heard = iter(searched(recogniser, recordings, decode))

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
-from sottovoce.data.audio.batches import Batch, client_batches
-from sottovoce.data.audio.waveforms import Features, Recordings, record
+from sottovoce.data.audio.batches import Batch, plan_client_batches
+from sottovoce.data.audio.waveforms import Features, Waveforms, pack_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
-from sottovoce.data.loading import Speech, batch_lines, load_speech, read_speech
+from sottovoce.data.loading import Speech, load_speech, plan_reading, read_speech
 from sottovoce.data.population import Client, Population
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens
@@ -205,7 +205,7 @@ class ClientRoom:
             if turn >= len(turns):
                 raise InputError(NOTHING_LEFT)
             return iter(turns[turn])
-        return client_batches(
+        return plan_client_batches(
             speech.lengths,
             max_seconds=self.local.batch_seconds,
             seed=derive(self.seed, "local batches", step, client.key),
@@ -282,7 +282,7 @@ class LoadedClient:
 
     client: Client
     speech: Speech
-    sound: Recordings | Features
+    sound: Waveforms | Features
     whole: bool
     lines: list[Tensor]
     draws: list[StepDraws]
@@ -307,9 +307,9 @@ def load_client(
     client, speech, batches = planned.client, planned.speech, planned.batches
     draws = room.draws(client, speech, batches, step=step)
     once = room.local.time_line is not None
-    used, lines = batch_lines(speech, batches, most_seconds=0.0 if once else WHOLE_SPEECH_SECONDS)
+    used, lines = plan_reading(speech, batches, most_seconds=0.0 if once else WHOLE_SPEECH_SECONDS)
     whole = not once and len(used) == len(speech.rows)
-    sound = (before.get(client.index) if whole else None) or record(*read_speech(speech, used), device=device)
+    sound = (before.get(client.index) if whole else None) or pack_waveforms(*read_speech(speech, used), device=device)
     seconds = sum(float(speech.lengths[batch.rows].sum()) for batch in batches) / SAMPLE_RATE
     amount = (len(used), seconds) if once else (len(speech.rows), client.seconds)
     return LoadedClient(client, speech, sound, whole, lines, draws, seconds, *amount)

@@ -10,7 +10,7 @@ decided by what training made of the earlier turns. docs/decisions/022 says why 
 from dataclasses import dataclass
 from typing import Literal
 
-from sottovoce.data.audio.batches import Batch, Rows, batches_in_order
+from sottovoce.data.audio.batches import Batch, Rows, plan_in_order
 from sottovoce.errors import InputError
 
 NOTHING_LEFT = "nothing is left of its time line"
@@ -36,5 +36,5 @@ def turns_of(
     lengths: Rows, *, max_seconds: float, max_utterances: int | None, local_steps: int
 ) -> list[tuple[Batch, ...]]:
     """All turns of a client whose utterances have `lengths`, in order; the last may have fewer batches."""
-    batches = batches_in_order(lengths, max_seconds=max_seconds, max_utterances=max_utterances)
+    batches = plan_in_order(lengths, max_seconds=max_seconds, max_utterances=max_utterances)
     return [batches[first : first + local_steps] for first in range(0, len(batches), local_steps)]

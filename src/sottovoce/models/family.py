@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
-from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.errors import InputError
 from sottovoce.models import log_mel
 from sottovoce.models.attention_search import Found, Search
@@ -293,7 +293,7 @@ def step_loss(
     return family.loss(parameters, heard, settings=settings, draws=draws.model)
 
 
-def recordings_heard(family: Family[S, Any], recordings: Recordings, *, settings: S) -> Features:
+def recordings_heard(family: Family[S, Any], recordings: Waveforms, *, settings: S) -> Features:
     """Features in float32, for what is heard once."""
     with torch.no_grad():
         return family.hear(recordings, settings=settings, dtype=torch.float32)

@@ -19,11 +19,11 @@ from sottovoce.data.audio.features import (
     filter_hertz,
     frame_lengths,
     log_mel,
-    normalise,
+    normalise_features,
     normalise_filters,
     raise_floor,
 )
-from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.errors import InputError
 
 # Features [U, T, F], their frames [U] and a band of each [U, 2]: what would have been heard had there been no more.
@@ -55,7 +55,7 @@ def normalised(features_UTF: Tensor, frames_U: Tensor, *, ears: Ears) -> Tensor:
 
 
 _NORMALISED: Mapping[Normalised, Callable[[Tensor, Tensor], Tensor]] = {
-    "utterance": normalise,
+    "utterance": normalise_features,
     "filter": normalise_filters,
 }
 
@@ -85,7 +85,7 @@ def _hears_all(bands_U2: Tensor, hertz_F: Tensor) -> Tensor:
 
 
 def hear(
-    recordings: Recordings,
+    recordings: Waveforms,
     *,
     settings: Any = None,
     dtype: torch.dtype = torch.float32,
@@ -99,15 +99,15 @@ def hear(
     """
     ears = ears or PAPERS_EARS
     device, frames_U = recordings.samples_N.device, frame_lengths(recordings.lengths_U)
-    if recordings.line is not None:
+    if recordings.padded_samples is not None:
         lengths_U = recordings.lengths_U.to(device, non_blocking=True)
-        features_UTF = line_features(recordings.lines_UN, lengths_U, ears=ears).to(dtype)
+        features_UTF = line_features(recordings.padded_UN, lengths_U, ears=ears).to(dtype)
     else:
         features_UTF = _heard_in_pieces(recordings, frames_U, ears=ears, dtype=dtype)
     return Features(features_UTF, frames_U, recordings.tokens_UL, recordings.token_lengths_U)
 
 
-def _heard_in_pieces(recordings: Recordings, frames_U: Tensor, *, ears: Ears, dtype: torch.dtype) -> Tensor:
+def _heard_in_pieces(recordings: Waveforms, frames_U: Tensor, *, ears: Ears, dtype: torch.dtype) -> Tensor:
     longest, device = int(frames_U.max()), recordings.samples_N.device
     features_UTF = torch.empty(len(frames_U), longest, MEL_COUNT, dtype=dtype, device=device)
     for first, last in pieces(frames_U):

@@ -24,7 +24,7 @@ from safetensors.torch import save as as_bytes
 from torch import Tensor
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
-from sottovoce.data.text.tokens import Tokens, load_tokens, save_tokens, written_tokens
+from sottovoce.data.text.tokens import Tokens, load_tokens, save_tokens, tokens_as_json
 from sottovoce.digests import content_digest, weights_digest
 from sottovoce.errors import InputError
 from sottovoce.files import check_file, named_inside, read_file, sealed, unsealed, write_json, written_atomically
@@ -96,7 +96,7 @@ def digests(recogniser: Recogniser) -> dict[str, str]:
     return {
         "weights": weights_digest({name: p.numpy() for name, p in _for_disk(_trained(recogniser)).items()}),
         "description": description_digest(_described(recogniser)),
-        "tokens": content_digest(written_tokens(recogniser.tokens)),
+        "tokens": content_digest(tokens_as_json(recogniser.tokens)),
     }
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sottovoce.config import Augmentation, Central, Recipe
 from sottovoce.data.audio.augment import add_noise, perturb_speed
-from sottovoce.data.audio.batches import Piece
-from sottovoce.data.audio.waveforms import Recordings
-from sottovoce.data.loading import Loaded, Place, Speech, ahead, endless_steps
+from sottovoce.data.audio.batches import BatchPiece
+from sottovoce.data.audio.waveforms import Waveforms
+from sottovoce.data.loading import DataPosition, Speech, StepData, iterate_steps, prefetch
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens
 from sottovoce.evaluation.evaluate import evaluate
@@ -115,8 +115,8 @@ class CentralLoop(Loop):
         self._log = StepLog(self._weights.norm_names, place=start.family.place_apart or start.family.place)
         self._recorded: Record = {}
         self._annealed = Annealed()
-        self._place = Place()
-        self._steps: Iterator[Loaded] = iter(())
+        self._place = DataPosition()
+        self._steps: Iterator[StepData] = iter(())
 
     @property
     def _settings(self) -> Central:
@@ -134,9 +134,9 @@ class CentralLoop(Loop):
             self._weights.load(found.recogniser.parameters)
             self._weights.restore_optimiser(found.optimiser)
             self._log.restore(found.state["log"])
-            self._place = Place(**found.state["place"])
+            self._place = DataPosition(**found.state["place"])
             self._annealed = Annealed(**found.state.get("newbob", {}))
-        steps = endless_steps(
+        steps = iterate_steps(
             self._speech,
             start=self._place,
             batches=self._settings.batches_a_step,
@@ -148,7 +148,7 @@ class CentralLoop(Loop):
             rank=self._processes.rank,
             world=self._processes.world,
         )
-        with closing(ahead(steps)) as self._steps:
+        with closing(prefetch(steps)) as self._steps:
             yield
 
     def _lr(self, step: int) -> float:
@@ -175,7 +175,7 @@ class CentralLoop(Loop):
         )
         self._log.add(loss, norm, norms, audio_seconds=loaded.audio_seconds)
 
-    def _chance(self, step: int, piece: Piece) -> torch.Generator:
+    def _chance(self, step: int, piece: BatchPiece) -> torch.Generator:
         """What is drawn for a whole batch is the same in whichever process it is trained on."""
         part = () if piece.part is None else ("part", piece.part)
         return torch_stream(self._recipe.seed, "step", step, piece.number, *part)
@@ -225,14 +225,14 @@ class CentralLoop(Loop):
 
 def train_step(
     weights: Weights,
-    pieces: Sequence[tuple[Piece, Recordings]],
+    pieces: Sequence[tuple[BatchPiece, Waveforms]],
     *,
     augment: Augmentation,
     lr: float,
     max_norm: float,
     family: Family[Any, Any],
     settings: Any,
-    chance: Callable[[Piece], torch.Generator],
+    chance: Callable[[BatchPiece], torch.Generator],
     batches: int = 1,
     frozen: Frozen = NOTHING_FROZEN,
     processes: Processes = ALONE,
@@ -241,13 +241,13 @@ def train_step(
     """One step of `weights` on the mean of so many `batches`, of which `pieces` are done here: the loss, the gradients'
     norm before clipping, and the norms by tensor."""
 
-    def gradients(piece: Piece, recordings: Recordings) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def gradients(piece: BatchPiece, recordings: Waveforms) -> tuple[Tensor, Sequence[Tensor | None]]:
         generator = chance(piece)
         batch = _augment(recordings, augment, generator)
         (draws,) = draw_steps(
             family,
             [len(batch)],
-            samples=[batch.lines_UN.shape[1]],
+            samples=[batch.padded_UN.shape[1]],
             settings=settings,
             spec_augment=augment.spec_augment,
             generator=generator,
@@ -290,15 +290,15 @@ def starting_point(recipe: Recipe, tokens: Tokens, seed: Recogniser | None, *, l
     )
 
 
-def _augment(batch: Recordings, augment: Augmentation, generator: torch.Generator) -> Recordings:
+def _augment(batch: Waveforms, augment: Augmentation, generator: torch.Generator) -> Waveforms:
     """Speed and noise, where the recipe asks for them."""
     device = batch.samples_N.device
     if augment.speeds:
         lengths_U = batch.lengths_U.to(device)
-        lines_UN, lengths_U = perturb_speed(batch.lines_UN, lengths_U, generator=generator, speeds=augment.speeds)
-        batch = batch.with_lines(lines_UN, lengths_U.cpu())
+        lines_UN, lengths_U = perturb_speed(batch.padded_UN, lengths_U, generator=generator, speeds=augment.speeds)
+        batch = batch.with_samples(lines_UN, lengths_U.cpu())
     if augment.noise is not None:
         lengths_U = batch.lengths_U.to(device)
-        noisy_UN = add_noise(batch.lines_UN, lengths_U, settings=augment.noise, generator=generator)
-        batch = batch.with_lines(noisy_UN, batch.lengths_U)
+        noisy_UN = add_noise(batch.padded_UN, lengths_U, settings=augment.noise, generator=generator)
+        batch = batch.with_samples(noisy_UN, batch.lengths_U)
     return batch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sottovoce.data.store import Progress
+from sottovoce.data.store import PackingProgress
 from sottovoce.training.keeper import Report, Say
 
 
@@ -21,7 +21,7 @@ class Surroundings:
     runs: Path
     stores: Path
     device: torch.device
-    on_prepare: Callable[[Progress], None] = lambda _: None
+    on_prepare: Callable[[PackingProgress], None] = lambda _: None
     on_report: Callable[[Report], None] = lambda _: None
     on_stage: Callable[[str], None] = lambda _: None
     say: Say = lambda _: None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.data.client_utterances import owners, utterance_samples, utterances_of
+from sottovoce.data.client_utterances import find_owners, utterance_samples, utterances_of
 from sottovoce.data.population import Population
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sealed, unsealed
@@ -66,7 +66,7 @@ def members_digest(population: Population, sampler: CyclicSampler, *, key: bytes
     rows = utterances.members
     said = (  # of every utterance: the group of its client, whose it is, and how long it lasts
         np.repeat(group_of, utterances.sizes),
-        store.user_keys[owners(store, rows)],
+        store.user_keys[find_owners(store, rows)],
         utterance_samples(store, rows).astype(np.uint64),
     )
     table = np.stack(said)[:, np.lexsort(said[::-1])]

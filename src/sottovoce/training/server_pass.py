@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sottovoce.config import PassSettings, Recipe
-from sottovoce.data.audio.batches import Piece
-from sottovoce.data.loading import Loaded, Place, Speech, ahead, endless_steps, load_speech
+from sottovoce.data.audio.batches import BatchPiece
+from sottovoce.data.loading import DataPosition, Speech, StepData, iterate_steps, load_speech, prefetch
 from sottovoce.data.population import Population
 from sottovoce.data.store import Store
 from sottovoce.errors import InputError
@@ -57,7 +57,7 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
     def train(server_P: Tensor, step: int) -> dict[str, float]:
         weights.reset(server_P)
         figures = []
-        with closing(ahead(_batches(speech, settings, seed=recipe.seed, step=step, device=device))) as batches:
+        with closing(prefetch(_batches(speech, settings, seed=recipe.seed, step=step, device=device))) as batches:
             for number, loaded in enumerate(batches):
                 loss, norm, _ = train_step(
                     weights,
@@ -81,16 +81,18 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
     return train
 
 
-def _chance(seed: int, step: int, number: int, _: Piece) -> torch.Generator:
+def _chance(seed: int, step: int, number: int, _: BatchPiece) -> torch.Generator:
     return torch_stream(seed, "server pass", step, number)
 
 
-def _batches(speech: Speech, settings: PassSettings, *, seed: int, step: int, device: torch.device) -> Iterator[Loaded]:
+def _batches(
+    speech: Speech, settings: PassSettings, *, seed: int, step: int, device: torch.device
+) -> Iterator[StepData]:
     """So many steps, or epochs, of a shuffle that belongs to round `step`."""
     own = derive(seed, "server pass batches", step)
-    endless = endless_steps(
+    endless = iterate_steps(
         speech,
-        start=Place(),
+        start=DataPosition(),
         max_seconds=settings.batch_seconds,
         max_utterances=settings.batch_utterances,
         seed=own,

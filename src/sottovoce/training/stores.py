@@ -6,8 +6,8 @@ from pathlib import Path
 
 from sottovoce.config import ManifestCorpus, Recipe, SyntheticCorpus
 from sottovoce.data.corpora import synthetic, tsv
-from sottovoce.data.corpora.listing import hold_out
-from sottovoce.data.store import Progress, Store, pack
+from sottovoce.data.corpora.listing import hold_out_speakers
+from sottovoce.data.store import PackingProgress, Store, pack_corpus
 from sottovoce.data.text.tokens import Tokens
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language, select
@@ -37,22 +37,22 @@ def _writable(tokens: Tokens, text: str) -> bool:
         return False
 
 
-def ensure_store(recipe: Recipe, stores: Path, on_progress: Callable[[Progress], None]) -> None:
+def ensure_store(recipe: Recipe, stores: Path, on_progress: Callable[[PackingProgress], None]) -> None:
     """Make the recipe's store if it can be made and is not there."""
     place, how = stores / recipe.data.store, recipe.data.prepare
     if how is None or (place / "store.json").exists():
         return
     if isinstance(how, SyntheticCorpus):
-        made = synthetic.read(
+        made = synthetic.read_synthetic(
             how.task, users=how.users, hours=how.hours, seed=how.seed, language=how.language, out=place
         )
-        pack(made, place, on_progress=on_progress)
+        pack_corpus(made, place, on_progress=on_progress)
         return
     assert isinstance(how, ManifestCorpus)
-    corpus = tsv.read(manifests(how), language=how.language)
+    corpus = tsv.read_tsv(manifests(how), language=how.language)
     if how.hold_out:
-        corpus = hold_out(corpus, how.hold_out, seed=how.seed)
-    pack(corpus, place, on_progress=on_progress)
+        corpus = hold_out_speakers(corpus, how.hold_out, seed=how.seed)
+    pack_corpus(corpus, place, on_progress=on_progress)
 
 
 def manifests(corpus: ManifestCorpus) -> list[Path]:

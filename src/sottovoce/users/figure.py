@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from sottovoce.data.speakers import UserIndex, select_speakers
 from sottovoce.data.statistics import (
+    compute_statistics,
+    format_rows,
+    make_device_population,
     minutes_per_speaker,
-    on_devices,
-    statistics,
-    table_rows,
     utterances_of_clients,
     utterances_per_speaker,
 )
@@ -64,7 +64,7 @@ def _page(store: UserIndex) -> Page:
             "speakers",
             "",
             HEADINGS,
-            tuple(table_rows(statistics(store))),
+            tuple(format_rows(compute_statistics(store))),
             total=-1,
             spans=(("", 4), ("minutes per speaker", 4)),
         ),
@@ -81,7 +81,7 @@ def _figure(store: UserIndex, *, speakers_per_device: int | None, seed: int) -> 
         minutes.append(_Curve(split, minutes_per_speaker(speakers), *style))
         counts.append(_Curve(split, utterances_per_speaker(store, speakers).astype(np.float64), *style))
         if speakers_per_device is not None:
-            shared = on_devices(store, split, speakers_per_device=speakers_per_device, seed=seed)
+            shared = make_device_population(store, split, speakers_per_device=speakers_per_device, seed=seed)
             name, style = f"{split}, {speakers_per_device} a device", (style[0], LINE_STYLES[1])
             minutes.append(_Curve(name, shared.seconds / 60, *style))
             counts.append(_Curve(name, utterances_of_clients(shared).astype(np.float64), *style))

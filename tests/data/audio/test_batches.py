@@ -6,12 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sottovoce.data.audio.batches import Batch, client_batches, collate, in_steps, pieces_of, plan_epoch
+from sottovoce.data.audio.batches import (
+    Batch,
+    assign_pieces,
+    group_into_steps,
+    plan_client_batches,
+    plan_epoch,
+)
 from sottovoce.data.audio.features import frame_count
 from sottovoce.errors import InputError
 
@@ -152,14 +157,14 @@ def test_steps_are_complete_and_processes_share_them_completely(
         with pytest.raises(
             InputError, match=f"batches of one utterance each do not make whole steps of batches={size}"
         ):
-            in_steps(batches, size=size)
+            group_into_steps(batches, size=size)
         return
-    steps = in_steps(batches, size=size)
+    steps = group_into_steps(batches, size=size)
     assert {len(step) for step in steps} == {size}
     assert sorted(row for step in steps for row in rows_of(step)) == list(range(utterances))
     for step in steps:
         assert all(batch.padded_seconds <= max_seconds for batch in step)
-        dealt = [pieces_of(step, rank=rank, world=world) for rank in range(world)]
+        dealt = [assign_pieces(step, rank=rank, world=world) for rank in range(world)]
         pieces = [piece for own in dealt for piece in own]
         for number, batch in enumerate(step):
             parts = sorted((piece for piece in pieces if piece.number == number), key=lambda piece: piece.part or 0)
@@ -175,7 +180,7 @@ def test_a_client_takes_so_many_steps_reshuffling_each_pass() -> None:
     lengths = crowd(12)
     per_epoch = len(plan_epoch(lengths, max_seconds=20, seed=4, epoch=0, fixed_shapes=True).batches)
     steps = 3 * per_epoch + 1
-    batches = list(client_batches(lengths, max_seconds=20, seed=4, local_steps=steps, fixed_shapes=True))
+    batches = list(plan_client_batches(lengths, max_seconds=20, seed=4, local_steps=steps, fixed_shapes=True))
     assert len(batches) == steps
     # With fixed shapes each pass has as many batches; within a pass nothing repeats.
     passes = [batches[i : i + per_epoch] for i in range(0, 3 * per_epoch, per_epoch)]
@@ -184,25 +189,10 @@ def test_a_client_takes_so_many_steps_reshuffling_each_pass() -> None:
 
 
 def test_local_epochs_are_whole_passes() -> None:
-    batches = list(client_batches(crowd(7), max_seconds=16, seed=4, local_epochs=5))
+    batches = list(plan_client_batches(crowd(7), max_seconds=16, seed=4, local_epochs=5))
     assert sorted(rows_of(batches)) == sorted(list(range(7)) * 5)
 
 
 def test_a_client_without_utterances_gives_no_batches() -> None:
     empty = np.array([], dtype=np.int64)
-    assert list(islice(client_batches(empty, max_seconds=16, seed=4, local_steps=10), 1)) == []
-
-
-@given(lengths=st.lists(st.integers(0, 300), min_size=1, max_size=8), extra=st.none() | st.integers(0, 50))
-@settings(deadline=None)
-def test_collate_gives_back_what_was_put_in(lengths: list[int], extra: int | None) -> None:
-    rng = np.random.default_rng(1)
-    clips = [rng.integers(-32768, 32768, length, dtype=np.int16) for length in lengths]
-    padded = None if extra is None else max(lengths) + extra
-    waveforms_BN, lengths_B = collate(clips, padded_samples=padded)
-    assert waveforms_BN.dtype == torch.int16
-    assert waveforms_BN.shape == (len(clips), max(lengths) + (extra or 0))
-    assert lengths_B.tolist() == lengths
-    for row, clip in zip(waveforms_BN.numpy(), clips, strict=True):
-        assert np.array_equal(row[: len(clip)], clip)
-        assert not row[len(clip) :].any()
+    assert list(islice(plan_client_batches(empty, max_seconds=16, seed=4, local_steps=10), 1)) == []

@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sottovoce.data.audio.batches import collate
 from sottovoce.data.audio.features import (
     frame_count,
     frame_lengths,
     frame_mask,
     log_mel,
     log_power,
-    normalise,
+    normalise_features,
     sample_count,
 )
+from sottovoce.data.audio.waveforms import pad_waveforms
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,15 @@ def noisy_tone(samples: int, *, seed: int = 0, offset: float = 0.0) -> NDArray[n
     return wave.astype(np.int16)
 
 
+def padded(
+    clips: Sequence[NDArray[np.int16]], *, padded_samples: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    waveforms = pad_waveforms(clips, padded_samples=padded_samples)
+    return waveforms.padded_UN, waveforms.lengths_U
+
+
 def features_of(clips: Sequence[NDArray[np.int16]]) -> tuple[torch.Tensor, torch.Tensor]:
-    return log_mel(*collate(clips))
+    return log_mel(*padded(clips))
 
 
 def assert_like_references(clip: NDArray[np.int16], ours: torch.Tensor) -> None:
@@ -95,19 +102,19 @@ def test_filters_are_the_references_filters_for_another_count() -> None:
         warnings.simplefilter("ignore")
         extractor = lhotse.Fbank(lhotse.FbankConfig(snip_edges=True, high_freq=0.0, num_filters=40))
     theirs = extractor.extract((clip / 32768).astype(np.float32), 16_000)
-    waveforms_BN, lengths_B = collate([clip])
+    waveforms_BN, lengths_B = padded([clip])
     np.testing.assert_allclose(log_mel(waveforms_BN, lengths_B, mel_count=40)[0][0].numpy(), theirs, atol=1e-3)
 
 
 def test_int16_and_float_samples_give_the_same() -> None:
-    waveforms_BN, lengths_B = collate([noisy_tone(9_000), noisy_tone(5_000, seed=1)])
+    waveforms_BN, lengths_B = padded([noisy_tone(9_000), noisy_tone(5_000, seed=1)])
     torch.testing.assert_close(
         log_mel(waveforms_BN, lengths_B)[0], log_mel(waveforms_BN / 32768, lengths_B)[0], atol=1e-4, rtol=0
     )
 
 
 def test_autocast_around_it_changes_nothing() -> None:
-    waveforms_BN, lengths_B = collate([noisy_tone(9_000)])
+    waveforms_BN, lengths_B = padded([noisy_tone(9_000)])
     expected = log_mel(waveforms_BN, lengths_B)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         features_BTF = log_mel(waveforms_BN, lengths_B)[0]
@@ -119,14 +126,14 @@ def test_autocast_around_it_changes_nothing() -> None:
 @settings(max_examples=40, deadline=None)
 def test_padding_and_what_lies_in_it_change_nothing(lengths: list[int], extra: int) -> None:
     clips = [noisy_tone(length, seed=length) for length in lengths]
-    waveforms_BN, lengths_B = collate(clips, padded_samples=max(lengths) + extra)
+    waveforms_BN, lengths_B = padded(clips, padded_samples=max(lengths) + extra)
     for row, length in zip(waveforms_BN, lengths, strict=True):
         row[length:] = 12_345
     features_BTF, frame_lengths_B = log_mel(waveforms_BN, lengths_B)
-    normalised_BTF = normalise(features_BTF, frame_lengths_B)
+    normalised_BTF = normalise_features(features_BTF, frame_lengths_B)
     assert frame_lengths_B.tolist() == [frame_count(length) for length in lengths]
     for clip, row_TF, frames in zip(clips, normalised_BTF, frame_lengths_B.tolist(), strict=True):
-        alone_BTF = normalise(*features_of([clip]))
+        alone_BTF = normalise_features(*features_of([clip]))
         torch.testing.assert_close(row_TF[:frames], alone_BTF[0], atol=1e-4, rtol=1e-4)
         assert not row_TF[frames:].any()
 
@@ -143,7 +150,7 @@ def test_lengths_on_tensors_agree_with_those_on_numbers() -> None:
 
 def test_normalised_utterances_have_zero_mean_and_unit_variance_over_frames_and_filters() -> None:
     features_BTF, frame_lengths_B = features_of([noisy_tone(16_000), noisy_tone(4_000, seed=1)])
-    for row_TF, frames in zip(normalise(features_BTF, frame_lengths_B), frame_lengths_B.tolist(), strict=True):
+    for row_TF, frames in zip(normalise_features(features_BTF, frame_lengths_B), frame_lengths_B.tolist(), strict=True):
         assert row_TF[:frames].mean().abs() < 1e-4
         torch.testing.assert_close(row_TF[:frames].square().mean(), torch.tensor(1.0), atol=1e-3, rtol=0)
 
@@ -152,7 +159,7 @@ def test_normalised_utterances_have_zero_mean_and_unit_variance_over_frames_and_
 def test_constant_short_and_empty_clips_stay_finite(value: int) -> None:
     clips = [np.full(samples, value, dtype=np.int16) for samples in (16_000, 400, 7, 1, 0)]
     features_BTF, frame_lengths_B = features_of(clips)
-    normalised_BTF = normalise(features_BTF, frame_lengths_B)
+    normalised_BTF = normalise_features(features_BTF, frame_lengths_B)
     assert frame_lengths_B.tolist() == [98, 1, 1, 1, 0]
     assert normalised_BTF.isfinite().all()
     assert not normalised_BTF[4].any()

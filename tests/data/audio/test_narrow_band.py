@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sottovoce.data.audio.augment import NarrowBandSettings, draw_bands, empty_bands
 from sottovoce.data.audio.features import Ears, filter_hertz, frame_lengths, log_mel, normalise_filters, raise_floor
-from sottovoce.data.audio.narrow_band import is_narrow, told
-from sottovoce.data.audio.waveforms import record, record_lines
+from sottovoce.data.audio.narrow_band import format_narrow_count, is_narrow_band
+from sottovoce.data.audio.waveforms import pack_waveforms, pad_waveforms
 from sottovoce.data.corpora.listing import AUDIO_SUFFIXES
 from sottovoce.errors import InputError
 from sottovoce.models.log_mel import PAPERS_EARS, hear, line_features, narrowed
@@ -57,7 +57,7 @@ def heard(samples: Samples, ears: Ears) -> Tensor:
 @pytest.mark.parametrize("ears", EARS, ids=str)
 def test_an_utterance_is_heard_the_same_in_any_batch_and_however_it_lies(ears: Ears) -> None:
     clips = [spoken(24_000), spoken(9_000, seed=1, loudness=30), spoken(399, seed=2), spoken(16_000, seed=3)]
-    lines, ends = (hear(recorded(clips), ears=ears) for recorded in (record_lines, record))
+    lines, ends = (hear(recorded(clips), ears=ears) for recorded in (pad_waveforms, pack_waveforms))
     for own, (clip, frames) in enumerate(zip(clips, lines.frames_U.tolist(), strict=True)):
         alone_TF = heard(clip, ears)
         # Rounding, of sums in another order where there is padding among them; and of one frame, 316 times that much.
@@ -71,7 +71,7 @@ def test_an_utterance_is_heard_the_same_in_any_batch_and_however_it_lies(ears: E
 @pytest.mark.parametrize("value", [0, 1, -30_000])
 def test_constant_short_and_empty_clips_stay_finite(value: int, ears: Ears) -> None:
     clips = [np.full(samples, value, dtype=np.int16) for samples in (16_000, 400, 7, 1, 0)]
-    found = hear(record_lines(clips), ears=ears)
+    found = hear(pad_waveforms(clips), ears=ears)
     assert found.features_UTF.isfinite().all()
     assert not found.features_UTF[4].any()
     assert found.features_UTF[0].abs().max() < 10
@@ -79,7 +79,7 @@ def test_constant_short_and_empty_clips_stay_finite(value: int, ears: Ears) -> N
 
 def test_the_papers_ears_are_those_from_before() -> None:
     """To the bit, without an option and with the defaults."""
-    recordings = record_lines([spoken(), spoken(9_000)])
+    recordings = pad_waveforms([spoken(), spoken(9_000)])
     assert torch.equal(hear(recordings).features_UTF, hear(recordings, ears=Ears()).features_UTF)
 
 
@@ -170,7 +170,7 @@ def test_bands_are_drawn_as_often_as_asked_and_within_their_bounds() -> None:
 
 @pytest.mark.parametrize("ears", EARS, ids=str)
 def test_who_hears_all_keeps_every_bit(ears: Ears) -> None:
-    features = hear(record_lines([spoken(), spoken(9_000)]), ears=ears)
+    features = hear(pad_waveforms([spoken(), spoken(9_000)]), ears=ears)
     bands_U2 = torch.tensor([[0.0, math.inf], [0.0, 4_000.0]])
     found_UTF = narrowed(features.features_UTF, features.frames_U, bands_U2, ears=ears)
     assert torch.equal(found_UTF[0], features.features_UTF[0])
@@ -222,20 +222,25 @@ def decoded(path: Path) -> Samples:
 def test_no_sample_of_ordinary_speech_is_called_narrow_and_its_copies_through_8_khz_are() -> None:
     paths = recordings()
     samples = [decoded(path) for path in paths]
-    assert [path for path, own in zip(paths, samples, strict=True) if is_narrow(own)] == []
+    assert [path for path, own in zip(paths, samples, strict=True) if is_narrow_band(own)] == []
     # But for those that are clipped, which fills every band: at least nine in ten.
-    copies = [is_narrow(through_8_khz(own)) for own in samples]
+    copies = [is_narrow_band(through_8_khz(own)) for own in samples]
     assert sum(copies) >= 0.9 * len(copies)
 
 
 def test_what_cannot_be_told_is_not_called_narrow() -> None:
     for samples in (np.zeros(16_000), np.ones(16_000), np.zeros(100), np.zeros(0), 3 * np.sin(np.arange(16_000))):
-        assert not is_narrow(samples.astype(np.int16))
-    assert not is_narrow(spoken())
-    assert is_narrow(through_8_khz(spoken()))
+        assert not is_narrow_band(samples.astype(np.int16))
+    assert not is_narrow_band(spoken())
+    assert is_narrow_band(through_8_khz(spoken()))
 
 
 def test_a_line_is_worth_one_recording_in_a_hundred() -> None:
-    assert told([]) == told([False] * 400) == told([True] * 3 + [False] * 397) == ""
-    assert told([True] * 312 + [False] * 88).startswith("312 of 400 recordings hold nothing above 4 kHz")
-    assert told([True]).startswith("1 of 1 recordings")
+    assert (
+        format_narrow_count([])
+        == format_narrow_count([False] * 400)
+        == format_narrow_count([True] * 3 + [False] * 397)
+        == ""
+    )
+    assert format_narrow_count([True] * 312 + [False] * 88).startswith("312 of 400 recordings hold nothing above 4 kHz")
+    assert format_narrow_count([True]).startswith("1 of 1 recordings")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.data.corpora import commonvoice
-from sottovoce.data.corpora.corpus import Kind
+from sottovoce.data.corpora.corpus import ProblemKind
 from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
@@ -45,7 +45,7 @@ def test_reads_every_release(release: Path, version: str, end: str, encoding: st
     facts = {"gender": man, "age": "fifties", "accent": "scotland", "accents": "scotland"}
     rows = [row("u2", "b", '"Open quote, she said', **facts), row("u2", "a"), row("u1", "c", "“Don’t!”")]
     write_table(release / "en" / "train.tsv", HEADERS[version], rows, end=end, encoding=encoding)
-    corpus = commonvoice.read(release / "en")
+    corpus = commonvoice.read_commonvoice(release / "en")
     assert (corpus.language, [s.name for s in corpus.speakers]) == ("en", ["u1", "u2"])
     assert [clip.id for clip in corpus.speakers[1].clips] == ["a", "b"]
     assert corpus.speakers[1].metadata == {"gender": "male", "age": "fifties", "accent": "scotland"}
@@ -56,77 +56,79 @@ def test_reads_every_release(release: Path, version: str, end: str, encoding: st
 
 def test_columns_may_come_in_any_order_and_be_missing_or_more(release: Path) -> None:
     write_table(release / "en" / "dev.tsv", "mood sentence path client_id", [row("u", "a", mood="fine")])
-    (speaker,) = commonvoice.read(release / "en").speakers
+    (speaker,) = commonvoice.read_commonvoice(release / "en").speakers
     assert (speaker.name, speaker.split, speaker.clips[0].text, speaker.metadata) == ("u", "dev", "Hello", {})
 
 
 def test_most_rows_decide_what_is_known_of_a_person(release: Path) -> None:
     rows = [row("u", "a", age="teens"), row("u", "b", age="forties"), row("u", "c", age="forties"), row("u", "d")]
     write_table(release / "en" / "train.tsv", HEADERS["6.1"], rows)
-    assert commonvoice.read(release / "en").speakers[0].metadata == {"age": "forties"}
+    assert commonvoice.read_commonvoice(release / "en").speakers[0].metadata == {"age": "forties"}
 
 
 def test_standard_splits_unless_only_validated_or_others_are_named(release: Path) -> None:
     for name, clip in [("validated", "a"), ("other", "d")]:
         write_table(release / "en" / f"{name}.tsv", HEADERS["6.1"], [row("u", clip)])
-    assert [s.split for s in commonvoice.read(release / "en").speakers] == ["validated"]
+    assert [s.split for s in commonvoice.read_commonvoice(release / "en").speakers] == ["validated"]
     write_table(release / "en" / "train.tsv", HEADERS["6.1"], [row("u", "b")])
     write_table(release / "en" / "test.tsv", HEADERS["6.1"], [row("w", "c")])
-    assert [s.split for s in commonvoice.read(release / "en").speakers] == ["test", "train"]
-    assert [s.split for s in commonvoice.read(release / "en", splits=["other"]).speakers] == ["other"]
+    assert [s.split for s in commonvoice.read_commonvoice(release / "en").speakers] == ["test", "train"]
+    assert [s.split for s in commonvoice.read_commonvoice(release / "en", splits=["other"]).speakers] == ["other"]
     with pytest.raises(InputError, match=r"split='dev' .* expected one of other, test, train, validated"):
-        commonvoice.read(release / "en", splits=["dev"])
+        commonvoice.read_commonvoice(release / "en", splits=["dev"])
 
 
 def test_finds_the_language(release: Path, write_tone: WriteTone) -> None:
     write_table(release / "en" / "train.tsv", HEADERS["6.1"], [row("u", "a")])
-    assert commonvoice.read(release).language == "en"
+    assert commonvoice.read_commonvoice(release).language == "en"
     write_tone(release / "ga-IE" / "clips" / "a.mp3")
     write_table(release / "ga-IE" / "train.tsv", "client_id path sentence", [row("u", "a")])
-    assert commonvoice.read(release, language="ga-IE").language == "ga-IE"
-    assert commonvoice.read(release / "ga-IE").language == "ga-IE"  # no locale column: the folder's name
+    assert commonvoice.read_commonvoice(release, language="ga-IE").language == "ga-IE"
+    assert commonvoice.read_commonvoice(release / "ga-IE").language == "ga-IE"  # no locale column: the folder's name
     with pytest.raises(InputError, match="language=None; expected one of en, ga-IE"):
-        commonvoice.read(release)
+        commonvoice.read_commonvoice(release)
     with pytest.raises(InputError, match=r"expected <language>/\{train,dev,test,validated\}.tsv .* found a.mp3"):
-        commonvoice.read(release / "ga-IE" / "clips")
+        commonvoice.read_commonvoice(release / "ga-IE" / "clips")
 
 
 def test_bad_rows_are_counted(release: Path) -> None:
     rows = [row("u", "a"), row("u", "a"), row("", "b"), row("u", "b", " "), {}, row("u", "../../x"), row("w", "gone")]
     write_table(release / "en" / "train.tsv", HEADERS["8.0"], rows)
-    corpus = commonvoice.read(release / "en")
+    corpus = commonvoice.read_commonvoice(release / "en")
     assert corpus.problems.counts == {
-        Kind.DUPLICATE_ROW: 1,
-        Kind.EMPTY_ROW: 2,
-        Kind.MISSING_TEXT: 1,
-        Kind.PATH_ESCAPES: 1,
+        ProblemKind.DUPLICATE_ROW: 1,
+        ProblemKind.EMPTY_ROW: 2,
+        ProblemKind.MISSING_TEXT: 1,
+        ProblemKind.PATH_ESCAPES: 1,
     }
-    assert corpus.problems.examples[Kind.DUPLICATE_ROW][0].where.endswith("train.tsv:3")
-    assert [p.kind for p in corpus.render(corpus.speakers[1]).problems] == [Kind.MISSING_AUDIO]
+    assert corpus.problems.examples[ProblemKind.DUPLICATE_ROW][0].where.endswith("train.tsv:3")
+    assert [p.kind for p in corpus.render(corpus.speakers[1]).problems] == [ProblemKind.MISSING_AUDIO]
 
 
 def test_a_clip_in_two_splits_stays_in_the_first_and_its_user_in_both_is_told(release: Path) -> None:
     write_table(release / "en" / "train.tsv", HEADERS["8.0"], [row("u", "a")])
     write_table(release / "en" / "test.tsv", HEADERS["8.0"], [row("u", "a"), row("u", "b")])
-    corpus = commonvoice.read(release / "en")
+    corpus = commonvoice.read_commonvoice(release / "en")
     assert {s.split: [clip.id for clip in s.clips] for s in corpus.speakers} == {"test": ["b"], "train": ["a"]}
-    assert corpus.problems.counts == {Kind.DUPLICATE_ROW: 1, Kind.SPLIT_OVERLAP: 1}
+    assert corpus.problems.counts == {ProblemKind.DUPLICATE_ROW: 1, ProblemKind.SPLIT_OVERLAP: 1}
 
 
 def test_as_released_nobody_is_left_out_for_a_digit(release: Path) -> None:
     """Skipping what no token writes keeps the utterance, and so the speaker whose every sentence has some of it."""
     rows = [row("u1", "a", "Route 66, isn’t it?"), row("u2", "b", "So well-known...indeed"), row("u3", "c", "1984")]
     write_table(release / "en" / "train.tsv", HEADERS["17.0"], rows)
-    own, released = (commonvoice.read(release, as_released=choice) for choice in (False, True))
+    own, released = (commonvoice.read_commonvoice(release, as_released=choice) for choice in (False, True))
     rendered = [released.render(speaker) for speaker in released.speakers]
     assert [[u.text for u in found.utterances] for found in rendered] == [
         ["route isn't it"],
         ["so well-knownindeed"],
         [],
     ]
-    assert [(p.kind, p.detail) for found in rendered for p in found.problems if p.kind is not Kind.RESAMPLED] == [
-        (Kind.UNWRITTEN, "6"),
-        (Kind.EMPTY_TEXT, ""),
+    assert [
+        (p.kind, p.detail) for found in rendered for p in found.problems if p.kind is not ProblemKind.RESAMPLED
+    ] == [
+        (ProblemKind.UNWRITTEN, "6"),
+        (ProblemKind.EMPTY_TEXT, ""),
     ]
     kept = [[u.text for u in own.render(speaker).utterances] for speaker in own.speakers]
     assert kept == [[], ["so well-known indeed"], []]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.data.corpora import folder
-from sottovoce.data.corpora.corpus import Kind
+from sottovoce.data.corpora.corpus import ProblemKind
 from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
@@ -23,7 +23,7 @@ def recorded(tmp_path: Path, write_tone: WriteTone) -> Path:
 
 
 def test_texts_lie_beside_their_recordings(recorded: Path) -> None:
-    corpus = folder.read(recorded)
+    corpus = folder.read_folder(recorded)
     (speaker,) = corpus.speakers
     assert (speaker.name, speaker.split) == ("anna", "train")
     assert [(clip.id, clip.text) for clip in speaker.clips] == [
@@ -37,7 +37,7 @@ def test_texts_lie_beside_their_recordings(recorded: Path) -> None:
 
 
 def test_a_person_and_a_split_can_be_named(recorded: Path) -> None:
-    (speaker,) = folder.read(recorded, user="a", split="train-clean").speakers
+    (speaker,) = folder.read_folder(recorded, user="a", split="train-clean").speakers
     assert (speaker.name, speaker.split) == ("a", "train-clean")
 
 
@@ -53,31 +53,31 @@ def test_what_cannot_be_used_is_counted(recorded: Path, write_tone: WriteTone) -
     (recorded / "lost.txt").write_text("hello")
     (recorded / "notes.md").write_text("no recording")
     (recorded / ".hidden.wav").write_bytes(b"")
-    corpus = folder.read(recorded)
+    corpus = folder.read_folder(recorded)
     assert dict(corpus.problems.counts) == {
-        Kind.MISSING_TEXT: 4,
-        Kind.DUPLICATE_ROW: 1,
-        Kind.MISSING_AUDIO: 1,
+        ProblemKind.MISSING_TEXT: 4,
+        ProblemKind.DUPLICATE_ROW: 1,
+        ProblemKind.MISSING_AUDIO: 1,
     }
     assert len(corpus.speakers[0].clips) == 2
     with pytest.raises(InputError, match="stopped because of --strict"):
-        folder.read(recorded, strict=True)
+        folder.read_folder(recorded, strict=True)
 
 
 def test_without_any_text_it_is_speech_without_text(tmp_path: Path, write_tone: WriteTone) -> None:
     write_tone(tmp_path / "mine" / "one.wav")
-    corpus = folder.read(tmp_path / "mine")
+    corpus = folder.read_folder(tmp_path / "mine")
     assert [clip.text for clip in corpus.speakers[0].clips] == [None]
-    assert dict(corpus.problems.counts) == {Kind.UNLABELLED: 1}
+    assert dict(corpus.problems.counts) == {ProblemKind.UNLABELLED: 1}
 
 
 def test_a_table_says_itself_what_there_is(recorded: Path) -> None:
     (recorded / "mine.tsv").write_text("client_id\tpath\tsentence\nben\tlights.wav\tLights\n")
-    (speaker,) = folder.read(recorded).speakers
+    (speaker,) = folder.read_folder(recorded).speakers
     assert (speaker.name, [clip.text for clip in speaker.clips]) == ("ben", ["Lights"])
     (recorded / "other.csv").write_text("client_id,path,sentence\n")
     with pytest.raises(InputError, match=r"does not hold recordings: expected audio files .* or one table"):
-        folder.read(recorded)
+        folder.read_folder(recorded)
 
 
 @pytest.mark.parametrize("made", ["nothing", "a file", "empty", "texts alone"])
@@ -90,13 +90,13 @@ def test_what_is_no_folder_of_recordings_is_said_in_one_line(tmp_path: Path, mad
     if made == "texts alone":
         (place / "lights.txt").write_text("lights")
     with pytest.raises(InputError, match="does not hold recordings: expected audio files") as refused:
-        folder.read(place)
+        folder.read_folder(place)
     assert "\n" not in str(refused.value)
 
 
 def test_a_link_that_leads_out_of_it_is_not_followed(recorded: Path, tmp_path: Path, write_tone: WriteTone) -> None:
     (recorded / "stray.wav").symlink_to(write_tone(tmp_path / "elsewhere.wav"))
     (recorded / "stray.txt").write_text("stray")
-    corpus = folder.read(recorded)
+    corpus = folder.read_folder(recorded)
     problems = corpus.render(corpus.speakers[0]).problems
-    assert [problem.kind for problem in problems] == [Kind.PATH_ESCAPES]
+    assert [problem.kind for problem in problems] == [ProblemKind.PATH_ESCAPES]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.data.corpora.corpus import Clip, Corpus, ProblemLog, RenderedSpeaker, Speaker
-from sottovoce.data.corpora.listing import hold_out
+from sottovoce.data.corpora.listing import hold_out_speakers
 from sottovoce.errors import InputError
 
 PEOPLE = [f"spk{number:02}" for number in range(48)]
@@ -43,7 +43,7 @@ def crowds_and_counts(draw: st.DrawFn) -> tuple[list[str], dict[str, int]]:
 def test_everybody_is_in_one_split_and_nobody_is_lost(crowd: tuple[list[str], dict[str, int]], seed: int) -> None:
     names, counts = crowd
     before = corpus_of(names)
-    after = hold_out(before, counts, seed=seed)
+    after = hold_out_speakers(before, counts, seed=seed)
     assert Counter(speaker.split for speaker in after.speakers) == {
         **counts,
         "train": len(names) - sum(counts.values()),
@@ -59,14 +59,17 @@ def test_everybody_is_in_one_split_and_nobody_is_lost(crowd: tuple[list[str], di
 def test_the_order_of_the_listing_does_not_matter(crowd: tuple[list[str], dict[str, int]], random: object) -> None:
     names, counts = crowd
     shuffled = sorted(names, key=lambda name: random.random())  # type: ignore[attr-defined]
-    assert hold_out(corpus_of(shuffled), counts, seed=3).speakers == hold_out(corpus_of(names), counts, seed=3).speakers
+    assert (
+        hold_out_speakers(corpus_of(shuffled), counts, seed=3).speakers
+        == hold_out_speakers(corpus_of(names), counts, seed=3).speakers
+    )
 
 
 @given(st.sampled_from(PEOPLE))
 def test_somebody_who_leaves_changes_nobody_elses_split(leaver: str) -> None:
     counts = {"dev": 4, "test": 8}
-    before = by_split(hold_out(corpus_of(PEOPLE), counts, seed=1))
-    after = by_split(hold_out(corpus_of(name for name in PEOPLE if name != leaver), counts, seed=1))
+    before = by_split(hold_out_speakers(corpus_of(PEOPLE), counts, seed=1))
+    after = by_split(hold_out_speakers(corpus_of(name for name in PEOPLE if name != leaver), counts, seed=1))
     if leaver in before["train"]:
         assert (after["dev"], after["test"]) == (before["dev"], before["test"])
     else:  # the queue moves up by one: a place in dev is filled from test's first, one in test from training
@@ -75,7 +78,7 @@ def test_somebody_who_leaves_changes_nobody_elses_split(leaver: str) -> None:
 
 
 def test_the_seed_decides_and_the_choice_never_changes() -> None:
-    chosen = {seed: by_split(hold_out(corpus_of(PEOPLE), {"dev": 4, "test": 8}, seed=seed)) for seed in (1, 2)}
+    chosen = {seed: by_split(hold_out_speakers(corpus_of(PEOPLE), {"dev": 4, "test": 8}, seed=seed)) for seed in (1, 2)}
     assert chosen[1]["test"] != chosen[2]["test"]
     # The first four and the next eight by SplitMix64(name_key(name) ^ derive(1, "hold out")), worked out with Python's
     # own integers. Another choice would make results on held-out people incomparable with earlier ones.
@@ -86,7 +89,7 @@ def test_the_seed_decides_and_the_choice_never_changes() -> None:
 def test_a_person_in_two_splits_is_moved_whole() -> None:
     twice = corpus_of(["ann", "bob", "cem"]), corpus_of(["ann", "bob", "cem"], split="other")
     both = Corpus("c", "en", [*twice[0].speakers, *twice[1].speakers], render, ProblemLog())
-    after = hold_out(both, {"test": 1}, seed=1)
+    after = hold_out_speakers(both, {"test": 1}, seed=1)
     names = Counter(speaker.name for speaker in after.speakers if speaker.split == "test")
     assert list(names.values()) == [2]
     assert not by_split(after)["test"] & (by_split(after)["train"] | by_split(after)["other"])
@@ -95,6 +98,6 @@ def test_a_person_in_two_splits_is_moved_whole() -> None:
 @pytest.mark.parametrize("counts", [{"dev": 0}, {"dev": -1, "test": 2}, {"dev": 1, "test": 2}, {"test": 4}])
 def test_impossible_wishes_are_refused(counts: Mapping[str, int]) -> None:
     with pytest.raises(InputError) as caught:
-        hold_out(corpus_of(["ann", "bob", "cem"]), counts, seed=1)
+        hold_out_speakers(corpus_of(["ann", "bob", "cem"]), counts, seed=1)
     wish = ", ".join(f"{split}={count}" for split, count in counts.items())
     assert str(caught.value) == f"hold_out {wish}: expected at least 1 each, and fewer in all than the 3 speakers"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.data.corpora import trees
 
 from sottovoce.data.corpora import librilight
-from sottovoce.data.corpora.corpus import Kind
-from sottovoce.data.store import Store, pack
+from sottovoce.data.corpora.corpus import ProblemKind
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.errors import InputError
 
 RATE = 16_000
@@ -26,7 +26,7 @@ def voices(request: pytest.FixtureRequest) -> trees.Voices:
 
 
 def prepared(root: Path, out: Path, **options: object) -> Store:
-    pack(librilight.read(root, **options), out, workers=1)  # type: ignore[arg-type]
+    pack_corpus(librilight.read_librilight(root, **options), out, workers=1)  # type: ignore[arg-type]
     return Store(out)
 
 
@@ -44,7 +44,7 @@ def test_chapters_are_cut_at_pauses_and_lie_in_order_of_time(tmp_path: Path, voi
         expected = [
             (f"{name}/{chapter.path.parent.name}/{chapter.path.stem}-{number:04}", chapter.sound[start:stop])
             for chapter in chapters
-            for number, (start, stop) in enumerate(librilight.cuts(chapter.voiced, most=20 * RATE))
+            for number, (start, stop) in enumerate(librilight.cut_voice(chapter.voiced, most=20 * RATE))
         ]
         assert [one.id for one in utterances] == [id for id, _ in expected]
         for one, (_, sound) in zip(utterances, expected, strict=True):
@@ -67,7 +67,7 @@ def test_cuts_hold_all_voice_once_and_none_is_too_long(gaps_and_lengths: list[tu
     for gap, length in gaps_and_lengths:
         voiced.append((at + gap, at + gap + length))
         at += gap + length
-    found = list(librilight.cuts(voiced, most=most))
+    found = list(librilight.cut_voice(voiced, most=most))
     assert all(0 < stop - start <= most for start, stop in found)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(found))
     inside = [sample for start, stop in found for sample in range(start, stop)]
@@ -127,16 +127,16 @@ def test_everything_wrong_is_counted_and_the_rest_is_kept(tmp_path: Path, point:
     store = prepared(tmp_path / "ll", tmp_path / "store", point=point)
     problems = store.header["problems"]
     assert {name: (found["count"], found["kept"]) for name, found in problems.items()} == {
-        Kind.NO_VOICE_ACTIVITY: (4, True),
-        Kind.NO_VOICE: (1, False),
-        Kind.BEYOND_THE_END: (1, True),
-        Kind.TRUNCATED_AUDIO: (1, False),
-        Kind.EMPTY_AUDIO: (1, False),
-        Kind.MISSING_AUDIO: (1, False),
-        Kind.EMPTY_SPEAKER: (1, False),
+        ProblemKind.NO_VOICE_ACTIVITY: (4, True),
+        ProblemKind.NO_VOICE: (1, False),
+        ProblemKind.BEYOND_THE_END: (1, True),
+        ProblemKind.TRUNCATED_AUDIO: (1, False),
+        ProblemKind.EMPTY_AUDIO: (1, False),
+        ProblemKind.MISSING_AUDIO: (1, False),
+        ProblemKind.EMPTY_SPEAKER: (1, False),
     }
-    assert "1 of 2 segments, to 99.5 s of 7.8 s" in problems[Kind.BEYOND_THE_END]["examples"][0]
-    assert "06_no_json.flac (it has no JSON)" in "".join(problems[Kind.NO_VOICE_ACTIVITY]["examples"])
+    assert "1 of 2 segments, to 99.5 s of 7.8 s" in problems[ProblemKind.BEYOND_THE_END]["examples"][0]
+    assert "06_no_json.flac (it has no JSON)" in "".join(problems[ProblemKind.NO_VOICE_ACTIVITY]["examples"])
     found = {one.id.split("/")[-1]: len(one.samples) for one in map(store.utterance, store.find("100").utterances)}
     assert found == {
         "01_good-0000": int(6.6 * RATE),
@@ -160,23 +160,23 @@ def test_strict_stops_at_a_chapter_without_json(tmp_path: Path) -> None:
 
 def test_a_subset_by_itself_and_by_name(tmp_path: Path) -> None:
     trees.librilight(tmp_path / "ll", trees.noise)
-    assert {speaker.split for speaker in librilight.read(tmp_path / "ll/large").speakers} == {"large"}
-    assert [speaker.name for speaker in librilight.read(tmp_path / "ll", splits=["small"]).speakers] == ["7"]
+    assert {speaker.split for speaker in librilight.read_librilight(tmp_path / "ll/large").speakers} == {"large"}
+    assert [speaker.name for speaker in librilight.read_librilight(tmp_path / "ll", splits=["small"]).speakers] == ["7"]
     with pytest.raises(InputError, match=r"split='medium' is not in .* expected one of small, large"):
-        librilight.read(tmp_path / "ll", splits=["medium"])
+        librilight.read_librilight(tmp_path / "ll", splits=["medium"])
     with pytest.raises(InputError, match=r"does not hold Libri-Light: expected <subset>/<speaker>/.*nothing there"):
-        librilight.read(tmp_path / "nowhere")
+        librilight.read_librilight(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"cut_seconds=0\.5: expected at least 1"):
-        librilight.read(tmp_path / "ll", cut_seconds=0.5)
+        librilight.read_librilight(tmp_path / "ll", cut_seconds=0.5)
 
 
 def test_what_strayed_is_not_lost(tmp_path: Path) -> None:
     trees.librilight(tmp_path / "ll", trees.noise)
     trees.write_chapter(tmp_path / "ll/small/7", "stray", trees.noise(1, 1))
     shutil.copy(tmp_path / "ll/small/7/stray.flac", tmp_path / "ll/small/7/poems_librivox/poems_1_64kb.wav")
-    corpus = librilight.read(tmp_path / "ll", splits=["small"])
+    corpus = librilight.read_librilight(tmp_path / "ll", splits=["small"])
     assert [clip.id for clip in corpus.speakers[0].clips] == ["7/stray", "7/poems_librivox/poems_1_64kb"]
-    assert corpus.problems.counts == {Kind.DUPLICATE_ROW: 1}
+    assert corpus.problems.counts == {ProblemKind.DUPLICATE_ROW: 1}
 
 
 def test_json_may_hold_anything(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_json_may_hold_anything(tmp_path: Path) -> None:
         chapter = trees.write_chapter(tmp_path / "100/b", f"{number}", trees.noise(1, 1))
         path = chapter.path.with_suffix(".json")
         path.write_text(json.dumps({"voice_activity": activity}))
-    corpus = librilight.read(tmp_path)
+    corpus = librilight.read_librilight(tmp_path)
     rendered = corpus.render(corpus.speakers[0])
     assert len(rendered.utterances) == 8
-    assert {problem.kind for problem in rendered.problems} == {Kind.NO_VOICE_ACTIVITY}
+    assert {problem.kind for problem in rendered.problems} == {ProblemKind.NO_VOICE_ACTIVITY}

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.data.corpora import librispeech
-from sottovoce.data.corpora.corpus import Corpus, Kind, Speaker
+from sottovoce.data.corpora.corpus import Corpus, ProblemKind, Speaker
 from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
@@ -38,7 +38,7 @@ def ids(corpus: Corpus[Speaker]) -> dict[tuple[str, str], list[str]]:
 
 
 def test_lists_speakers_chapters_and_genders(root: Path) -> None:
-    corpus = librispeech.read(root)
+    corpus = librispeech.read_librispeech(root)
     assert ids(corpus) == {
         ("dev-clean", "60"): ["60-1-0000"],
         ("train-clean-5", "19"): ["19-198-0000", "19-198-0001", "19-227-0000"],
@@ -53,7 +53,7 @@ def test_lists_speakers_chapters_and_genders(root: Path) -> None:
 
 def test_accepts_the_parent_and_a_tree_without_speakers_file(root: Path) -> None:
     (root / "SPEAKERS.TXT").unlink()
-    corpus = librispeech.read(root.parent, splits=["dev-clean"])
+    corpus = librispeech.read_librispeech(root.parent, splits=["dev-clean"])
     assert ids(corpus) == {("dev-clean", "60"): ["60-1-0000"]}
     assert corpus.speakers[0].metadata == {}
 
@@ -67,14 +67,14 @@ def test_everything_wrong_is_counted_once(root: Path, write_tone: WriteTone) -> 
     with open(folder / "19-198.trans.txt", "ab") as file:
         file.write(b"19-198-0007 TEXT WITHOUT AUDIO\n\n19-198-0001 AGAIN\n../../../x OUT\n19-198-0005\n\xff BAD\n")
     (root / "dev-clean" / "61").mkdir()  # nobody there: an empty speaker, for the packer to count
-    corpus = librispeech.read(root)
+    corpus = librispeech.read_librispeech(root)
     assert corpus.problems.counts == {
-        Kind.MISSING_TEXT: 3,
-        Kind.MISSING_AUDIO: 1,
-        Kind.DUPLICATE_ROW: 2,
-        Kind.EMPTY_ROW: 1,
-        Kind.PATH_ESCAPES: 1,
-        Kind.MALFORMED_ROW: 1,
+        ProblemKind.MISSING_TEXT: 3,
+        ProblemKind.MISSING_AUDIO: 1,
+        ProblemKind.DUPLICATE_ROW: 2,
+        ProblemKind.EMPTY_ROW: 1,
+        ProblemKind.PATH_ESCAPES: 1,
+        ProblemKind.MALFORMED_ROW: 1,
     }
     assert ids(corpus)["train-clean-5", "19"] == ["19-198-0000", "19-198-0001", "19-227-0000"]
     assert ids(corpus)["dev-clean", "61"] == []
@@ -82,36 +82,36 @@ def test_everything_wrong_is_counted_once(root: Path, write_tone: WriteTone) -> 
 
 def test_a_split_that_lost_all_its_transcripts_is_not_overlooked(root: Path) -> None:
     (root / "dev-clean" / "60" / "1" / "60-1.trans.txt").unlink()
-    assert librispeech.read(root).problems.counts == {Kind.MISSING_TEXT: 1}
+    assert librispeech.read_librispeech(root).problems.counts == {ProblemKind.MISSING_TEXT: 1}
 
 
 def test_strict_stops_at_the_first_problem(root: Path) -> None:
     (root / "dev-clean" / "60" / "1" / "60-1-0000.flac").unlink()
     with pytest.raises(InputError, match="text with no audio file"):
-        librispeech.read(root, strict=True)
+        librispeech.read_librispeech(root, strict=True)
 
 
 def test_a_wrong_path_says_what_was_expected_and_found(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "clips").mkdir(parents=True)
     with pytest.raises(InputError, match=r"expected <split>/<speaker>/<chapter>.*found clips/"):
-        librispeech.read(tmp_path / "elsewhere")
+        librispeech.read_librispeech(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="nothing there"):
-        librispeech.read(tmp_path / "nowhere")
+        librispeech.read_librispeech(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"split='test' is not in .* expected one of dev-clean, train-clean-5"):
-        librispeech.read(root, splits=["test"])
+        librispeech.read_librispeech(root, splits=["test"])
 
 
 def test_same_speaker_in_two_splits_is_reported_and_kept(root: Path, write_tone: WriteTone) -> None:
     chapter(root / "dev-clean", "19", "300", ["19-300-0000 F"], write_tone)
-    corpus = librispeech.read(root)
-    assert corpus.problems.counts == {Kind.SPLIT_OVERLAP: 1}
+    corpus = librispeech.read_librispeech(root)
+    assert corpus.problems.counts == {ProblemKind.SPLIT_OVERLAP: 1}
     assert len(corpus.speakers) == 3
 
 
 def test_in_order_of_time_where_it_is_asked_for(root: Path, write_tone: WriteTone) -> None:
     chapter(root / "train-clean-5", "19", "1000", ["19-1000-0000 G"], write_tone)
     by_number = ["19-198-0000", "19-198-0001", "19-227-0000", "19-1000-0000"]
-    speaker = librispeech.read(root, in_time=True).speakers[1]
+    speaker = librispeech.read_librispeech(root, in_time=True).speakers[1]
     assert ([clip.id for clip in speaker.clips], speaker.in_time) == (by_number, True)
-    speaker = librispeech.read(root).speakers[1]
+    speaker = librispeech.read_librispeech(root).speakers[1]
     assert ([clip.id for clip in speaker.clips], speaker.in_time) == (sorted(by_number), False)

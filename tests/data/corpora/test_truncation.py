@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from sottovoce.data.corpora.truncation import cut_short
+from sottovoce.data.corpora.truncation import is_truncated
 
 
 def encode(folder: Path, name: str, *, rate: int = 16_000, **options: str) -> bytes:
@@ -32,16 +32,16 @@ def test_every_cut_is_seen_where_the_container_tells_its_length(
     tmp_path: Path, name: str, options: dict[str, str]
 ) -> None:
     data = encode(tmp_path, name, **options)
-    assert not cut_short(data)
+    assert not is_truncated(data)
     known_by = 40 if name.endswith((".au", ".w64")) else 12  # the bytes that tell the container
-    assert all(cut_short(data[:length]) for length in range(known_by, len(data)))
+    assert all(is_truncated(data[:length]) for length in range(known_by, len(data)))
 
 
 @pytest.mark.parametrize("rate", [16_000, 44_100, 48_000])
 def test_every_cut_of_an_mp3_that_counts_its_frames_is_seen(tmp_path: Path, rate: int) -> None:
     data = encode(tmp_path, "a.mp3", rate=rate)
-    assert not cut_short(data)
-    missed = [length for length in range(300, len(data)) if not cut_short(data[:length])]
+    assert not is_truncated(data)
+    missed = [length for length in range(300, len(data)) if not is_truncated(data[:length])]
     # Only the loss of exactly the last frame: the count has one frame of grace, as writers differ in what they count.
     assert len(missed) <= 1
 
@@ -53,9 +53,9 @@ def test_cuts_inside_a_frame_are_seen_where_an_mp3_does_not_count_its_frames(tmp
     assert b"Xing" not in uncounted
     tag = b"ID3\x04\x00\x00\x00\x00\x00\x23" + bytes(35)
     data = tag + uncounted
-    assert not cut_short(data)
-    assert not cut_short(data + b"TAG" + bytes(125))
-    missed = [length for length in range(60, len(data)) if not cut_short(data[:length])]
+    assert not is_truncated(data)
+    assert not is_truncated(data + b"TAG" + bytes(125))
+    missed = [length for length in range(60, len(data)) if not is_truncated(data[:length])]
     frames = soundfile.info(tmp_path / "a.mp3").frames // 1152 + 3
     assert len(missed) <= frames  # the cuts between two frames
 
@@ -64,13 +64,13 @@ def test_a_wav_written_as_a_stream_is_whole(tmp_path: Path) -> None:
     data = bytearray(encode(tmp_path, "a.wav"))
     at = data.index(b"data") + 4
     data[at : at + 4] = b"\xff\xff\xff\xff"
-    assert not cut_short(bytes(data))
+    assert not is_truncated(bytes(data))
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"not audio at all", b"fLaC" + bytes(40), b"\xff", b"ID3"])
 def test_what_is_no_such_file_is_left_to_the_decoder(data: bytes) -> None:
-    assert not cut_short(data)
+    assert not is_truncated(data)
 
 
 def test_noise_that_reads_as_a_million_empty_chunks_is_soon_given_up() -> None:
-    assert cut_short(b"RIFF\x00\x00\x00\x00WAVE" + bytes(8 << 20))
+    assert is_truncated(b"RIFF\x00\x00\x00\x00WAVE" + bytes(8 << 20))

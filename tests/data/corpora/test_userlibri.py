@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.data.corpora import userlibri
-from sottovoce.data.corpora.corpus import Kind
+from sottovoce.data.corpora.corpus import ProblemKind
 from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
@@ -31,7 +31,7 @@ def root(tmp_path: Path, write_tone: WriteTone) -> Path:
 
 def test_users_are_a_speaker_with_a_book(root: Path) -> None:
     for folder in (root, root / "UserLibri", root / "UserLibri" / "audio_data"):
-        corpus = userlibri.read(folder)
+        corpus = userlibri.read_userlibri(folder)
         assert [(s.split, s.name) for s in corpus.speakers] == [
             ("test-clean", "speaker-121-book-1041"),
             ("test-clean", "speaker-121-book-1989"),
@@ -46,10 +46,10 @@ def test_users_are_a_speaker_with_a_book(root: Path) -> None:
 def test_a_listed_user_without_a_folder_is_reported(root: Path) -> None:
     with open(root / "UserLibri" / "audio_data" / "metadata.tsv", "a") as file:
         file.write("\nspeaker-9-book-9\tother\t1\t2\nspeaker-8-book-8\tunknown\t1\t2\n")
-    assert userlibri.read(root).problems.counts == {Kind.MISSING_AUDIO: 1}
-    assert not userlibri.read(root, splits=["test-clean"]).problems.counts
+    assert userlibri.read_userlibri(root).problems.counts == {ProblemKind.MISSING_AUDIO: 1}
+    assert not userlibri.read_userlibri(root, splits=["test-clean"]).problems.counts
 
 
 def test_a_wrong_path_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected audio_data/<split>/speaker-<S>-book-<B>/.*an empty folder"):
-        userlibri.read(tmp_path)
+        userlibri.read_userlibri(tmp_path)

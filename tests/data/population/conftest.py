@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.store import Store, pack
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.seeds import name_key
 
 # (split, name) → the length in samples of each utterance
@@ -56,7 +56,7 @@ def packed(tmp_path: Path) -> Callable[[Crowd], Store]:
             for (split, name), lengths in sorted(crowd.items())
         ]
         corpus = Corpus(name="crowd", language="en", speakers=speakers, render=_same, problems=ProblemLog())
-        pack(corpus, tmp_path / "store", workers=1)
+        pack_corpus(corpus, tmp_path / "store", workers=1)
         return Store(tmp_path / "store")
 
     return pack_silence

@@ -16,7 +16,13 @@ from rich.console import Console
 from sottovoce import files
 from sottovoce.data.population import PopulationSettings, build_population
 from sottovoce.data.speakers import SeedPart
-from sottovoce.data.statistics import beside_table, device_statistics, statistics, table, told_devices
+from sottovoce.data.statistics import (
+    compute_statistics,
+    device_statistics,
+    format_devices,
+    make_comparison_table,
+    make_statistics_table,
+)
 from sottovoce.errors import InputError
 from sottovoce.seeds import derive
 from sottovoce.users import figure
@@ -29,7 +35,7 @@ CROWD = {("train", "ann"): [MINUTE, 2 * MINUTE], ("train", "bob"): [MINUTE], ("d
 
 
 def test_statistics_by_hand(packed):
-    found = statistics(packed(CROWD))
+    found = compute_statistics(packed(CROWD))
     # train: 3 and 1 minutes: mean 2, population std 1. All: Ann 3.5, Bob 1: mean 2.25, std 1.25; two people, not three.
     assert found == {
         "hours": 4.5 / 60,
@@ -73,7 +79,7 @@ def test_the_subsets_of_table_2_are_unions_of_splits_and_parts_of_one(packed):
     assert found["LS-860"]["hours"] == pytest.approx(8 / 60)
     assert found["LS-860"]["paper"]["speakers"] == 2087
     text = io.StringIO()
-    Console(file=text, width=100).print(beside_table(found, title="Table 2"))
+    Console(file=text, width=100).print(make_comparison_table(found, title="Table 2"))
     assert re.search(r"LS-860 +0\.13 +5 +5 +1\.6", text.getvalue())
     assert re.search(r"in the paper +860\.5 +2,087 +24\.7", text.getvalue())
     assert re.search(r"LS-100 +not here", text.getvalue())
@@ -101,7 +107,7 @@ def test_devices_by_hand(packed):
     assert row["utterances_per_device"] == row["minutes_per_device"]  # a minute each
     assert {row["utterances_per_device"]["min"], row["utterances_per_device"]["max"]} in ({3, 4}, {5, 2}, {6, 1})
     assert row["utterances_per_device"]["mean"] == row["utterances_per_device"]["median"] == 3.5
-    (line,) = told_devices(found)
+    (line,) = format_devices(found)
     assert line.startswith("train, 2 speakers a device: 2 devices, ")
     json.dumps(found, allow_nan=False)
 
@@ -111,7 +117,7 @@ people = st.tuples(st.sampled_from(["dev", "test", "train"]), st.sampled_from("a
 
 @given(crowd=st.dictionaries(people, st.lists(st.integers(1, 10**9), min_size=1, max_size=4), min_size=1))
 def test_statistics_agree_with_plain_sums(index, crowd):
-    found = statistics(index(crowd))
+    found = compute_statistics(index(crowd))
     minutes = {}
     for (_, name), lengths in crowd.items():
         minutes[name] = minutes.get(name, 0) + sum(lengths) / MINUTE
@@ -129,7 +135,7 @@ def test_the_table_fits_a_terminal_and_prints_numbers_as_the_paper_does(index):
     # 30 hours of one person, and 1.2 seconds (0.02 minutes) of another.
     store = index({("train[clean]-100", "ann"): [1800 * MINUTE], ("train[clean]-100", "bob"): [MINUTE // 50]})
     screen = Console(file=io.StringIO(), width=80)
-    screen.print(table(statistics(store), title="crowd (en)"))
+    screen.print(make_statistics_table(compute_statistics(store), title="crowd (en)"))
     row = next(line for line in screen.file.getvalue().splitlines() if "train[clean]-100" in line)
     assert row.split() == ["train[clean]-100", "30.0", "2", "2", "900.0", "900.0", "0.02", "1,800.0"]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.data.corpora import trees
 
 from sottovoce.data.corpora import flac, librilight
-from sottovoce.data.corpora.corpus import Kind, Unusable
+from sottovoce.data.corpora.corpus import ProblemKind, Unusable
 from sottovoce.data.corpora.flac import point_into
-from sottovoce.data.statistics import statistics
-from sottovoce.data.store import Store, pack
+from sottovoce.data.statistics import compute_statistics
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.errors import InputError
 
 RATE = 16_000
@@ -30,7 +30,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(corpus: Path, tmp_path: Path) -> Store:
-    pack(librilight.read(corpus, point=True), tmp_path / "store", workers=1)
+    pack_corpus(librilight.read_librilight(corpus, point=True), tmp_path / "store", workers=1)
     return Store(tmp_path / "store")
 
 
@@ -42,10 +42,10 @@ def everything(store: Store) -> list[object]:
 
 
 def test_the_same_as_a_copy_without_one(corpus: Path, store: Store, tmp_path: Path) -> None:
-    pack(librilight.read(corpus), tmp_path / "copy", workers=2)
+    pack_corpus(librilight.read_librilight(corpus), tmp_path / "copy", workers=2)
     copy = Store(tmp_path / "copy")
     assert everything(store) == everything(copy)
-    assert statistics(store) == statistics(copy)
+    assert compute_statistics(store) == compute_statistics(copy)
     assert (store.points, copy.points) == (True, False)
     assert (store.header["version"], copy.header["version"]) == (2, 1)
     assert not list((tmp_path / "store").rglob("audio.i16"))
@@ -64,19 +64,21 @@ def test_the_same_as_a_copy_without_one(corpus: Path, store: Store, tmp_path: Pa
 
 def test_the_digest_is_that_of_the_corpus_wherever_it_lies(corpus: Path, store: Store, tmp_path: Path) -> None:
     corpus.rename(tmp_path / "elsewhere")
-    pack(librilight.read(tmp_path / "elsewhere", point=True), tmp_path / "again", workers=2)
+    pack_corpus(librilight.read_librilight(tmp_path / "elsewhere", point=True), tmp_path / "again", workers=2)
     assert Store(tmp_path / "again").digest == store.digest
-    pack(librilight.read(tmp_path / "elsewhere", point=True, cut_seconds=10), tmp_path / "other", workers=1)
+    pack_corpus(
+        librilight.read_librilight(tmp_path / "elsewhere", point=True, cut_seconds=10), tmp_path / "other", workers=1
+    )
     assert Store(tmp_path / "other").digest != store.digest
 
 
 def test_statistics_and_texts_need_no_audio(corpus: Path, store: Store) -> None:
-    before = statistics(store), [store.utterance(row).id for row in range(store.utterance_count)]
+    before = compute_statistics(store), [store.utterance(row).id for row in range(store.utterance_count)]
     for path in corpus.rglob("*.flac"):
         path.unlink()
     again = Store(store.path)
     again.check()
-    assert (statistics(again), [again.utterance(row).id for row in range(again.utterance_count)]) == before
+    assert (compute_statistics(again), [again.utterance(row).id for row in range(again.utterance_count)]) == before
 
 
 def test_a_corpus_that_was_moved_is_found_by_its_link(corpus: Path, store: Store, tmp_path: Path) -> None:
@@ -139,7 +141,7 @@ def test_a_file_that_breaks_off_anywhere_is_left_out(data: st.DataObject) -> Non
         path.write_bytes(whole[: data.draw(st.integers(4, len(whole) - 1))])
         with pytest.raises(Unusable) as left_out:
             point_into(str(path), name="x")
-        assert left_out.value.kind is Kind.TRUNCATED_AUDIO
+        assert left_out.value.kind is ProblemKind.TRUNCATED_AUDIO
 
 
 @pytest.mark.parametrize("level", [0, 0.5, 1])
@@ -177,4 +179,4 @@ def test_what_would_have_to_be_converted_is_left_out(tmp_path: Path, rate: int, 
     soundfile.write(tmp_path / "x.flac", np.zeros((900, channels)), rate, subtype=subtype)
     with pytest.raises(Unusable) as left_out:
         point_into(str(tmp_path / "x.flac"), name="x")
-    assert left_out.value.kind is Kind.NOT_AS_STORED
+    assert left_out.value.kind is ProblemKind.NOT_AS_STORED

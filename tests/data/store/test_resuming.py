@@ -19,14 +19,14 @@ from sottovoce.data.corpora import librilight
 from sottovoce.data.corpora.corpus import (
     Clip,
     Corpus,
-    Kind,
     Problem,
+    ProblemKind,
     ProblemLog,
     RenderedSpeaker,
     RenderedUtterance,
     Speaker,
 )
-from sottovoce.data.store import Progress, Store, pack, packing, unfinished
+from sottovoce.data.store import PackingProgress, Store, find_unfinished, pack_corpus, packing
 from sottovoce.errors import InputError
 
 SAVE_EVERY = 3
@@ -47,12 +47,12 @@ def tone(speaker: Speaker) -> RenderedSpeaker:
         for c in speaker.clips
         if c.id != "1"
     ]
-    problems = [Problem(Kind.EMPTY_AUDIO, f"{speaker.name}-1") for c in speaker.clips if c.id == "1"]
+    problems = [Problem(ProblemKind.EMPTY_AUDIO, f"{speaker.name}-1") for c in speaker.clips if c.id == "1"]
     return RenderedSpeaker(speaker.name, speaker.split, spoken, speaker.metadata, problems, speaker.in_time)
 
 
 def pointed(root: Path) -> Corpus[Speaker]:
-    return librilight.read(root, point=True, cut_seconds=5)
+    return librilight.read_librilight(root, point=True, cut_seconds=5)
 
 
 def content(out: Path) -> dict[str, Any]:
@@ -74,14 +74,14 @@ def killed_at(
 def pack_until(point: Point, make: Callable[[], Corpus[Speaker]], out: Path, tasks_per_save: int) -> None:
     packing.TASKS_PER_SAVE = tasks_per_save
     with Watch(point):
-        pack(make(), out, workers=1)
+        pack_corpus(make(), out, workers=1)
 
 
 POINTS = {
     "before anything was saved": Point("sottovoce.data.store.writing:Writer.add", nth=2),
-    "in the first save": Point("sottovoce.data.store.packing:Saved.write", at="call"),
+    "in the first save": Point("sottovoce.data.store.packing:SavedProgress.write", at="call"),
     "with the columns saved and not the state": Point("sottovoce.data.store.writing:Writer.save", nth=2),
-    "behind the second save": Point("sottovoce.data.store.packing:Saved.write", nth=2),
+    "behind the second save": Point("sottovoce.data.store.packing:SavedProgress.write", nth=2),
     "between two saves": Point("sottovoce.data.store.writing:Writer.add", nth=8),
     "halfway through an utterance": Point("sottovoce.data.store.writing:Writer._append", nth=13),
     "at the end": Point("sottovoce.data.store.writing:Writer.finish", at="call"),
@@ -98,11 +98,11 @@ def test_a_killed_prepare_goes_on_to_the_same_store(
     if kind == "pointed into":
         trees.librilight(tmp_path / "ll", trees.noise)
     make = corpus_of_clips if kind == "copied" else partial(pointed, tmp_path / "ll")
-    pack(make(), tmp_path / "whole", workers=1)
+    pack_corpus(make(), tmp_path / "whole", workers=1)
     killed_at(point, make, tmp_path / "killed")
-    saves = len(unfinished(tmp_path / "killed"))
-    seen: list[Progress] = []
-    pack(make(), tmp_path / "killed", workers=1, on_progress=seen.append)
+    saves = len(find_unfinished(tmp_path / "killed"))
+    seen: list[PackingProgress] = []
+    pack_corpus(make(), tmp_path / "killed", workers=1, on_progress=seen.append)
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
     assert seen[0].resumed == bool(saves)
     assert seen[0].tasks_done == (seen[0].tasks_done // SAVE_EVERY * SAVE_EVERY if saves else 1)
@@ -113,7 +113,7 @@ def test_a_killed_prepare_goes_on_to_the_same_store(
 
 def test_killed_again_and_again_it_comes_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "TASKS_PER_SAVE", 1)
-    pack(corpus_of_clips(), tmp_path / "whole", workers=1)
+    pack_corpus(corpus_of_clips(), tmp_path / "whole", workers=1)
     for _ in range(TASKS - 1):  # each comes one piece further
         killed_at(
             Point("sottovoce.data.store.writing:Writer.add", nth=2),
@@ -121,19 +121,19 @@ def test_killed_again_and_again_it_comes_to_its_end(tmp_path: Path, monkeypatch:
             tmp_path / "killed",
             tasks_per_save=1,
         )
-    pack(corpus_of_clips(), tmp_path / "killed", workers=1)
+    pack_corpus(corpus_of_clips(), tmp_path / "killed", workers=1)
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
 def test_another_corpus_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "TASKS_PER_SAVE", SAVE_EVERY)
     killed_at(Point("sottovoce.data.store.writing:Writer.add", nth=8), corpus_of_clips, tmp_path / "killed")
-    assert unfinished(tmp_path / "killed")
-    seen: list[Progress] = []
-    pack(corpus_of_clips(clips=6), tmp_path / "killed", workers=1, on_progress=seen.append)
+    assert find_unfinished(tmp_path / "killed")
+    seen: list[PackingProgress] = []
+    pack_corpus(corpus_of_clips(clips=6), tmp_path / "killed", workers=1, on_progress=seen.append)
     assert not any(progress.resumed for progress in seen)
     assert Store(tmp_path / "killed").utterance_count == 10
-    assert not unfinished(tmp_path / "killed")
+    assert not find_unfinished(tmp_path / "killed")
 
 
 def another_number(path: Path) -> None:
@@ -156,13 +156,13 @@ def one_byte_less(path: Path) -> None:
 )
 def test_what_was_saved_and_damaged_is_begun_anew(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     # Killed when all is saved and nothing more is written.
-    killed_at(Point("sottovoce.data.store.packing:Saved.write", nth=2), corpus_of_clips, tmp_path / "killed")
-    (saved,) = unfinished(tmp_path / "killed")
+    killed_at(Point("sottovoce.data.store.packing:SavedProgress.write", nth=2), corpus_of_clips, tmp_path / "killed")
+    (saved,) = find_unfinished(tmp_path / "killed")
     damage(saved / name)
-    seen: list[Progress] = []
-    pack(corpus_of_clips(), tmp_path / "killed", workers=1, on_progress=seen.append)
+    seen: list[PackingProgress] = []
+    pack_corpus(corpus_of_clips(), tmp_path / "killed", workers=1, on_progress=seen.append)
     assert not seen[0].resumed
-    pack(corpus_of_clips(), tmp_path / "whole", workers=1)
+    pack_corpus(corpus_of_clips(), tmp_path / "whole", workers=1)
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
@@ -185,11 +185,11 @@ def test_a_worker_that_is_killed_costs_little(tmp_path: Path, monkeypatch: pytes
         return replace(corpus_of_clips(), speakers=speakers, render=fatal)
 
     with pytest.raises(InputError, match="a worker process was killed"):
-        pack(listed(), tmp_path / "store", workers=2)
-    seen: list[Progress] = []
-    pack(listed(), tmp_path / "store", workers=2, on_progress=seen.append)
+        pack_corpus(listed(), tmp_path / "store", workers=2)
+    seen: list[PackingProgress] = []
+    pack_corpus(listed(), tmp_path / "store", workers=2, on_progress=seen.append)
     assert seen[0].resumed == (seen[0].tasks_done > 1)
-    pack(listed(), tmp_path / "whole", workers=1)
+    pack_corpus(listed(), tmp_path / "whole", workers=1)
     assert content(tmp_path / "store") == content(tmp_path / "whole")
 
 
@@ -197,17 +197,17 @@ def test_an_interrupt_keeps_what_was_saved_and_the_old_store(tmp_path: Path, mon
     monkeypatch.setattr(packing, "TASKS_PER_SAVE", SAVE_EVERY)
     out = tmp_path / "store"
 
-    def interrupted(progress: Progress) -> None:
+    def interrupted(progress: PackingProgress) -> None:
         if progress.tasks_done == 8:
             raise KeyboardInterrupt
 
     for old in (False, True):
         with pytest.raises(KeyboardInterrupt):
-            pack(corpus_of_clips(), out, workers=1, on_progress=interrupted)
-        assert len(unfinished(out)) == 1
+            pack_corpus(corpus_of_clips(), out, workers=1, on_progress=interrupted)
+        assert len(find_unfinished(out)) == 1
         assert (out / "store.json").exists() == old
-        seen: list[Progress] = []
-        pack(corpus_of_clips(), out, workers=2, on_progress=seen.append)
-        assert seen[0] == Progress(6, TASKS, seen[0].audio_seconds, resumed=True)
-    pack(corpus_of_clips(), tmp_path / "whole", workers=1)
+        seen: list[PackingProgress] = []
+        pack_corpus(corpus_of_clips(), out, workers=2, on_progress=seen.append)
+        assert seen[0] == PackingProgress(6, TASKS, seen[0].audio_seconds, resumed=True)
+    pack_corpus(corpus_of_clips(), tmp_path / "whole", workers=1)
     assert content(out) == content(tmp_path / "whole")

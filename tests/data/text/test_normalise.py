@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.data.text.normalisation import NAME, VERSION, alphabet, foreign_characters, normalise
+from sottovoce.data.text.normalisation import NAME, VERSION, alphabet, foreign_characters, normalise_text
 from sottovoce.errors import InputError
 
 LANGUAGES = ("en", "fr", "de", "it", "es", "iba", "ja", "fa")
@@ -34,7 +34,7 @@ texts = st.text() | st.text(alphabet="aéßœŒñǅ İı'’‘`´-‐–—«»
     ],
 )
 def test_spelling(language: str, text: str, expected: str) -> None:
-    assert normalise(text, language) == expected
+    assert normalise_text(text, language) == expected
     assert foreign_characters(expected, language) == set()
 
 
@@ -55,18 +55,18 @@ def test_the_rules_have_a_name_and_a_version() -> None:
     ],
 )
 def test_what_cannot_be_spelled_is_kept_and_named(language: str, text: str, foreign: set[str]) -> None:
-    assert foreign_characters(normalise(text, language), language) == foreign
+    assert foreign_characters(normalise_text(text, language), language) == foreign
 
 
 @given(text=texts, language=languages)
 def test_normalising_twice_changes_nothing(text: str, language: str) -> None:
-    once = normalise(text, language)
-    assert normalise(once, language) == once
+    once = normalise_text(text, language)
+    assert normalise_text(once, language) == once
 
 
 @given(text=texts, language=languages)
 def test_result_is_spelled_in_the_alphabet_or_reported(text: str, language: str) -> None:
-    result = normalise(text, language)
+    result = normalise_text(text, language)
     letters = alphabet(language)
     if letters is not None:
         assert set(result) - set(letters) == foreign_characters(result, language)
@@ -78,7 +78,7 @@ def test_nothing_that_is_spoken_vanishes(text: str, language: str) -> None:
     apostrophes = "ʼʻ"  # letters to Unicode, signs to us
     spoken = [c for c in text if unicodedata.category(c)[0] in "LNS" and c not in apostrophes + "`´"]
     if spoken:
-        assert normalise(text, language) != ""
+        assert normalise_text(text, language) != ""
 
 
 def test_english_has_the_papers_29_characters() -> None:
@@ -92,4 +92,4 @@ def test_english_has_the_papers_29_characters() -> None:
 @pytest.mark.parametrize("language", ["english", "", "e", "../en"])
 def test_refuses_what_is_no_language_code(language: str) -> None:
     with pytest.raises(InputError, match="language="):
-        normalise("hello", language)
+        normalise_text("hello", language)

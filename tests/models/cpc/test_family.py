@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import record_lines
+from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.data.text.tokens import NO_TOKENS, CharacterTokens
 from sottovoce.errors import InputError
 from sottovoce.models import speech_lstm
@@ -36,7 +36,7 @@ def weights() -> dict[str, Tensor]:
 
 
 def heard(*utterances: Any) -> Any:
-    return hear(record_lines(list(utterances)), settings=SETTINGS, dtype=torch.float64)
+    return hear(pad_waveforms(list(utterances)), settings=SETTINGS, dtype=torch.float64)
 
 
 def test_the_papers_size_has_the_papers_parameters() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.golden.make_crdnn import FRAMES, SETTINGS, TOKENS, features, weights
 
-from sottovoce.data.audio.waveforms import Features, padded_tokens, record, record_lines
+from sottovoce.data.audio.waveforms import Features, pack_waveforms, pad_tokens, pad_waveforms
 from sottovoce.errors import InputError
 from sottovoce.models.attention_search import Search
 from sottovoce.models.crdnn.decoder import start, step, teacher_forced
@@ -34,7 +34,7 @@ def heard(*utterances: int, padding: int = 0) -> Features:
     made = torch.nn.functional.pad(made[:, : int(frames.max())], (0, 0, 0, padding), value=3.0)
     for own, count in zip(made, frames.tolist(), strict=True):
         own[count:] = 5.0
-    return Features(made, frames, *padded_tokens([TOKENS[i] for i in utterances]))
+    return Features(made, frames, *pad_tokens([TOKENS[i] for i in utterances]))
 
 
 # Sources: the released code's modules counted, see docs/decisions/016-crdnn.md.
@@ -143,7 +143,7 @@ def test_what_no_loss_can_be_computed_for_is_unusable(samples: int, tokens: list
 
 
 def test_less_than_a_step_of_speech_is_emitted_as_nothing() -> None:
-    short = Features(torch.ones(1, 1, 80, dtype=torch.float64), torch.tensor([1]), *padded_tokens([[1]]))
+    short = Features(torch.ones(1, 1, 80, dtype=torch.float64), torch.tensor([1]), *pad_tokens([[1]]))
     assert FAMILY.recognition is not None
     log_probs, lengths = FAMILY.recognition.emit(own_weights(PLAIN), short, settings=PLAIN)
     assert lengths.tolist() == [0]
@@ -182,7 +182,7 @@ def test_as_released_padding_is_heard_as_silence() -> None:
     noise = [
         stream(1, "noise", i).integers(-3000, 3000, size=size).astype(np.int16) for i, size in enumerate((3000, 9000))
     ]
-    lines, ends = (FAMILY.hear(laid(noise, [[1], [2]]), settings=SETTINGS) for laid in (record_lines, record))
+    lines, ends = (FAMILY.hear(laid(noise, [[1], [2]]), settings=SETTINGS) for laid in (pad_waveforms, pack_waveforms))
     assert lines.frames_U.tolist() == [19, 57]
     assert torch.equal(lines.features_UTF, ends.features_UTF)
     assert lines.features_UTF.shape == (2, 57, 80)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.golden.make_crdnn import FILE, FRAMES, FRAMES_KEPT, SETTINGS, TOKENS, features, samples, weights
 
-from sottovoce.data.audio.waveforms import Features, padded_tokens
+from sottovoce.data.audio.waveforms import Features, pad_tokens
 from sottovoce.models.crdnn.decoder import teacher_forced
 from sottovoce.models.crdnn.family import Draws, cross_entropy, loss
 from sottovoce.models.crdnn.front import decibels
@@ -22,7 +22,7 @@ CLOSE: dict[str, float] = {"rtol": 1.5e-4, "atol": 1.5e-5}
 
 
 def heard() -> Features:
-    return Features(features(), torch.tensor(FRAMES), *padded_tokens(TOKENS))
+    return Features(features(), torch.tensor(FRAMES), *pad_tokens(TOKENS))
 
 
 def close(ours: torch.Tensor, theirs: Any) -> None:

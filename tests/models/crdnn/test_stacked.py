@@ -11,7 +11,7 @@ from tests.models.again import Again
 from tests.models.crdnn.test_crdnn import CLOSE, PLAIN, heard, own_weights
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import Features, end_to_end
+from sottovoce.data.audio.waveforms import Features, concatenate_features
 from sottovoce.models import lstm
 from sottovoce.models.crdnn.family import FAMILY, Draws, loss, losses
 from sottovoce.models.crdnn.fast import RecordedStacks
@@ -38,7 +38,7 @@ def models(count: int, settings: Settings) -> list[dict[str, Tensor]]:
 
 
 def batch_of(batches: Sequence[Sequence[int]]) -> tuple[Features, list[int]]:
-    together = end_to_end([heard(*own) for own in batches if own])
+    together = concatenate_features([heard(*own) for own in batches if own])
     return together, [client for client, own in enumerate(batches) for _ in own]
 
 

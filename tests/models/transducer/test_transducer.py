@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import record, record_lines
+from sottovoce.data.audio.waveforms import pack_waveforms, pad_waveforms
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import choose_decoder
@@ -50,7 +50,7 @@ TALKATIVE = {"sure": 6.0, "blank": 2.0}  # writes nothing, one token or several 
 
 
 def heard(*utterances: NDArray[np.int16], texts: list[list[int]] | None = None) -> Any:
-    return hear(record_lines(list(utterances), texts), settings=SETTINGS, dtype=torch.float64)
+    return hear(pad_waveforms(list(utterances), texts), settings=SETTINGS, dtype=torch.float64)
 
 
 def test_the_papers_size_has_the_papers_parameters() -> None:
@@ -62,7 +62,7 @@ def test_the_papers_size_has_the_papers_parameters() -> None:
 
 def test_features_are_the_same_in_lines_and_end_to_end_and_zero_behind_an_utterance() -> None:
     utterances = [noise(5_000), noise(9_000, seed=2)]
-    lines, ends = (hear(laid(utterances), settings=SETTINGS) for laid in (record_lines, record))
+    lines, ends = (hear(laid(utterances), settings=SETTINGS) for laid in (pad_waveforms, pack_waveforms))
     assert lines.features_UTF.shape == (2, 54, 256)
     assert lines.frames_U.tolist() == ends.frames_U.tolist() == [29, 54]
     torch.testing.assert_close(lines.features_UTF, ends.features_UTF)
@@ -101,7 +101,7 @@ def test_an_encoder_that_carries_its_state_on_computes_the_same(steps: int) -> N
 @pytest.mark.parametrize("samples", [70, 480, 1_111, 100_000])
 def test_a_stream_writes_what_the_whole_recording_does(samples: int) -> None:
     parameters, speech = weights(torch.float32, **TALKATIVE), noise(40_000)
-    features = hear(record_lines([speech]), settings=SETTINGS)
+    features = hear(pad_waveforms([speech]), settings=SETTINGS)
     (whole,), heard_so_far, found = search(parameters, features, settings=SETTINGS, how=GREEDY)[0], None, []
     for first in range(0, len(speech), samples):
         tokens, heard_so_far = stream(parameters, speech[first : first + samples], heard_so_far, settings=SETTINGS)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.data.audio.features import frame_count, normalise
-from sottovoce.data.audio.waveforms import Features, record
+from sottovoce.data.audio.features import frame_count, normalise_features
+from sottovoce.data.audio.waveforms import Features, pack_waveforms
 from sottovoce.models import ctc
 from sottovoce.models.transformer import family
 from sottovoce.models.transformer.front import amplitude_mel, hear
@@ -64,7 +64,7 @@ def test_features_are_the_released_ones(speech: torch.Tensor) -> None:
 def test_an_utterance_sounds_the_same_in_any_batch_and_is_normalised(speech: torch.Tensor) -> None:
     def heard(*lengths: int) -> Features:
         sounds = [line[:length].numpy() for line, length in zip(speech, lengths, strict=False)]
-        return hear(record(sounds, [[1]] * len(sounds)), settings=RELEASED)
+        return hear(pack_waveforms(sounds, [[1]] * len(sounds)), settings=RELEASED)
 
     alone, together = heard(2_500), heard(2_500, 4_000)
     frames = frame_count(2_500)
@@ -98,7 +98,7 @@ LENGTHS = torch.tensor([40, 22, 31])
 def test_the_input_is_normalised_again_then_scaled_and_moved() -> None:
     parameters = parameters_of(1, weight=1.7, bias=-0.4)
     inside = (torch.arange(40) < LENGTHS[:, None])[..., None]
-    by_hand = torch.where(inside, normalise(FEATURES, LENGTHS) * 1.7 - 0.4, 0.0)
+    by_hand = torch.where(inside, normalise_features(FEATURES, LENGTHS) * 1.7 - 0.4, 0.0)
     expected, _ = forward(parameters, by_hand, LENGTHS, settings=PLAIN)
     found, lengths = forward(parameters, FEATURES, LENGTHS, settings=RELEASED)
     for line, length in enumerate(lengths.tolist()):

@@ -17,9 +17,7 @@ from functools import lru_cache
 from itertools import count
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sottovoce.data.audio.features import frame_count, sample_count
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
@@ -109,7 +107,7 @@ def plan_epoch(
     return Epoch(batches=batches, audio_samples=int(lengths.sum()), overlong=overlong)
 
 
-def client_batches(
+def plan_client_batches(
     lengths: Rows,
     *,
     max_seconds: float,
@@ -147,10 +145,10 @@ def client_batches(
             return
 
 
-def batches_in_order(lengths: Rows, *, max_seconds: float, max_utterances: int | None = None) -> tuple[Batch, ...]:
+def plan_in_order(lengths: Rows, *, max_seconds: float, max_utterances: int | None = None) -> tuple[Batch, ...]:
     """Every utterance once, as they come: batches of neighbours, each padded to a rung of the ladder.
 
-    >>> [batch.rows.tolist() for batch in batches_in_order(np.array([16_000] * 5), max_seconds=9, max_utterances=2)]
+    >>> [batch.rows.tolist() for batch in plan_in_order(np.array([16_000] * 5), max_seconds=9, max_utterances=2)]
     [[0, 1], [2, 3], [4]]
     """
     max_samples = int(max_seconds * SAMPLE_RATE)
@@ -163,7 +161,7 @@ def batches_in_order(lengths: Rows, *, max_seconds: float, max_utterances: int |
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BatchPiece:
     """What a process works on at a time: batch `number` of a step, or a `part` of it with so much of its weight."""
 
     batch: Batch
@@ -172,7 +170,7 @@ class Piece:
     weight: float = 1.0
 
 
-def in_steps(batches: Sequence[Batch], *, size: int) -> list[tuple[Batch, ...]]:
+def group_into_steps(batches: Sequence[Batch], *, size: int) -> list[tuple[Batch, ...]]:
     """An epoch's batches in steps of `size`: complete, and none twice.
 
     Where their number does not divide, the batches with most utterances are halved until it does: no step is smaller
@@ -191,13 +189,13 @@ def in_steps(batches: Sequence[Batch], *, size: int) -> list[tuple[Batch, ...]]:
     return [tuple(even[start : start + size]) for start in range(0, len(even), size)]
 
 
-def pieces_of(step: Sequence[Batch], *, rank: int, world: int) -> list[Piece]:
+def assign_pieces(step: Sequence[Batch], *, rank: int, world: int) -> list[BatchPiece]:
     """What process `rank` of `world` does of a step: whole batches in turn, or parts of them where there are too few.
 
     A process may have nothing to do where a step has fewer utterances than there are processes.
 
     >>> step = [Batch(np.arange(4), 16_000), Batch(np.arange(4, 6), 16_000)]
-    >>> [[piece.batch.rows.tolist() for piece in pieces_of(step, rank=rank, world=3)] for rank in range(3)]
+    >>> [[piece.batch.rows.tolist() for piece in assign_pieces(step, rank=rank, world=3)] for rank in range(3)]
     [[[0, 1]], [[2, 3]], [[4, 5]]]
     """
     assert 0 <= rank < world, f"rank={rank} must be within world={world}"
@@ -211,7 +209,7 @@ def pieces_of(step: Sequence[Batch], *, rank: int, world: int) -> list[Piece]:
             break
         parts[number][i : i + 1] = _halves(parts[number][i])
     pieces = [
-        Piece(batch, number, i if len(own) > 1 else None, len(batch.rows) / len(step[number].rows))
+        BatchPiece(batch, number, i if len(own) > 1 else None, len(batch.rows) / len(step[number].rows))
         for number, own in enumerate(parts)
         for i, batch in enumerate(own)
     ]
@@ -222,24 +220,6 @@ def _halves(batch: Batch) -> tuple[Batch, Batch]:
     middle = len(batch.rows) // 2
     first, second = batch.rows[:middle], batch.rows[middle:]
     return Batch(first, batch.padded_samples), Batch(second, batch.padded_samples)
-
-
-def collate(
-    samples: Sequence[NDArray[np.int16]], *, padded_samples: int | None = None, pin_memory: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Int16 waveforms [B, N], zero behind each utterance's end, and their lengths [B]; pinned when they go to a GPU.
-
-    N is `padded_samples`, or the longest utterance's length.
-    """
-    lengths = [len(utterance) for utterance in samples]
-    width = max(lengths, default=0) if padded_samples is None else padded_samples
-    assert width >= max(lengths, default=0), f"padded_samples={padded_samples} is less than an utterance's length"
-    waveforms_BN = torch.empty(len(samples), width, dtype=torch.int16, pin_memory=pin_memory)
-    target = waveforms_BN.numpy()
-    for row, utterance in zip(target, samples, strict=True):
-        row[: len(utterance)] = utterance
-        row[len(utterance) :] = 0
-    return waveforms_BN, torch.tensor(lengths, dtype=torch.int64, pin_memory=pin_memory)
 
 
 def _check_lengths(lengths: Rows, *, max_samples: int, allow_overlong: bool) -> int:

@@ -41,7 +41,7 @@ VARIANCE_FLOOR = 1e-5
 class Ears:
     """How log-mel features are floored and normalised; the defaults are the paper's.
 
-    `normalise`: one mean over all of an utterance (`normalise`), or one for each `filter` (`normalise_filters`).
+    `normalise`: one mean for an utterance (`normalise_features`), or one for each `filter` (`normalise_filters`).
     `floor_db`: what is so many decibels below the loudest of its utterance (`raise_floor`) is not heard; None hears
     down to float32's machine epsilon, however loud the rest is.
     """
@@ -113,7 +113,7 @@ def log_power(waveforms_BN: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
     return features_BTF, frame_lengths(lengths_B)
 
 
-def normalise(features_BTF: Tensor, frame_lengths_B: Tensor) -> Tensor:
+def normalise_features(features_BTF: Tensor, frame_lengths_B: Tensor) -> Tensor:
     """Zero mean and unit variance for each utterance, over all its frames and filters together; padding becomes zero.
 
     The paper says "for each input sequence"; its released code takes one mean and one variance per utterance, not
@@ -203,7 +203,7 @@ def _constants(device: torch.device, mel_count: int, is_integer: bool) -> tuple[
     return _CONSTANTS[key]
 
 
-def compiled(features: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def compile_features(features: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`features` by torch.compile, which keeps windows and filters as constants.
 
     They are marked as such no sooner: the mark loads the compiler, a second for every process that never compiles.

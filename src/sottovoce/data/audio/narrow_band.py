@@ -24,10 +24,10 @@ LEAST_SPEECH = 100.0  # times the rounding: what is nearly silent cannot be told
 WORTH_TELLING = 0.01
 
 
-def is_narrow(samples_N: NDArray[np.int16]) -> bool:
+def is_narrow_band(samples_N: NDArray[np.int16]) -> bool:
     """Whether there is speech, and nothing above 4 kHz.
 
-    >>> is_narrow(np.random.default_rng(1).normal(0, 1000, 16_000).astype(np.int16))
+    >>> is_narrow_band(np.random.default_rng(1).normal(0, 1000, 16_000).astype(np.int16))
     False
     """
     if len(samples_N) < WINDOW:
@@ -46,17 +46,17 @@ def _mean(power_B: NDArray[np.float64], band: tuple[int, int]) -> float:
     return float(power_B[first : last + 1].mean())
 
 
-def narrow_in(store: Store, rows: NDArray[np.int64] | None = None) -> str:
+def describe_store_band(store: Store, rows: NDArray[np.int64] | None = None) -> str:
     """What there is to say of the recordings `rows` of a store (all by default); empty where they are wide enough."""
     rows = np.arange(store.utterance_count) if rows is None else rows
     places = np.linspace(0, len(rows) - 1, min(MOST_RECORDINGS, len(rows))).astype(np.int64)
-    return told(is_narrow(store.samples(row)) for row in rows[places].tolist())
+    return format_narrow_count(is_narrow_band(store.samples(row)) for row in rows[places].tolist())
 
 
-def told(narrow: Iterable[bool]) -> str:
+def format_narrow_count(narrow: Iterable[bool]) -> str:
     """A line for whoever will have such speech recognised, or trained on; empty where hardly any is.
 
-    >>> told([True, True, False])[:63]
+    >>> format_narrow_count([True, True, False])[:63]
     '2 of 3 recordings hold nothing above 4 kHz (telephone speech?):'
     """
     found = list(narrow)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sottovoce.data.corpora.corpus import Corpus, ProblemLog, Speaker
 from sottovoce.data.corpora.listing import wrong_layout
-from sottovoce.data.corpora.rendering import file_corpus
+from sottovoce.data.corpora.rendering import make_file_corpus
 from sottovoce.data.corpora.tables import open_table
 from sottovoce.data.corpora.tsv import CLIPS, Columns, Manifest, list_speakers
 from sottovoce.errors import InputError
@@ -16,7 +16,7 @@ _FALLBACK_SPLIT = "validated"  # every usable clip, of which the standard splits
 _LAYOUT = "<language>/{train,dev,test,validated}.tsv beside <language>/clips/, as in cv-corpus-17.0-2024-03-15/en/"
 
 
-def read(
+def read_commonvoice(
     root: str | Path,
     *,
     splits: Sequence[str] | None = None,
@@ -35,7 +35,7 @@ def read(
     clips = os.path.abspath(folder / CLIPS)
     manifests = [Manifest(table=table, audio=(clips,), split=table.stem) for table in tables]
     speakers = list_speakers(manifests, columns=Columns(), log=log)
-    return file_corpus(
+    return make_file_corpus(
         "commonvoice",
         language=language or _locale(tables) or folder.name,
         speakers=speakers,

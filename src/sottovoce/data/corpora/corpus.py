@@ -22,7 +22,7 @@ Metadata = Mapping[str, str]
 EXAMPLES_KEPT = 3
 
 
-class Kind(StrEnum):
+class ProblemKind(StrEnum):
     """Why a row, a recording or a speaker was left out, or what was changed to keep it."""
 
     EMPTY_ROW = "empty or incomplete row"
@@ -65,21 +65,21 @@ class Kind(StrEnum):
 
 
 _KEPT = {
-    Kind.SPLIT_OVERLAP,
-    Kind.UNLABELLED,
-    Kind.NO_VOICE_ACTIVITY,
-    Kind.BEYOND_THE_END,
-    Kind.SEGMENT_BEYOND,
-    Kind.NO_TIME,
+    ProblemKind.SPLIT_OVERLAP,
+    ProblemKind.UNLABELLED,
+    ProblemKind.NO_VOICE_ACTIVITY,
+    ProblemKind.BEYOND_THE_END,
+    ProblemKind.SEGMENT_BEYOND,
+    ProblemKind.NO_TIME,
 }
-_CONVERSIONS = {Kind.MIXED_DOWN, Kind.LOW_RESOLUTION, Kind.RESAMPLED, Kind.UNWRITTEN}
+_CONVERSIONS = {ProblemKind.MIXED_DOWN, ProblemKind.LOW_RESOLUTION, ProblemKind.RESAMPLED, ProblemKind.UNWRITTEN}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that was wrong: `where` names the row or file, `detail` says what was found there."""
 
-    kind: Kind
+    kind: ProblemKind
     where: str
     detail: str = ""
 
@@ -90,7 +90,7 @@ class Problem:
 class Unusable(Exception):
     """A recording that must be left out, and why."""
 
-    def __init__(self, kind: Kind, detail: str = "") -> None:
+    def __init__(self, kind: ProblemKind, detail: str = "") -> None:
         super().__init__(kind, detail)
         self.kind = kind
         self.detail = detail
@@ -101,8 +101,8 @@ class ProblemLog:
     """Counts problems and keeps the first examples of each kind; when `strict`, the first real one stops the work."""
 
     strict: bool = False
-    counts: Counter[Kind] = field(default_factory=Counter)
-    examples: dict[Kind, list[Problem]] = field(default_factory=dict)
+    counts: Counter[ProblemKind] = field(default_factory=Counter)
+    examples: dict[ProblemKind, list[Problem]] = field(default_factory=dict)
 
     def add(self, problem: Problem) -> None:
         if self.strict and not problem.kind.is_conversion:
@@ -131,8 +131,8 @@ class ProblemLog:
     def from_state(cls, state: Mapping[str, list[Any]]) -> Self:
         log = cls()
         for name, (count, examples) in state.items():
-            log.counts[Kind(name)] = count
-            log.examples[Kind(name)] = [Problem(Kind(name), where, detail) for where, detail in examples]
+            log.counts[ProblemKind(name)] = count
+            log.examples[ProblemKind(name)] = [Problem(ProblemKind(name), where, detail) for where, detail in examples]
         return log
 
     def as_json(self) -> dict[str, dict[str, object]]:
@@ -142,7 +142,7 @@ class ProblemLog:
                 "kept": kind.is_kept,
                 "examples": [f"{p.where} ({p.detail})" if p.detail else p.where for p in self.examples[kind]],
             }
-            for kind in Kind
+            for kind in ProblemKind
             if self.counts[kind]
         }
 
@@ -187,7 +187,7 @@ class AudioFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """Samples of an audio file, from `start` on."""
 
     file: AudioFile
@@ -203,7 +203,7 @@ class RenderedUtterance:
     """One utterance, ready to be stored. `text` is normalised, `raw_text` as the corpus wrote it; None: unlabelled."""
 
     id: str
-    samples: NDArray[np.int16] | Span
+    samples: NDArray[np.int16] | FileSpan
     text: str | None
     raw_text: str | None
     metadata: Metadata = field(default_factory=dict)

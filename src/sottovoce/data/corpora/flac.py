@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from sottovoce.data.corpora.corpus import SAMPLE_RATE, AudioFile, Kind, Unusable
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, AudioFile, ProblemKind, Unusable
 
 _END_BYTES = 4096
 _HEADER_BYTES = 42  # "fLaC", the head of the first block, which is STREAMINFO, and its 34 bytes
@@ -23,7 +23,7 @@ _LARGEST_FRAME = 1 << 17  # where the header does not say; 16 bits, mono, 65,535
 _BLOCK_SAMPLES = 1 << 22
 
 
-class Changed(Exception):
+class FileChanged(Exception):
     """A file that is not what it was when the store was prepared, and what is different."""
 
 
@@ -45,37 +45,37 @@ def point_into(path: str, *, name: str) -> AudioFile:
         if not _ends_whole(file, size, info):  # it breaks off; or something else stands behind the sound
             try:
                 check_samples(path)
-            except Changed as reason:
-                raise Unusable(Kind.TRUNCATED_AUDIO, str(reason)) from None
+            except FileChanged as reason:
+                raise Unusable(ProblemKind.TRUNCATED_AUDIO, str(reason)) from None
         return AudioFile(name, size, info.samples, _ends(file, size))
 
 
 def check_unchanged(path: str, known: AudioFile) -> None:
-    """`Changed` where the file at `path` is another than the one that was pointed into."""
+    """`FileChanged` where the file at `path` is another than the one that was pointed into."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size != known.bytes:
-            raise Changed(f"it has {size:,} bytes, expected {known.bytes:,}")
+            raise FileChanged(f"it has {size:,} bytes, expected {known.bytes:,}")
         if _ends(file, size) != known.ends:
-            raise Changed("its beginning or its end is another")
+            raise FileChanged("its beginning or its end is another")
 
 
 def read_span(path: str, start: int, length: int) -> NDArray[np.int16]:
-    """Samples of the file at `path`; `Changed` where they cannot be decoded."""
+    """Samples of the file at `path`; `FileChanged` where they cannot be decoded."""
     try:
         with soundfile.SoundFile(os.fsencode(path)) as file:
             file.seek(start)
             samples: NDArray[np.int16] = file.read(length, dtype="int16")
     except soundfile.LibsndfileError as error:
-        raise Changed(f"it cannot be decoded at sample {start:,}: {error.error_string}") from None
+        raise FileChanged(f"it cannot be decoded at sample {start:,}: {error.error_string}") from None
     if len(samples) != length:
-        raise Changed(f"decoding stops at sample {start + len(samples):,} of {start + length:,}")
+        raise FileChanged(f"decoding stops at sample {start + len(samples):,} of {start + length:,}")
     samples.flags.writeable = False
     return samples
 
 
 def check_samples(path: str) -> None:
-    """Decode the whole file at `path` and compare with the MD5 in its header; `Changed` where it is damaged inside."""
+    """Decode the whole file at `path`; `FileChanged` where its samples are not those of the MD5 in its header."""
     with open(path, "rb") as opened:
         info = _stream_info(opened.read(_HEADER_BYTES))
     found, heard = md5(usedforsecurity=False), 0
@@ -83,9 +83,9 @@ def check_samples(path: str) -> None:
         found.update(samples.astype("<i2", copy=False).tobytes())
         heard += len(samples)
     if heard != info.samples:
-        raise Changed(f"decoding stops at sample {heard:,} of {info.samples:,}")
+        raise FileChanged(f"decoding stops at sample {heard:,} of {info.samples:,}")
     if any(info.md5) and found.digest() != info.md5:  # some encoders leave it out
-        raise Changed("its samples are not those of the MD5 in its header")
+        raise FileChanged("its samples are not those of the MD5 in its header")
 
 
 def _blocks(path: str) -> Iterator[NDArray[np.int16]]:
@@ -94,7 +94,7 @@ def _blocks(path: str) -> Iterator[NDArray[np.int16]]:
             while len(samples := np.asarray(file.read(_BLOCK_SAMPLES, dtype="int16"))):
                 yield samples
     except soundfile.LibsndfileError as error:
-        raise Changed(f"it cannot be decoded: {error.error_string}") from None
+        raise FileChanged(f"it cannot be decoded: {error.error_string}") from None
 
 
 def _ends(file: BinaryIO, size: int) -> str:
@@ -107,9 +107,9 @@ def _ends(file: BinaryIO, size: int) -> str:
 
 def _stream_info(head: bytes) -> _StreamInfo:
     if head[:4] != b"fLaC":
-        raise Unusable(Kind.NOT_AS_STORED, "not FLAC")
+        raise Unusable(ProblemKind.NOT_AS_STORED, "not FLAC")
     if len(head) < _HEADER_BYTES:
-        raise Unusable(Kind.TRUNCATED_AUDIO, "its header breaks off")
+        raise Unusable(ProblemKind.TRUNCATED_AUDIO, "its header breaks off")
     block = head[8:_HEADER_BYTES]
     packed = int.from_bytes(block[10:18], "big")  # rate: 20 bits, channels - 1: 3, bits - 1: 5, samples: 36
     rate, channels, bits, samples = (
@@ -119,9 +119,9 @@ def _stream_info(head: bytes) -> _StreamInfo:
         packed & (1 << 36) - 1,
     )
     if (rate, channels, bits) != (SAMPLE_RATE, 1, 16):
-        raise Unusable(Kind.NOT_AS_STORED, f"{rate} Hz, {channels} channels, {bits} bits")
+        raise Unusable(ProblemKind.NOT_AS_STORED, f"{rate} Hz, {channels} channels, {bits} bits")
     if not samples:
-        raise Unusable(Kind.NOT_AS_STORED, "its header gives no length")
+        raise Unusable(ProblemKind.NOT_AS_STORED, "its header gives no length")
     return _StreamInfo(
         block_samples=int.from_bytes(block[:2], "big"),
         largest_frame=int.from_bytes(block[7:10], "big") or _LARGEST_FRAME,

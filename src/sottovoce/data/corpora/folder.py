@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sottovoce.data.corpora import tsv
-from sottovoce.data.corpora.corpus import Clip, Corpus, Kind, Problem, ProblemLog, Speaker, Unusable
+from sottovoce.data.corpora.corpus import Clip, Corpus, Problem, ProblemKind, ProblemLog, Speaker, Unusable
 from sottovoce.data.corpora.listing import AUDIO_SUFFIXES, natural_key, wrong_layout
-from sottovoce.data.corpora.rendering import file_corpus
+from sottovoce.data.corpora.rendering import make_file_corpus
 from sottovoce.errors import InputError
 from sottovoce.files import check_file
 
@@ -22,7 +22,7 @@ _LARGEST_TEXT = 1 << 16  # bytes of what somebody says at once
 _LAYOUT = "audio files with their texts beside them (lights.wav, lights.txt), or one table of them (.tsv, .csv, .jsonl)"
 
 
-def read(
+def read_folder(
     root: str | Path, *, user: str | None = None, language: str = "en", split: str = "train", strict: bool = False
 ) -> Corpus[Speaker]:
     """The recordings under `root`, all of one person called `user`: the folder's own name unless given.
@@ -34,18 +34,18 @@ def read(
         raise wrong_layout(base, corpus="recordings", expected=_LAYOUT)
     tables = sorted(entry for entry in base.iterdir() if entry.suffix in TABLES and not entry.name.startswith("."))
     if len(tables) == 1:
-        return tsv.read(tables[0], language=language, split=split, strict=strict)
-    found = list(files(base))
+        return tsv.read_tsv(tables[0], language=language, split=split, strict=strict)
+    found = list(list_files(base))
     audio = [name for name in found if name.lower().endswith(AUDIO_SUFFIXES)]
     if tables or not audio:
         raise wrong_layout(base, corpus="recordings", expected=_LAYOUT)
     log = ProblemLog(strict=strict)
     texts = {name.removesuffix(TEXT) for name in found if name.endswith(TEXT)}
     speaker = Speaker(user or base.resolve().name, split, _clips(base, audio, texts, log))
-    return file_corpus("recordings", language=language, speakers=[speaker], folders=[base], log=log)
+    return make_file_corpus("recordings", language=language, speakers=[speaker], folders=[base], log=log)
 
 
-def files(base: Path) -> Iterator[str]:
+def list_files(base: Path) -> Iterator[str]:
     """All files below `base`, but for hidden ones, by their paths below it in one order."""
     for folder, below, names in os.walk(base):
         below[:] = sorted((name for name in below if not name.startswith(".")), key=natural_key)
@@ -62,29 +62,29 @@ def _clips(base: Path, audio: list[str], texts: set[str], log: ProblemLog) -> li
         path, stem = str(base / name), os.path.splitext(name)[0]
         try:
             if stem in clips:
-                raise Unusable(Kind.DUPLICATE_ROW, stem)
+                raise Unusable(ProblemKind.DUPLICATE_ROW, stem)
             clips[stem] = Clip(stem, path, _text(base / f"{stem}{TEXT}", known=stem in texts) if texts else None)
         except Unusable as reason:
             log.add(Problem(reason.kind, path, reason.detail))
         if not texts:
-            log.add(Problem(Kind.UNLABELLED, path))
+            log.add(Problem(ProblemKind.UNLABELLED, path))
     stems = {os.path.splitext(name)[0] for name in audio}
-    log.extend(Problem(Kind.MISSING_AUDIO, str(base / f"{stem}{TEXT}")) for stem in sorted(texts - stems))
+    log.extend(Problem(ProblemKind.MISSING_AUDIO, str(base / f"{stem}{TEXT}")) for stem in sorted(texts - stems))
     return sorted(clips.values(), key=lambda clip: clip.id)
 
 
 def _text(path: Path, *, known: bool) -> str:
     if not known:
-        raise Unusable(Kind.MISSING_TEXT, f"expected {path.name} beside it")
+        raise Unusable(ProblemKind.MISSING_TEXT, f"expected {path.name} beside it")
     try:
         check_file(path)
         with open(path, "rb") as file:
             content = file.read(_LARGEST_TEXT + 1)
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, InputError):
-        raise Unusable(Kind.MISSING_TEXT, f"{path.name} cannot be read as UTF-8") from None
+        raise Unusable(ProblemKind.MISSING_TEXT, f"{path.name} cannot be read as UTF-8") from None
     if len(content) > _LARGEST_TEXT:
-        raise Unusable(Kind.MISSING_TEXT, f"{path.name} has more than {_LARGEST_TEXT:,} bytes")
+        raise Unusable(ProblemKind.MISSING_TEXT, f"{path.name} has more than {_LARGEST_TEXT:,} bytes")
     if not text.strip():
-        raise Unusable(Kind.MISSING_TEXT, f"{path.name} is empty")
+        raise Unusable(ProblemKind.MISSING_TEXT, f"{path.name} is empty")
     return " ".join(text.split())

@@ -11,10 +11,16 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from sottovoce.data.corpora.corpus import Clip, Corpus, Kind, Problem, ProblemLog, Speaker, Unusable
-from sottovoce.data.corpora.listing import NO_METADATA, audio_root_of, check_led_in, path_inside, wrong_layout
-from sottovoce.data.corpora.rendering import file_corpus
-from sottovoce.data.corpora.tsv import segment, split_called
+from sottovoce.data.corpora.corpus import Clip, Corpus, Problem, ProblemKind, ProblemLog, Speaker, Unusable
+from sottovoce.data.corpora.listing import (
+    NO_METADATA,
+    check_paths_inside,
+    resolve_audio_root,
+    resolve_inside,
+    wrong_layout,
+)
+from sottovoce.data.corpora.rendering import make_file_corpus
+from sottovoce.data.corpora.tsv import infer_split, parse_segment
 from sottovoce.errors import InputError
 from sottovoce.files import check_file, lines_of
 
@@ -26,7 +32,7 @@ _NOT_UTF8 = "\ufffd"  # what a broken byte is read as
 Table = dict[str, str]
 
 
-def read(
+def read_kaldi(
     folders: str | Path | Sequence[str | Path],
     *,
     language: str = "en",
@@ -42,18 +48,18 @@ def read(
     if not places:
         raise InputError("folders=[] names none; expected at least one data folder")
     log = ProblemLog(strict=strict)
-    root = None if audio_root is None else audio_root_of(audio_root)
+    root = None if audio_root is None else resolve_audio_root(audio_root)
     found: dict[tuple[str, str], Speaker] = {}
     seen: set[str] = set()
     for place in places:
         if not ((place / SOUNDS).is_file() and (place / SPEAKERS).is_file()):
             raise wrong_layout(place, corpus="Kaldi data", expected=_LAYOUT)
-        called = split or split_called(place.resolve().name)
+        called = split or infer_split(place.resolve().name)
         _list_folder(place, split=called, root=root or os.path.abspath(place), found=found, seen=seen, log=log)
     speakers = list(found.values())
     audio = [root] if root is not None else [os.path.abspath(place) for place in places]
-    check_led_in(speakers, audio[0], log)
-    return file_corpus(places[0].resolve().name, language=language, speakers=speakers, folders=audio, log=log)
+    check_paths_inside(speakers, audio[0], log)
+    return make_file_corpus(places[0].resolve().name, language=language, speakers=speakers, folders=audio, log=log)
 
 
 def _list_folder(
@@ -68,16 +74,16 @@ def _list_folder(
         try:
             user = users.get(id)
             if user is None:
-                raise Unusable(Kind.EMPTY_ROW, f"{id} has no speaker in {SPEAKERS}")
+                raise Unusable(ProblemKind.EMPTY_ROW, f"{id} has no speaker in {SPEAKERS}")
             # Before the clip is looked at: a user with no usable clip is somebody too, and is counted later.
             speaker = found.setdefault((split, user), Speaker(user, split, [], _known(genders.get(user, ""))))
             if id in seen:
-                raise Unusable(Kind.DUPLICATE_ROW, id)
+                raise Unusable(ProblemKind.DUPLICATE_ROW, id)
             recording, seconds = _part(utterances[id]) if segmented else (id, None)
-            path = os.path.join(root, path_inside(_file(sounds.get(recording, ""), recording), folder=root))
+            path = os.path.join(root, resolve_inside(_file(sounds.get(recording, ""), recording), folder=root))
             text = None if texts is None else texts.get(id, "")
             if text == "":
-                raise Unusable(Kind.MISSING_TEXT, id)
+                raise Unusable(ProblemKind.MISSING_TEXT, id)
         except Unusable as reason:
             log.add(Problem(reason.kind, str(place / (SEGMENTS if segmented else SOUNDS)), reason.detail))
             continue
@@ -85,7 +91,7 @@ def _list_folder(
         assert isinstance(speaker.clips, list)
         speaker.clips.append(Clip(id, path, text, NO_METADATA, seconds))
     alone = sorted((texts or {}).keys() - utterances.keys())
-    log.extend(Problem(Kind.MISSING_AUDIO, str(place / TEXTS), id) for id in alone)
+    log.extend(Problem(ProblemKind.MISSING_AUDIO, str(place / TEXTS), id) for id in alone)
 
 
 def _table(path: Path, log: ProblemLog) -> Table:
@@ -97,11 +103,11 @@ def _table(path: Path, log: ProblemLog) -> Table:
             where = f"{path}:{number}"
             key, *rest = line.split(maxsplit=1) or [""]
             if _NOT_UTF8 in line or "\0" in line:
-                log.add(Problem(Kind.MALFORMED_ROW, where, "not UTF-8"))
+                log.add(Problem(ProblemKind.MALFORMED_ROW, where, "not UTF-8"))
             elif not key:
-                log.add(Problem(Kind.EMPTY_ROW, where))
+                log.add(Problem(ProblemKind.EMPTY_ROW, where))
             elif key in found:
-                log.add(Problem(Kind.DUPLICATE_ROW, where, key))
+                log.add(Problem(ProblemKind.DUPLICATE_ROW, where, key))
             else:
                 found[key] = rest[0].strip() if rest else ""
     return found
@@ -111,15 +117,15 @@ def _part(line: str) -> tuple[str, tuple[float, float]]:
     """The recording and the seconds of a line of `segments`, without its first word."""
     words = line.split()
     if len(words) != 3:
-        raise Unusable(Kind.MALFORMED_ROW, f"{line!r}: expected a recording, its start and its end")
+        raise Unusable(ProblemKind.MALFORMED_ROW, f"{line!r}: expected a recording, its start and its end")
     recording, start, end = words
-    return recording, segment(start, end=end)
+    return recording, parse_segment(start, end=end)
 
 
 def _file(entry: str, recording: str) -> str:
     """The audio file of an entry of `wav.scp`. A command that only decodes a FLAC file means that file."""
     if not entry:
-        raise Unusable(Kind.MISSING_AUDIO, f"{recording} is not in {SOUNDS}")
+        raise Unusable(ProblemKind.MISSING_AUDIO, f"{recording} is not in {SOUNDS}")
     if not entry.endswith("|"):
         return entry
     try:
@@ -128,7 +134,9 @@ def _file(entry: str, recording: str) -> str:
         program, words = "", []
     files = [word for word in words if not word.startswith("-")]
     if os.path.basename(program) != "flac" or len(files) != 1:
-        raise Unusable(Kind.UNREADABLE_AUDIO, f"{recording} is a command, and none is run: expected an audio file")
+        raise Unusable(
+            ProblemKind.UNREADABLE_AUDIO, f"{recording} is a command, and none is run: expected an audio file"
+        )
     return files[0]
 
 

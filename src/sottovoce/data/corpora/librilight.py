@@ -16,16 +16,16 @@ from sottovoce.data.corpora.corpus import (
     SAMPLE_RATE,
     Clip,
     Corpus,
-    Kind,
     Problem,
+    ProblemKind,
     ProblemLog,
     RenderedSpeaker,
     RenderedUtterance,
     Speaker,
     Unusable,
 )
-from sottovoce.data.corpora.listing import audio_files, chosen_splits, natural_key, subfolders, wrong_layout
-from sottovoce.data.corpora.rendering import LONGEST_SECONDS, FileRenderer, file_corpus, part
+from sottovoce.data.corpora.listing import choose_splits, list_audio_files, list_subfolders, natural_key, wrong_layout
+from sottovoce.data.corpora.rendering import LONGEST_SECONDS, FileRenderer, make_file_corpus, take_part
 from sottovoce.errors import InputError
 from sottovoce.files import read_file
 from sottovoce.parsing import Unreadable, parse_json
@@ -39,7 +39,7 @@ _JSON = ".json"
 _LAYOUT = "<subset>/<speaker>/<book>/<chapter>.flac and .json, as in large/100/sea_fairies_0812_librivox_64kb_mp3/"
 
 
-def read(
+def read_librilight(
     root: str | Path,
     *,
     splits: Sequence[str] | None = None,
@@ -60,13 +60,13 @@ def read(
     found = _splits_in(base)
     if not found:
         raise wrong_layout(base, corpus="Libri-Light", expected=_LAYOUT)
-    folders = {split: found[split] for split in chosen_splits(list(found), splits, where=base)}
+    folders = {split: found[split] for split in choose_splits(list(found), splits, where=base)}
     speakers = [
         Speaker(entry.name, split, _chapters(entry, log), in_time=True)
         for split, folder in folders.items()
-        for entry in subfolders(folder)
+        for entry in list_subfolders(folder)
     ]
-    corpus = file_corpus(
+    corpus = make_file_corpus(
         "librilight",
         language=language,
         speakers=speakers,
@@ -94,14 +94,14 @@ def _chapters(speaker: os.DirEntry[str], log: ProblemLog) -> list[Clip]:
     """A speaker's chapters in the order of time: what each holds is seen when it is rendered."""
     clips = []
     # What strayed into the speaker's own folder is read as a book without a name.
-    books = [("", speaker.path), *((entry.name, entry.path) for entry in subfolders(speaker.path))]
+    books = [("", speaker.path), *((entry.name, entry.path) for entry in list_subfolders(speaker.path))]
     for book, folder in sorted(books, key=lambda found: natural_key(found[0])):
-        audio = audio_files(folder, log)
+        audio = list_audio_files(folder, log)
         for name in sorted(audio, key=natural_key):
             id = "/".join(filter(None, (speaker.name, book, name)))
             clips.append(Clip(id, os.path.join(folder, audio[name]), None, {"book": book, "chapter": name}))
         alone = sorted(name for name in os.listdir(folder) if name.endswith(_JSON) and name[: -len(_JSON)] not in audio)
-        log.extend(Problem(Kind.MISSING_AUDIO, os.path.join(folder, name)) for name in alone)
+        log.extend(Problem(ProblemKind.MISSING_AUDIO, os.path.join(folder, name)) for name in alone)
     return clips
 
 
@@ -130,17 +130,17 @@ class ChapterRenderer:
             voiced, known = [(0, len(sound))], {}
         else:
             voiced, known = _voiced(described, clip, len(sound), problems), _known(described)
-        for number, (start, stop) in enumerate(cuts(voiced, most=self.cut_samples)):
+        for number, (start, stop) in enumerate(cut_voice(voiced, most=self.cut_samples)):
             metadata = {**clip.metadata, **known, "start": f"{start / SAMPLE_RATE:.2f}"}
-            yield RenderedUtterance(f"{clip.id}-{number:04}", part(sound, start, stop), None, None, metadata)
+            yield RenderedUtterance(f"{clip.id}-{number:04}", take_part(sound, start, stop), None, None, metadata)
 
 
-def cuts(voiced: Sequence[tuple[int, int]], *, most: int) -> Iterator[tuple[int, int]]:
+def cut_voice(voiced: Sequence[tuple[int, int]], *, most: int) -> Iterator[tuple[int, int]]:
     """Neighbouring stretches of voice put together, with the pauses between them, to at most so many samples.
 
     A stretch that is longer by itself is divided evenly.
 
-    >>> list(cuts([(0, 4), (5, 9), (12, 14), (20, 45)], most=10))
+    >>> list(cut_voice([(0, 4), (5, 9), (12, 14), (20, 45)], most=10))
     [(0, 9), (12, 14), (20, 28), (28, 36), (36, 45)]
     """
     together: list[tuple[int, int]] = []
@@ -162,13 +162,13 @@ def _described(clip: Clip, problems: list[Problem]) -> dict[str, Any] | None:
         content = parse_json(read_file(Path(path)))
     except FileNotFoundError:
         if not _ALREADY_CUT.fullmatch(clip.metadata["chapter"]):
-            problems.append(Problem(Kind.NO_VOICE_ACTIVITY, clip.path, "it has no JSON"))
+            problems.append(Problem(ProblemKind.NO_VOICE_ACTIVITY, clip.path, "it has no JSON"))
         return None
     except (Unreadable, OSError, InputError):
-        problems.append(Problem(Kind.NO_VOICE_ACTIVITY, path, "it cannot be read as JSON"))
+        problems.append(Problem(ProblemKind.NO_VOICE_ACTIVITY, path, "it cannot be read as JSON"))
         return None
     if not (isinstance(content, dict) and _are_segments(content.get("voice_activity"))):
-        problems.append(Problem(Kind.NO_VOICE_ACTIVITY, path, "expected voice_activity, a list of [start, end]"))
+        problems.append(Problem(ProblemKind.NO_VOICE_ACTIVITY, path, "expected voice_activity, a list of [start, end]"))
         return None
     return content
 
@@ -191,15 +191,15 @@ def _voiced(described: dict[str, Any], clip: Clip, length: int, problems: list[P
     """Where there is voice, in samples, within the file's own length."""
     segments = described["voice_activity"]
     if not segments:
-        raise Unusable(Kind.NO_VOICE, "its voice_activity is empty")
+        raise Unusable(ProblemKind.NO_VOICE, "its voice_activity is empty")
     beyond = [end for _, end in segments if end > length / SAMPLE_RATE + _VOICE_STEP]
     if beyond:
         detail = f"{len(beyond)} of {len(segments)} segments, to {beyond[-1]:g} s of {length / SAMPLE_RATE:g} s"
-        problems.append(Problem(Kind.BEYOND_THE_END, clip.path, detail))
+        problems.append(Problem(ProblemKind.BEYOND_THE_END, clip.path, detail))
     voiced = [(round(start * SAMPLE_RATE), min(round(end * SAMPLE_RATE), length)) for start, end in segments]
     voiced = [(start, stop) for start, stop in voiced if start < stop]
     if not voiced:
-        raise Unusable(Kind.NO_VOICE, "no voice_activity within its length")
+        raise Unusable(ProblemKind.NO_VOICE, "no voice_activity within its length")
     return voiced
 
 

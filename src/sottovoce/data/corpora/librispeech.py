@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from sottovoce.data.corpora.corpus import Clip, Corpus, Kind, Metadata, Problem, ProblemLog, Speaker
+from sottovoce.data.corpora.corpus import Clip, Corpus, Metadata, Problem, ProblemKind, ProblemLog, Speaker
 from sottovoce.data.corpora.listing import (
     NO_METADATA,
-    audio_files,
-    chosen_splits,
+    choose_splits,
+    list_audio_files,
+    list_subfolders,
     natural_key,
-    subfolders,
     wrong_layout,
 )
-from sottovoce.data.corpora.rendering import file_corpus
+from sottovoce.data.corpora.rendering import make_file_corpus
 from sottovoce.errors import InputError
 from sottovoce.files import check_file, lines_of
 
@@ -25,7 +25,7 @@ _SPLIT_NAME = re.compile(r"(train|dev|test)-")
 _GENDERS = {"F": "female", "M": "male"}
 
 
-def read(
+def read_librispeech(
     root: str | Path,
     *,
     splits: Sequence[str] | None = None,
@@ -41,7 +41,7 @@ def read(
     log = ProblemLog(strict=strict)
     base = _base_folder(Path(root))
     people = _read_speakers_file(base / "SPEAKERS.TXT", log)
-    folders = {split: base / split for split in chosen_splits(_splits_in(base), splits, where=base)}
+    folders = {split: base / split for split in choose_splits(_splits_in(base), splits, where=base)}
     speakers = [
         Speaker(
             entry.name,
@@ -51,43 +51,43 @@ def read(
             in_time,
         )
         for split, folder in folders.items()
-        for entry in subfolders(folder)
+        for entry in list_subfolders(folder)
         for clips in [_speaker_clips(entry.path, log)]
     ]
-    return file_corpus("librispeech", language=language, speakers=speakers, folders=folders.values(), log=log)
+    return make_file_corpus("librispeech", language=language, speakers=speakers, folders=folders.values(), log=log)
 
 
 def _speaker_clips(folder: str, log: ProblemLog) -> list[Clip]:
     # The speaker's own folder should hold chapters only; a recording that strayed there is reported, not passed over.
-    return transcribed_clips([folder, *(chapter.path for chapter in subfolders(folder))], log)
+    return list_transcribed_clips([folder, *(chapter.path for chapter in list_subfolders(folder))], log)
 
 
-def transcribed_clips(folders: Iterable[str], log: ProblemLog) -> list[Clip]:
+def list_transcribed_clips(folders: Iterable[str], log: ProblemLog) -> list[Clip]:
     """The clips in `folders` that have both audio and a line in one of the folder's `*.trans.txt`, by id."""
     return sorted((clip for folder in folders for clip in _folder_clips(folder, log)), key=lambda clip: clip.id)
 
 
 def _folder_clips(folder: str, log: ProblemLog) -> Iterator[Clip]:
-    audio = audio_files(folder, log)
+    audio = list_audio_files(folder, log)
     seen = set()
     for transcript in sorted(os.listdir(folder)):
         if not transcript.endswith(TRANSCRIPT_SUFFIX):
             continue
         for where, id, text in _lines(os.path.join(folder, transcript), log):
             if id in seen:
-                log.add(Problem(Kind.DUPLICATE_ROW, where, id))
+                log.add(Problem(ProblemKind.DUPLICATE_ROW, where, id))
                 continue
             seen.add(id)
             if "/" in id or os.sep in id:
-                log.add(Problem(Kind.PATH_ESCAPES, where, id))
+                log.add(Problem(ProblemKind.PATH_ESCAPES, where, id))
             elif id not in audio:
-                log.add(Problem(Kind.MISSING_AUDIO, where, id))
+                log.add(Problem(ProblemKind.MISSING_AUDIO, where, id))
             elif not text:
-                log.add(Problem(Kind.MISSING_TEXT, where, id))
+                log.add(Problem(ProblemKind.MISSING_TEXT, where, id))
             else:
                 yield Clip(id, os.path.join(folder, audio[id]), text, _chapter(id))
     for id in sorted(audio.keys() - seen):
-        log.add(Problem(Kind.MISSING_TEXT, os.path.join(folder, audio[id])))
+        log.add(Problem(ProblemKind.MISSING_TEXT, os.path.join(folder, audio[id])))
 
 
 def _lines(path: str, log: ProblemLog) -> Iterator[tuple[str, str, str]]:
@@ -98,9 +98,9 @@ def _lines(path: str, log: ProblemLog) -> Iterator[tuple[str, str, str]]:
             where = f"{path}:{number}"
             id, _, text = line.strip().partition(" ")
             if "\ufffd" in line:
-                log.add(Problem(Kind.MALFORMED_ROW, where, "not UTF-8"))
+                log.add(Problem(ProblemKind.MALFORMED_ROW, where, "not UTF-8"))
             elif not id:
-                log.add(Problem(Kind.EMPTY_ROW, where))
+                log.add(Problem(ProblemKind.EMPTY_ROW, where))
             else:
                 yield where, id, text.strip()
 
@@ -121,7 +121,7 @@ def _base_folder(root: Path) -> Path:
     if root.is_dir():
         if _holds_librispeech(root):
             return root
-        inner = [folder for entry in subfolders(root) if _holds_librispeech(folder := Path(entry.path))]
+        inner = [folder for entry in list_subfolders(root) if _holds_librispeech(folder := Path(entry.path))]
         if len(inner) == 1:
             return inner[0]
         if inner:
@@ -130,14 +130,14 @@ def _base_folder(root: Path) -> Path:
 
 
 def _holds_librispeech(folder: Path) -> bool:
-    return any(_has_transcripts(Path(entry.path)) for entry in subfolders(folder))
+    return any(_has_transcripts(Path(entry.path)) for entry in list_subfolders(folder))
 
 
 def _splits_in(folder: Path) -> list[str]:
     # By name too: a split that has lost all its transcripts must be reported, not overlooked.
     return [
         entry.name
-        for entry in subfolders(folder)
+        for entry in list_subfolders(folder)
         if _SPLIT_NAME.match(entry.name) or _has_transcripts(Path(entry.path))
     ]
 
@@ -160,7 +160,7 @@ def _read_speakers_file(path: Path, log: ProblemLog) -> dict[str, Metadata]:
             continue
         cells = [cell.strip() for cell in line.split("|", maxsplit=4)]  # a reader's name may hold a "|"
         if len(cells) < 3 or cells[1] not in _GENDERS:
-            log.add(Problem(Kind.MALFORMED_ROW, f"{path}:{number}", "expected ID | F or M | SUBSET"))
+            log.add(Problem(ProblemKind.MALFORMED_ROW, f"{path}:{number}", "expected ID | F or M | SUBSET"))
             continue
         people[cells[0]] = {"gender": _GENDERS[cells[1]], "subset": cells[2]}
     return people

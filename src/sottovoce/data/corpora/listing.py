@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.data.corpora.corpus import Corpus, Kind, Metadata, Problem, ProblemLog, Speaker, Unusable
+from sottovoce.data.corpora.corpus import Corpus, Metadata, Problem, ProblemKind, ProblemLog, Speaker, Unusable
 from sottovoce.errors import InputError
 from sottovoce.seeds import keyed_order, name_key
 
@@ -29,7 +29,7 @@ def natural_key(name: str) -> tuple[Any, ...]:
     return (*(item for pair in zip(parts[::2], [*numbers, (0, "")], strict=True) for item in pair), name)
 
 
-def hold_out(corpus: Corpus[Speaker], counts: Mapping[str, int], *, seed: int) -> Corpus[Speaker]:
+def hold_out_speakers(corpus: Corpus[Speaker], counts: Mapping[str, int], *, seed: int) -> Corpus[Speaker]:
     """Move so many speakers into each split of `counts`; everybody else stays where they are.
 
     Who is chosen hangs on names and seed alone.
@@ -46,7 +46,7 @@ def hold_out(corpus: Corpus[Speaker], counts: Mapping[str, int], *, seed: int) -
     return replace(corpus, speakers=sorted(moved, key=lambda speaker: (speaker.split, speaker.name)))
 
 
-def chosen_splits(present: Sequence[str], wanted: Sequence[str] | None, *, where: Path) -> Sequence[str]:
+def choose_splits(present: Sequence[str], wanted: Sequence[str] | None, *, where: Path) -> Sequence[str]:
     """`wanted`, or every split there is."""
     for split in wanted or ():
         if split not in present:
@@ -54,18 +54,20 @@ def chosen_splits(present: Sequence[str], wanted: Sequence[str] | None, *, where
     return present if wanted is None else list(dict.fromkeys(wanted))
 
 
-def subfolders(folder: str | Path) -> list[os.DirEntry[str]]:
+def list_subfolders(folder: str | Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         return sorted((entry for entry in entries if entry.is_dir()), key=lambda entry: entry.name)
 
 
-def audio_files(folder: str, log: ProblemLog) -> dict[str, str]:
+def list_audio_files(folder: str, log: ProblemLog) -> dict[str, str]:
     """The names of the audio files in `folder` by what they are called without their ending."""
     audio: dict[str, str] = {}
     for name in sorted(os.listdir(folder)):
         stem, suffix = os.path.splitext(name)
         if suffix.lower() in AUDIO_SUFFIXES and audio.setdefault(stem, name) != name:
-            log.add(Problem(Kind.DUPLICATE_ROW, os.path.join(folder, name), f"{audio[stem]} is the same utterance"))
+            log.add(
+                Problem(ProblemKind.DUPLICATE_ROW, os.path.join(folder, name), f"{audio[stem]} is the same utterance")
+            )
     return audio
 
 
@@ -91,27 +93,27 @@ def wrong_layout(root: Path, *, corpus: str, expected: str) -> InputError:
     return InputError(f"{root} does not hold {corpus}: expected {expected}; {found}")
 
 
-def path_inside(path: str, *, folder: str) -> str:
+def resolve_inside(path: str, *, folder: str) -> str:
     """`path` relative to `folder`, `Unusable` where it leads out; links are followed later, when the file is opened."""
     if "/" not in path and path != "..":
         return path
     relative = os.path.relpath(path, folder) if os.path.isabs(path) else os.path.normpath(path)
     if relative.split(os.sep, 1)[0] == os.pardir:
-        raise Unusable(Kind.PATH_ESCAPES, path)
+        raise Unusable(ProblemKind.PATH_ESCAPES, path)
     return relative
 
 
-def audio_root_of(root: str | Path) -> str:
+def resolve_audio_root(root: str | Path) -> str:
     """The folder where a corpus's audio is said to lie."""
     if not Path(root).is_dir():
         raise InputError(f"audio_root={root}: expected the folder where the audio lies")
     return os.path.abspath(root)
 
 
-def check_led_in(speakers: Iterable[Speaker], folder: str, log: ProblemLog) -> None:
+def check_paths_inside(speakers: Iterable[Speaker], folder: str, log: ProblemLog) -> None:
     """Where every path has led out of `folder`, say what would help."""
-    if (count := log.counts[Kind.PATH_ESCAPES]) and not any(speaker.clips for speaker in speakers):
-        (first, *_) = log.examples[Kind.PATH_ESCAPES]
+    if (count := log.counts[ProblemKind.PATH_ESCAPES]) and not any(speaker.clips for speaker in speakers):
+        (first, *_) = log.examples[ProblemKind.PATH_ESCAPES]
         raise InputError(
             f"{first.where}: {first.detail} and {count - 1:,} other paths lead out of {folder}: "
             "--audio-root names the folder where the audio lies"

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from sottovoce.data.corpora.corpus import Clip, Corpus, Kind, Metadata, Problem, ProblemLog, Speaker
+from sottovoce.data.corpora.corpus import Clip, Corpus, Metadata, Problem, ProblemKind, ProblemLog, Speaker
 from sottovoce.data.corpora.listing import (
     NO_METADATA,
-    audio_files,
-    chosen_splits,
+    choose_splits,
+    list_audio_files,
+    list_subfolders,
     natural_key,
-    subfolders,
     wrong_layout,
 )
-from sottovoce.data.corpora.rendering import file_corpus
+from sottovoce.data.corpora.rendering import make_file_corpus
 from sottovoce.errors import InputError
 from sottovoce.files import lines_of
 
@@ -40,7 +40,7 @@ _GENDERS = {"F": "female", "M": "male"}
 _LAYOUT = "{train,dev,test}/{transcripts.txt, audio/<speaker>/<book>/}, as in mls_french/train/"
 
 
-def read(
+def read_mls(
     root: str | Path,
     *,
     splits: Sequence[str] | None = None,
@@ -58,7 +58,7 @@ def read(
     base = _base_folder(Path(root))
     whole = [split for split in _STANDARD_SPLITS if (base / split / "audio").is_dir()]
     lists = _limited_lists(base / "train")
-    chosen = whole if splits is None else chosen_splits([*whole, *lists], splits, where=base)
+    chosen = whole if splits is None else choose_splits([*whole, *lists], splits, where=base)
     people = _read_metainfo(base / "metainfo.txt", log)
     speakers = [
         Speaker(name, split, clips, people.get(name, NO_METADATA), in_time)
@@ -67,7 +67,7 @@ def read(
             _speakers(base / split, log) if split in whole else _speakers(base / "train", log, lists=lists[split])
         )
     ]
-    return file_corpus(
+    return make_file_corpus(
         "mls",
         language=language or _language(base),
         speakers=speakers,
@@ -79,7 +79,7 @@ def read(
 
 def _base_folder(root: Path) -> Path:
     """The language's folder: `root`, or the one in it."""
-    inside = [Path(entry.path) for entry in subfolders(root)] if root.is_dir() else []
+    inside = [Path(entry.path) for entry in list_subfolders(root)] if root.is_dir() else []
     found = [folder for folder in (root, *inside) if _is_language_folder(folder)]
     if not found:
         raise wrong_layout(root, corpus="MLS", expected=_LAYOUT)
@@ -114,23 +114,23 @@ def _speakers(
     texts = _read_transcripts(split / "transcripts.txt", log)
     times = _read_segments(split / "segments.txt", log)
     absent = set(texts if listed is None else listed)
-    for speaker in subfolders(split / "audio"):
+    for speaker in list_subfolders(split / "audio"):
         clips = []
         # What strayed into the speaker's own folder is read as a book without a name.
-        books = [("", speaker.path), *((entry.name, entry.path) for entry in subfolders(speaker.path))]
+        books = [("", speaker.path), *((entry.name, entry.path) for entry in list_subfolders(speaker.path))]
         for book, folder in books:
-            for id, name in audio_files(folder, log).items():
+            for id, name in list_audio_files(folder, log).items():
                 if listed is not None and id not in listed:
                     continue
                 absent.discard(id)
                 path = os.path.join(folder, name)
                 if id not in texts:
-                    log.add(Problem(Kind.UNLABELLED, path))
+                    log.add(Problem(ProblemKind.UNLABELLED, path))
                 clips.append(Clip(id, path, texts.get(id), _book_metadata(book)))
         if clips or listed is None:
             yield speaker.name, *_in_time(clips, times, log)
     where = str(split / "transcripts.txt") if lists is None else " and ".join(map(str, lists))
-    log.extend(Problem(Kind.MISSING_AUDIO, where, id) for id in sorted(absent))
+    log.extend(Problem(ProblemKind.MISSING_AUDIO, where, id) for id in sorted(absent))
 
 
 @cache
@@ -153,11 +153,11 @@ def _read_transcripts(path: Path, log: ProblemLog) -> dict[str, str]:
     texts: dict[str, str] = {}
     for where, cells in _rows(path, log):
         if len(cells) != 2:
-            log.add(Problem(Kind.MALFORMED_ROW, where, "expected an id, a TAB and the text"))
+            log.add(Problem(ProblemKind.MALFORMED_ROW, where, "expected an id, a TAB and the text"))
         elif cells[0] in texts:
-            log.add(Problem(Kind.DUPLICATE_ROW, where, cells[0]))
+            log.add(Problem(ProblemKind.DUPLICATE_ROW, where, cells[0]))
         elif not cells[1].strip():
-            log.add(Problem(Kind.EMPTY_ROW, where, cells[0]))
+            log.add(Problem(ProblemKind.EMPTY_ROW, where, cells[0]))
         else:
             texts[cells[0]] = cells[1]
     return texts
@@ -170,13 +170,15 @@ def _read_segments(path: Path, log: ProblemLog) -> dict[str, Time]:
     """Each utterance's place in time within its book: the chapter's file and the second it begins at."""
     times: dict[str, Time] = {}
     if not path.is_file():
-        log.add(Problem(Kind.NO_TIME, str(path), "no such file: nobody's utterances are in order of time"))
+        log.add(Problem(ProblemKind.NO_TIME, str(path), "no such file: nobody's utterances are in order of time"))
     for where, cells in _rows(path, log):
         start = _seconds(cells[2]) if len(cells) == 4 else None
         if start is None:
-            log.add(Problem(Kind.MALFORMED_ROW, where, "expected an id, a URL, start and end, with a TAB between"))
+            log.add(
+                Problem(ProblemKind.MALFORMED_ROW, where, "expected an id, a URL, start and end, with a TAB between")
+            )
         elif cells[0] in times:
-            log.add(Problem(Kind.DUPLICATE_ROW, where, cells[0]))
+            log.add(Problem(ProblemKind.DUPLICATE_ROW, where, cells[0]))
         else:
             chapter = unquote(cells[1].rstrip("/").rpartition("/")[2])
             times[cells[0]] = (natural_key(chapter), start)
@@ -197,7 +199,7 @@ def _in_time(clips: list[Clip], times: dict[str, Time], log: ProblemLog) -> tupl
     lost = sorted((clip for clip in clips if clip.id not in times), key=lambda clip: clip.id)
     placed.sort(key=lambda clip: (natural_key(clip.metadata["book"]), *times[clip.id], clip.id))
     if times:  # else it was said once for all
-        log.extend(Problem(Kind.NO_TIME, clip.path, "segments.txt lacks it") for clip in lost)
+        log.extend(Problem(ProblemKind.NO_TIME, clip.path, "segments.txt lacks it") for clip in lost)
     return placed + lost, not lost
 
 
@@ -207,7 +209,7 @@ def _read_metainfo(path: Path, log: ProblemLog) -> dict[str, Metadata]:
     for where, cells in _rows(path, log, separator="|"):
         if len(cells) < 3 or (gender := _GENDERS.get(cells[1].strip())) is None:
             if not where.endswith(":1"):
-                log.add(Problem(Kind.MALFORMED_ROW, where, "expected SPEAKER | F or M | PARTITION | …"))
+                log.add(Problem(ProblemKind.MALFORMED_ROW, where, "expected SPEAKER | F or M | PARTITION | …"))
             continue
         people[cells[0].strip()] = {"gender": gender}
     return people
@@ -221,8 +223,8 @@ def _rows(path: Path, log: ProblemLog, *, separator: str = "\t") -> Iterator[tup
         for number, line in enumerate(lines_of(file, path=path), start=1):
             where, cells = f"{path}:{number}", [cell.strip() for cell in line.rstrip("\r\n").split(separator)]
             if "\ufffd" in line:
-                log.add(Problem(Kind.MALFORMED_ROW, where, "not UTF-8"))
+                log.add(Problem(ProblemKind.MALFORMED_ROW, where, "not UTF-8"))
             elif not any(cells):
-                log.add(Problem(Kind.EMPTY_ROW, where))
+                log.add(Problem(ProblemKind.EMPTY_ROW, where))
             else:
                 yield where, cells

@@ -18,18 +18,18 @@ from sottovoce.data.corpora.corpus import (
     SAMPLE_RATE,
     Clip,
     Corpus,
-    Kind,
+    FileSpan,
     Problem,
+    ProblemKind,
     ProblemLog,
     RenderedSpeaker,
     RenderedUtterance,
-    Span,
     Speaker,
     Unusable,
 )
 from sottovoce.data.corpora.flac import point_into
-from sottovoce.data.corpora.truncation import cut_short
-from sottovoce.data.text.normalisation import alphabet, foreign_characters, normalise, spell_as_released
+from sottovoce.data.corpora.truncation import is_truncated
+from sottovoce.data.text.normalisation import alphabet, foreign_characters, normalise_text, spell_as_released
 from sottovoce.errors import InputError
 
 Sample = TypeVar("Sample", np.int16, np.float32)
@@ -43,7 +43,7 @@ LONGEST_SECONDS = 1e9  # of any recording: thirty years
 _OVERSHOOT = 0.1  # seconds by which a segment may end behind its file: times are rounded
 
 
-def file_corpus(
+def make_file_corpus(
     name: str,
     *,
     language: str,
@@ -75,7 +75,7 @@ def _report_overlaps(speakers: Iterable[Speaker], log: ProblemLog) -> None:
         split = first_split.setdefault(speaker.name, speaker.split)
         if split != speaker.split:
             overlapping.setdefault(speaker.name, [split]).append(speaker.split)
-    log.extend(Problem(Kind.SPLIT_OVERLAP, name, ", ".join(splits)) for name, splits in overlapping.items())
+    log.extend(Problem(ProblemKind.SPLIT_OVERLAP, name, ", ".join(splits)) for name, splits in overlapping.items())
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class FileRenderer:
     def __call__(self, speaker: Speaker) -> RenderedSpeaker:
         utterances: list[RenderedUtterance] = []
         problems: list[Problem] = []
-        whole: dict[str, tuple[NDArray[np.int16] | Span, list[tuple[Kind, str]]]] = {}
+        whole: dict[str, tuple[NDArray[np.int16] | FileSpan, list[tuple[ProblemKind, str]]]] = {}
         for clip in speaker.clips:
             try:
                 text, unwritten = self._text(clip)
@@ -107,20 +107,20 @@ class FileRenderer:
             except Unusable as reason:
                 problems.append(Problem(reason.kind, clip.path, reason.detail))
                 continue
-            conversions = conversions + ([(Kind.UNWRITTEN, unwritten)] if unwritten else [])
+            conversions = conversions + ([(ProblemKind.UNWRITTEN, unwritten)] if unwritten else [])
             problems.extend(Problem(kind, clip.path, detail) for kind, detail in conversions)
             utterances.append(RenderedUtterance(clip.id, samples, text, clip.text, clip.metadata))
         return RenderedSpeaker(speaker.name, speaker.split, utterances, speaker.metadata, problems, speaker.in_time)
 
-    def sound(self, path: str) -> tuple[NDArray[np.int16] | Span, list[tuple[Kind, str]]]:
+    def sound(self, path: str) -> tuple[NDArray[np.int16] | FileSpan, list[tuple[ProblemKind, str]]]:
         """All samples of a file, or where they lie, and what was converted; raises `Unusable`."""
         real = self._inside(path)
         if self.root is None:
-            return decode(real)
+            return decode_audio(real)
         with _looking():
             check_regular(real)
             file = point_into(real, name=os.path.relpath(path, self.root))
-        return Span(file, 0, file.samples), []
+        return FileSpan(file, 0, file.samples), []
 
     def _text(self, clip: Clip) -> tuple[str | None, str]:
         """The text as tokens write it, and which characters had to be left out of it."""
@@ -129,48 +129,48 @@ class FileRenderer:
         if self.as_released:
             text, foreign = spell_as_released(clip.text, self.language)
         else:
-            text = normalise(clip.text, self.language)
+            text = normalise_text(clip.text, self.language)
             foreign = foreign_characters(text, self.language)
         # The characters and not the sentence: what somebody said does not belong in a log.
         named = " ".join(sorted(foreign))
         if not text:
-            raise Unusable(Kind.EMPTY_TEXT)
+            raise Unusable(ProblemKind.EMPTY_TEXT)
         if foreign and not self.as_released:
-            raise Unusable(Kind.FOREIGN_TEXT, named)
+            raise Unusable(ProblemKind.FOREIGN_TEXT, named)
         return text, named
 
     def _inside(self, path: str) -> str:
         real = os.path.realpath(path)
         if not any(real.startswith(folder.rstrip(os.sep) + os.sep) for folder in self.folders):
-            raise Unusable(Kind.PATH_ESCAPES, f"leads to {real}")
+            raise Unusable(ProblemKind.PATH_ESCAPES, f"leads to {real}")
         return real
 
 
-def part(sound: NDArray[np.int16] | Span, start: int, stop: int) -> NDArray[np.int16] | Span:
+def take_part(sound: NDArray[np.int16] | FileSpan, start: int, stop: int) -> NDArray[np.int16] | FileSpan:
     """The samples from `start` to `stop`, or where they lie."""
-    return Span(sound.file, sound.start + start, stop - start) if isinstance(sound, Span) else sound[start:stop]
+    return FileSpan(sound.file, sound.start + start, stop - start) if isinstance(sound, FileSpan) else sound[start:stop]
 
 
 def _cut(
-    sound: NDArray[np.int16] | Span, seconds: tuple[float, float]
-) -> tuple[NDArray[np.int16] | Span, list[tuple[Kind, str]]]:
+    sound: NDArray[np.int16] | FileSpan, seconds: tuple[float, float]
+) -> tuple[NDArray[np.int16] | FileSpan, list[tuple[ProblemKind, str]]]:
     """One segment of a file, and what had to be changed of it."""
     start, end = seconds
     first, last = round(start * SAMPLE_RATE), min(round(end * SAMPLE_RATE), len(sound))
     told = f"{start:g} to {end:g} s of {len(sound) / SAMPLE_RATE:g} s"
     if first >= last:
-        raise Unusable(Kind.EMPTY_AUDIO, told)
+        raise Unusable(ProblemKind.EMPTY_AUDIO, told)
     is_beyond = end > len(sound) / SAMPLE_RATE + _OVERSHOOT
-    return part(sound, first, last), [(Kind.SEGMENT_BEYOND, told)] if is_beyond else []
+    return take_part(sound, first, last), [(ProblemKind.SEGMENT_BEYOND, told)] if is_beyond else []
 
 
-def decode(path: str) -> tuple[NDArray[np.int16], list[tuple[Kind, str]]]:
+def decode_audio(path: str) -> tuple[NDArray[np.int16], list[tuple[ProblemKind, str]]]:
     """The samples of one file at `SAMPLE_RATE`, mono, and what was converted; raises `Unusable`.
 
     16-bit mono at `SAMPLE_RATE` comes through bit by bit.
     """
     _check_file(path)
-    conversions: list[tuple[Kind, str]] = []
+    conversions: list[tuple[ProblemKind, str]] = []
     try:
         with soundfile.SoundFile(os.fsencode(path)) as file:
             check_header(file)
@@ -179,19 +179,19 @@ def decode(path: str) -> tuple[NDArray[np.int16], list[tuple[Kind, str]]]:
                 return _read(file, np.int16), conversions
             sound = _read(file, np.float32)
     except (soundfile.LibsndfileError, MemoryError) as error:
-        raise Unusable(Kind.UNREADABLE_AUDIO, _reason(error)) from None
+        raise Unusable(ProblemKind.UNREADABLE_AUDIO, _reason(error)) from None
     if subtype in _LOW_RESOLUTION:
-        conversions.append((Kind.LOW_RESOLUTION, subtype))
+        conversions.append((ProblemKind.LOW_RESOLUTION, subtype))
     if channels > 1:
         sound = sound.mean(axis=1)
-        conversions.append((Kind.MIXED_DOWN, f"{channels} channels"))
+        conversions.append((ProblemKind.MIXED_DOWN, f"{channels} channels"))
     if not np.isfinite(sound).all():
-        raise Unusable(Kind.NON_FINITE_AUDIO)
+        raise Unusable(ProblemKind.NON_FINITE_AUDIO)
     if rate != SAMPLE_RATE:
         sound = soxr.resample(sound, rate, SAMPLE_RATE, quality="HQ")
-        conversions.append((Kind.RESAMPLED, f"{rate} Hz"))
+        conversions.append((ProblemKind.RESAMPLED, f"{rate} Hz"))
         if not len(sound):
-            raise Unusable(Kind.EMPTY_AUDIO, "nothing left after resampling")
+            raise Unusable(ProblemKind.EMPTY_AUDIO, "nothing left after resampling")
     return _to_int16(sound), conversions
 
 
@@ -199,9 +199,9 @@ def check_regular(path: Path | str) -> None:
     """Refuse what is no file with something in it; OSError where it cannot even be looked at."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):  # a named pipe would wait for ever
-        raise Unusable(Kind.UNREADABLE_AUDIO, "not a regular file")
+        raise Unusable(ProblemKind.UNREADABLE_AUDIO, "not a regular file")
     if status.st_size == 0:
-        raise Unusable(Kind.EMPTY_AUDIO, "0 bytes")
+        raise Unusable(ProblemKind.EMPTY_AUDIO, "0 bytes")
 
 
 def _check_file(path: str) -> None:
@@ -209,8 +209,8 @@ def _check_file(path: str) -> None:
         check_regular(path)
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             # Mapped: whatever a file says of its length, only its container is looked at.
-            if mapped[:4] != b"fLaC" and cut_short(cast(bytes, mapped)):
-                raise Unusable(Kind.TRUNCATED_AUDIO)
+            if mapped[:4] != b"fLaC" and is_truncated(cast(bytes, mapped)):
+                raise Unusable(ProblemKind.TRUNCATED_AUDIO)
 
 
 @contextmanager
@@ -219,17 +219,17 @@ def _looking() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise Unusable(Kind.MISSING_AUDIO) from None
+        raise Unusable(ProblemKind.MISSING_AUDIO) from None
     except OSError as error:
-        raise Unusable(Kind.UNREADABLE_AUDIO, _reason(error)) from None
+        raise Unusable(ProblemKind.UNREADABLE_AUDIO, _reason(error)) from None
 
 
 def check_header(file: soundfile.SoundFile) -> None:
     """Refuse a sound whose header cannot be believed."""
     if not _LOWEST_RATE <= file.samplerate <= _HIGHEST_RATE:
-        raise Unusable(Kind.UNREADABLE_AUDIO, f"sample rate {file.samplerate} Hz")
+        raise Unusable(ProblemKind.UNREADABLE_AUDIO, f"sample rate {file.samplerate} Hz")
     if file.frames > _UNKNOWN_FRAMES:
-        raise Unusable(Kind.UNREADABLE_AUDIO, "its header gives no length")
+        raise Unusable(ProblemKind.UNREADABLE_AUDIO, "its header gives no length")
 
 
 def read_blocks(
@@ -247,12 +247,12 @@ def read_blocks(
             yield sound
     except soundfile.LibsndfileError:
         # It opened, so the header is sound: the stream breaks off or is damaged on the way.
-        raise Unusable(Kind.TRUNCATED_AUDIO, f"decoding stops before {file.frames} samples") from None
-    # libsndfile only guesses the length of an MP3; `cut_short` has counted its frames.
+        raise Unusable(ProblemKind.TRUNCATED_AUDIO, f"decoding stops before {file.frames} samples") from None
+    # libsndfile only guesses the length of an MP3; `is_truncated` has counted its frames.
     if found < file.frames and file.subtype != "MPEG_LAYER_III":
-        raise Unusable(Kind.TRUNCATED_AUDIO, f"{found} of {file.frames} samples")
+        raise Unusable(ProblemKind.TRUNCATED_AUDIO, f"{found} of {file.frames} samples")
     if not found:
-        raise Unusable(Kind.EMPTY_AUDIO)
+        raise Unusable(ProblemKind.EMPTY_AUDIO)
 
 
 def _read(file: soundfile.SoundFile, dtype: type[Sample]) -> NDArray[Sample]:

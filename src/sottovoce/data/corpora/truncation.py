@@ -21,7 +21,7 @@ _OGG_HEADER_BYTES = 27
 _OGG_LAST_PAGE = 0x04
 
 
-def cut_short(data: bytes) -> bool:
+def is_truncated(data: bytes) -> bool:
     """Whether the bytes of a WAV, AIFF, CAF, W64, AU, MP3 or Ogg file end in the middle; False for all others.
 
     An MP3 with no frame count in its header, cut exactly between two frames, cannot be told from a whole one.

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sottovoce.data.corpora.corpus import Clip, Corpus, Kind, Metadata, Problem, ProblemLog, Speaker, Unusable
-from sottovoce.data.corpora.listing import NO_METADATA, audio_root_of, check_led_in, path_inside
-from sottovoce.data.corpora.rendering import LONGEST_SECONDS, file_corpus
+from sottovoce.data.corpora.corpus import Clip, Corpus, Metadata, Problem, ProblemKind, ProblemLog, Speaker, Unusable
+from sottovoce.data.corpora.listing import NO_METADATA, check_paths_inside, resolve_audio_root, resolve_inside
+from sottovoce.data.corpora.rendering import LONGEST_SECONDS, make_file_corpus
 from sottovoce.data.corpora.tables import column_position, open_table
 from sottovoce.errors import InputError
 
@@ -56,7 +56,7 @@ class Manifest:
     id_prefix: str = ""
 
 
-def read(
+def read_tsv(
     manifests: str | Path | Sequence[str | Path],
     *,
     columns: Columns | None = None,
@@ -76,28 +76,27 @@ def read(
         raise InputError("manifests=[] names no file; expected at least one .tsv, .csv or .jsonl")
     folders = [os.path.abspath(path.parent) for path in paths]
     common = os.path.commonpath(folders)
-    root = None if audio_root is None else audio_root_of(audio_root)
+    root = None if audio_root is None else resolve_audio_root(audio_root)
     listed = [
         Manifest(
             table=path,
             audio=(root or folder, os.path.join(root or folder, CLIPS)),
-            split=split
-            or split_called(path.stem.removesuffix(_NEMO_CALLS_IT) if path.suffix == ".json" else path.stem),
+            split=split or infer_split(path.stem.removesuffix(_NEMO_CALLS_IT) if path.suffix == ".json" else path.stem),
             id_prefix="" if root is not None or folder == common else os.path.relpath(folder, common) + "/",
         )
         for path, folder in zip(paths, folders, strict=True)
     ]
     speakers = list_speakers(listed, columns=columns or Columns(), log=log)
-    check_led_in(speakers, listed[0].audio[0], log)
+    check_paths_inside(speakers, listed[0].audio[0], log)
     name = os.path.basename(common) or "tsv"
     audio = {folder for manifest in listed for folder in manifest.audio}
-    return file_corpus(name, language=language, speakers=speakers, folders=audio, log=log)
+    return make_file_corpus(name, language=language, speakers=speakers, folders=audio, log=log)
 
 
-def split_called(name: str) -> str:
+def infer_split(name: str) -> str:
     """The split that a file or folder of this name holds: `name` itself where it sounds like one.
 
-    >>> split_called("test_clean"), split_called("people")
+    >>> infer_split("test_clean"), infer_split("people")
     ('test_clean', 'train')
     """
     return name if _SPLIT_LIKE.fullmatch(name) else "train"
@@ -136,10 +135,10 @@ def _list_manifest(
             split = manifest.split if at.split is None else _required(cells, at.split, str(columns.split))
             # Before the clip is looked at: a user with no usable clip is somebody too, and is counted later.
             of_user = found.get((split, user)) or found.setdefault((split, user), _Rows())
-            name = path_inside(_required(cells, at.path, columns.path), folder=manifest.audio[0])
+            name = resolve_inside(_required(cells, at.path, columns.path), folder=manifest.audio[0])
             clip = _clip(cells, at, id=manifest.id_prefix + _stem(name), path=locate(name))
             if clip.id in seen:
-                raise Unusable(Kind.DUPLICATE_ROW, clip.id)
+                raise Unusable(ProblemKind.DUPLICATE_ROW, clip.id)
         except Unusable as reason:
             log.add(Problem(reason.kind, f"{manifest.table}:{number}", reason.detail))
             continue
@@ -204,16 +203,16 @@ def _text_position(header: Sequence[str], columns: Columns, *, table: Path) -> i
 def _clip(cells: Sequence[str], at: _Positions, *, id: str, path: str) -> Clip:
     text = None if at.text is None else cells[at.text]
     if text is not None and not text.strip():
-        raise Unusable(Kind.MISSING_TEXT, id)
+        raise Unusable(ProblemKind.MISSING_TEXT, id)
     chapter = _cell(cells, at.chapter)
     metadata = {"chapter": chapter} if chapter else NO_METADATA
     if not (start := _cell(cells, at.start)):
         return Clip(id, path, text, metadata)
-    seconds = segment(start, duration=_cell(cells, at.duration))
+    seconds = parse_segment(start, duration=_cell(cells, at.duration))
     return Clip(f"{id}-{round(1000 * seconds[0]):08}", path, text, metadata, seconds)
 
 
-def segment(start: str, *, duration: str = "", end: str = "") -> tuple[float, float]:
+def parse_segment(start: str, *, duration: str = "", end: str = "") -> tuple[float, float]:
     """From where to where a part of a file lies, in seconds; `Unusable` where these are no such numbers."""
     try:
         begins = float(start)
@@ -221,7 +220,9 @@ def segment(start: str, *, duration: str = "", end: str = "") -> tuple[float, fl
     except ValueError:
         begins, ends = math.nan, math.nan
     if not 0 <= begins < ends <= LONGEST_SECONDS:
-        raise Unusable(Kind.MALFORMED_ROW, f"a segment from {start} s" + (f" to {end} s" if end else f", {duration} s"))
+        raise Unusable(
+            ProblemKind.MALFORMED_ROW, f"a segment from {start} s" + (f" to {end} s" if end else f", {duration} s")
+        )
     return begins, ends
 
 
@@ -232,7 +233,7 @@ def _cell(cells: Sequence[str], position: int | None) -> str:
 def _required(cells: Sequence[str], position: int, column: str) -> str:
     cell = cells[position].strip()
     if not cell:
-        raise Unusable(Kind.EMPTY_ROW, f"no {column}")
+        raise Unusable(ProblemKind.EMPTY_ROW, f"no {column}")
     return cell
 
 

@@ -8,29 +8,29 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sottovoce.data.corpora.corpus import Corpus, Kind, Problem, ProblemLog, Speaker
-from sottovoce.data.corpora.librispeech import transcribed_clips
-from sottovoce.data.corpora.listing import chosen_splits, subfolders, wrong_layout
-from sottovoce.data.corpora.rendering import file_corpus
+from sottovoce.data.corpora.corpus import Corpus, Problem, ProblemKind, ProblemLog, Speaker
+from sottovoce.data.corpora.librispeech import list_transcribed_clips
+from sottovoce.data.corpora.listing import choose_splits, list_subfolders, wrong_layout
+from sottovoce.data.corpora.rendering import make_file_corpus
 
 _USER = re.compile(r"speaker-(?P<speaker>.+)-book-(?P<book>.+)")
 _LAYOUT = "audio_data/<split>/speaker-<S>-book-<B>/, as in UserLibri/audio_data/test-clean/speaker-121-book-1041/"
 
 
-def read(
+def read_userlibri(
     root: str | Path, *, splits: Sequence[str] | None = None, language: str = "en", strict: bool = False
 ) -> Corpus[Speaker]:
     """UserLibri under `root`: the folder `audio_data`, the one that holds it, or that one's parent."""
     log = ProblemLog(strict=strict)
     base = _audio_data(Path(root))
-    folders = {split: base / split for split in chosen_splits(_splits_in(base), splits, where=base)}
+    folders = {split: base / split for split in choose_splits(_splits_in(base), splits, where=base)}
     speakers = [
-        Speaker(user, split, transcribed_clips([path], log), match.groupdict())
+        Speaker(user, split, list_transcribed_clips([path], log), match.groupdict())
         for split, folder in folders.items()
         for user, path, match in _users_in(folder)
     ]
     _report_absent_users(base / "metadata.tsv", folders, log)
-    return file_corpus("userlibri", language=language, speakers=speakers, folders=folders.values(), log=log)
+    return make_file_corpus("userlibri", language=language, speakers=speakers, folders=folders.values(), log=log)
 
 
 def _audio_data(root: Path) -> Path:
@@ -42,11 +42,11 @@ def _audio_data(root: Path) -> Path:
 
 
 def _splits_in(folder: Path) -> list[str]:
-    return [entry.name for entry in subfolders(folder) if next(_users_in(Path(entry.path)), None)]
+    return [entry.name for entry in list_subfolders(folder) if next(_users_in(Path(entry.path)), None)]
 
 
 def _users_in(folder: Path) -> Iterator[tuple[str, str, re.Match[str]]]:
-    for entry in subfolders(folder):
+    for entry in list_subfolders(folder):
         if match := _USER.fullmatch(entry.name):
             yield entry.name, entry.path, match
 
@@ -60,4 +60,4 @@ def _report_absent_users(metadata: Path, folders: dict[str, Path], log: ProblemL
         split = rest.partition("\t")[0]  # "clean" for the folder "test-clean"
         folder = next((path for name, path in folders.items() if name.endswith(split)), None)
         if split and folder is not None and not (folder / user).is_dir():
-            log.add(Problem(Kind.MISSING_AUDIO, str(folder / user), "listed in metadata.tsv"))
+            log.add(Problem(ProblemKind.MISSING_AUDIO, str(folder / user), "listed in metadata.tsv"))

@@ -41,7 +41,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PackingProgress:
     """How far packing has come."""
 
     tasks_done: int
@@ -50,12 +50,12 @@ class Progress:
     resumed: bool = False  # at this point, where an earlier `prepare` was ended
 
 
-def pack(
+def pack_corpus(
     corpus: Corpus[S],
     out: Path | str,
     *,
     workers: int | None = None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[PackingProgress], None] = lambda _: None,
 ) -> None:
     """Render every speaker of `corpus` and write them as the store `out`.
 
@@ -84,25 +84,25 @@ def pack(
 
 
 def _pack_rest(
-    work: "_Work[S]", writer: Writer, folder: Path, *, workers: int, on_progress: Callable[[Progress], None]
+    work: "_Work[S]", writer: Writer, folder: Path, *, workers: int, on_progress: Callable[[PackingProgress], None]
 ) -> None:
     """Render and write what is not saved in `folder` already, and save now and then."""
     corpus, tasks = work.corpus, work.tasks
     first, found = 0, ProblemLog()
-    if (saved := Saved.read(folder)) is not None:
+    if (saved := SavedProgress.read(folder)) is not None:
         first, found = saved.tasks_done, saved.problems
         writer.resume(saved.writer)
         corpus.problems.merge(found)
-        on_progress(Progress(first, len(tasks), writer.sample_count / SAMPLE_RATE, resumed=True))
+        on_progress(PackingProgress(first, len(tasks), writer.sample_count / SAMPLE_RATE, resumed=True))
     last_save = first, writer.sample_count
     with closing(_rendered(corpus, tasks[first:], workers=workers)) as rendering:
         for done, rendered in enumerate(rendering, start=first + 1):
             corpus.problems.extend(rendered.problems)
             found.extend(rendered.problems)
             writer.add(rendered)
-            on_progress(Progress(done, len(tasks), writer.sample_count / SAMPLE_RATE))
+            on_progress(PackingProgress(done, len(tasks), writer.sample_count / SAMPLE_RATE))
             if done - last_save[0] >= TASKS_PER_SAVE or writer.sample_count - last_save[1] >= SAMPLES_PER_SAVE:
-                Saved(work.name, done, writer.save(), found).write(folder)
+                SavedProgress(work.name, done, writer.save(), found).write(folder)
                 last_save = done, writer.sample_count
     writer.end_user()
 
@@ -190,7 +190,7 @@ def _generation(out: Path, work: "_Work[S]") -> Iterator[Path]:
         raise
 
 
-def unfinished(out: Path) -> list[Path]:
+def find_unfinished(out: Path) -> list[Path]:
     """What a `prepare` that was ended left in `out` to go on from."""
     current = _current(out)
     return [
@@ -202,8 +202,8 @@ def unfinished(out: Path) -> list[Path]:
 
 def _begun(out: Path, work: "_Work[S]") -> Path | None:
     """The generation that was begun with the same corpus and not finished."""
-    for folder in unfinished(out):
-        saved = Saved.read(folder)
+    for folder in find_unfinished(out):
+        saved = SavedProgress.read(folder)
         if saved is not None and saved.work == work.name and can_resume(folder, saved.writer):
             return folder
     return None
@@ -255,7 +255,7 @@ def _found(corpus: Corpus[S]) -> str:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedProgress:
     """Of the work named `work` so many tasks are done, and this is what the writer and the problems were then."""
 
     work: str

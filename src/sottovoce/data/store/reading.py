@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, AudioFile
-from sottovoce.data.corpora.flac import Changed, check_samples, check_unchanged, read_span
+from sottovoce.data.corpora.flac import FileChanged, check_samples, check_unchanged, read_span
 from sottovoce.data.store import layout
 from sottovoce.errors import InputError
 from sottovoce.files import read_file, unsealed
@@ -24,7 +24,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class StoreUser:
     """One user of a store: `utterances` are the rows that hold their speech, `in_time` if in the order it was spoken.
 
     Else the rows are in an order that means nothing (that of their ids).
@@ -151,11 +151,11 @@ class Store:
         """Seconds of speech in the whole store."""
         return int(self.audio_offsets[-1]) / SAMPLE_RATE
 
-    def user(self, row: int) -> User:
+    def user(self, row: int) -> StoreUser:
         """The user in `row`, without their samples."""
         found = load_record(self._users, self._user_offsets, row)
         first, last = int(self.user_utterances[row]), int(self.user_utterances[row + 1])
-        return User(
+        return StoreUser(
             row=row,
             name=found["name"],
             split=self._split_names[bisect_right(self._split_starts, row) - 1],
@@ -191,7 +191,7 @@ class Store:
             _store=self,
         )
 
-    def find(self, name: str, *, split: str | None = None) -> User:
+    def find(self, name: str, *, split: str | None = None) -> StoreUser:
         """The user called `name` (in `split`, where one name occurs in several)."""
         key = np.uint64(name_key(name))
         place = int(np.searchsorted(self.user_keys, key, sorter=self._user_order))
@@ -300,7 +300,7 @@ class PointedAudio:
                 check_unchanged(path, file)
                 self._unchanged[number] = seen
             return read_span(path, int(self._starts[row]) + start, length)
-        except (Changed, OSError) as reason:
+        except (FileChanged, OSError) as reason:
             self._refuse(path, reason)
 
     def check(self) -> None:
@@ -311,13 +311,13 @@ class PointedAudio:
             try:
                 check_unchanged(path, file)
                 check_samples(path)
-            except (Changed, OSError) as reason:
+            except (FileChanged, OSError) as reason:
                 self._refuse(path, reason)
 
     def _file(self, number: int) -> AudioFile:
         return AudioFile(**load_record(self._records, self._offsets, number))
 
-    def _refuse(self, path: str, reason: Changed | OSError) -> NoReturn:
+    def _refuse(self, path: str, reason: FileChanged | OSError) -> NoReturn:
         if not self._root.exists():
             raise InputError(
                 f"the store points into {os.readlink(self._root)}, and nothing is there: "

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from sottovoce.data.corpora.corpus import (
     SAMPLE_RATE,
     AudioFile,
-    Kind,
+    FileSpan,
     Problem,
+    ProblemKind,
     RenderedSpeaker,
     RenderedUtterance,
-    Span,
 )
 from sottovoce.data.store import layout
 from sottovoce.files import as_utf8, sync
@@ -103,8 +103,8 @@ class Writer:
     def _add_utterance(self, utterance: RenderedUtterance) -> None:
         sound = utterance.samples
         assert len(sound), utterance.id
-        assert isinstance(sound, Span) == self._points, utterance.id
-        if isinstance(sound, Span):
+        assert isinstance(sound, FileSpan) == self._points, utterance.id
+        if isinstance(sound, FileSpan):
             self._point(sound)
         else:
             assert sound.dtype == np.int16, sound.dtype
@@ -120,7 +120,7 @@ class Writer:
             record["metadata"] = dict(utterance.metadata)
         self._append_record(layout.UTTERANCES, layout.UTTERANCE_OFFSETS, record)
 
-    def _point(self, span: Span) -> None:
+    def _point(self, span: FileSpan) -> None:
         """Note where an utterance lies. Those of one file come one after another."""
         assert 0 <= span.start <= span.file.samples - span.length, span
         if span.file != self._file:
@@ -137,7 +137,7 @@ class Writer:
         split, name = self._user
         self._user = None
         if self._columns[layout.USER_UTTERANCES][-1] == self.utterance_count:
-            self.empty_speakers.append(Problem(Kind.EMPTY_SPEAKER, f"{split}/{name}"))
+            self.empty_speakers.append(Problem(ProblemKind.EMPTY_SPEAKER, f"{split}/{name}"))
             return
         row = self.user_count
         self._splits.setdefault(split, [row, row])[1] = row + 1
@@ -237,7 +237,7 @@ class Writer:
         split_and_name = saved["user"]
         self._user = None if split_and_name is None else (split_and_name[0], split_and_name[1])
         self._metadata, self._in_time = saved["metadata"], saved["in_time"]
-        self.empty_speakers = [Problem(Kind.EMPTY_SPEAKER, where) for where in saved["empty_speakers"]]
+        self.empty_speakers = [Problem(ProblemKind.EMPTY_SPEAKER, where) for where in saved["empty_speakers"]]
         self._digest_again()
 
     def _digest_again(self) -> None:

@@ -21,8 +21,8 @@ from unidecode import unidecode
 
 from sottovoce.errors import InputError
 
-# Written beside every error rate. Whatever changes what `normalise` gives back raises the version: rates of texts that
-# were spelled by other rules cannot be compared.
+# Written beside every error rate. Whatever changes what `normalise_text` returns raises the version: rates of texts
+# that were spelled by other rules cannot be compared.
 NAME, VERSION = "sottovoce", 1
 
 # Joiners that shape letters in Persian and Indic scripts; elsewhere they are invisible noise.
@@ -31,12 +31,12 @@ _CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 _RUNS = re.compile(r"-{2,}|'{2,}")
 
 
-def normalise(text: str, language: str) -> str:
+def normalise_text(text: str, language: str) -> str:
     """`text` in the spelling of `language`; normalising twice changes nothing.
 
-    >>> normalise("Naïve? It’s a co‐op — “really”!", "en")
+    >>> normalise_text("Naïve? It’s a co‐op — “really”!", "en")
     "naive it's a co-op really"
-    >>> normalise("L’Été, peut-être…", "fr")
+    >>> normalise_text("L’Été, peut-être…", "fr")
     "l'été peut-être"
     """
     table = _rules(language)
@@ -50,7 +50,7 @@ def normalise(text: str, language: str) -> str:
 def foreign_characters(normalised: str, language: str) -> set[str]:
     """Characters of an already normalised text that `language` cannot spell: digits, symbols, other scripts.
 
-    >>> sorted(foreign_characters(normalise("Route 66 & back", "en"), "en"))
+    >>> sorted(foreign_characters(normalise_text("Route 66 & back", "en"), "en"))
     ['&', '6']
     """
     rules = _rules(language)

@@ -216,11 +216,11 @@ def save_tokens(tokens: Tokens, path: Path, *, made_from: Sequence[Mapping[str, 
     of it); a release takes a file only if it says that, and none of its clients are in there. A model's own tokens do
     not say it: its run does, and a release keeps no digests of data.
     """
-    written = written_tokens(tokens)
+    written = tokens_as_json(tokens)
     write_json(path, written if made_from is None else written | {MADE_FROM: [dict(one) for one in made_from]})
 
 
-def written_tokens(tokens: Tokens) -> dict[str, object]:
+def tokens_as_json(tokens: Tokens) -> dict[str, object]:
     """What `tokens.json` holds."""
     return {**tokens.as_json(), "size": tokens.size, "digest": tokens.digest}
 

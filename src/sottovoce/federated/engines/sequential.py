@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.data.loading import ahead
+from sottovoce.data.loading import prefetch
 from sottovoce.federated.client import ClientRoom, LoadedClient, load_client, plan_client, train_locally
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse, with_turns
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
@@ -48,7 +48,7 @@ class SequentialEngine(Engine):
     def train(
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
-        with closing(ahead(self._load(with_turns(cohort, turns), step))) as loading:
+        with closing(prefetch(self._load(with_turns(cohort, turns), step))) as loading:
             for loaded in self.time_waits(loading):
                 yield loaded if isinstance(loaded, Dropped) else self._train_one(server_P, loaded)
 

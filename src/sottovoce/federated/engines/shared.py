@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import end_to_end
-from sottovoce.data.loading import ahead
+from sottovoce.data.audio.waveforms import concatenate_features
+from sottovoce.data.loading import prefetch
 from sottovoce.errors import InputError
 from sottovoce.federated.client import ClientRoom, LoadedClient, PlannedClient, gradients_of, load_client, plan_client
 from sottovoce.federated.engines.engine import Dropped, Engine, Summed, Together, Trained, excuse, with_turns
@@ -103,7 +103,7 @@ class SharedEngine(Engine):
                 yield excuse(index, error, forgiving=self._room.forgiving)
         # Neighbours are about as long; the largest first: what the memory does not hold shows at once.
         members.sort(key=lambda member: (-member.padded_samples, member.client.index))
-        with closing(ahead(self._load(members, step), depth=1)) as loading:
+        with closing(prefetch(self._load(members, step), depth=1)) as loading:
             for loaded in self.time_waits(loading):
                 if isinstance(loaded, Dropped):
                     yield loaded
@@ -208,7 +208,9 @@ class SharedEngine(Engine):
         together = lock_step(members, 0, self._stacked, self._height(members))
         losses_N = self._stacked.losses(
             whole,
-            augmented(room.family, end_to_end(heard).take(together.lines), together.draws, settings=room.model),
+            augmented(
+                room.family, concatenate_features(heard).take(together.lines), together.draws, settings=room.model
+            ),
             rows_U=together.rows_U,
             clients=self._height(members),
             settings=room.model,

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import end_to_end
-from sottovoce.data.loading import ahead
+from sottovoce.data.audio.waveforms import concatenate_features
+from sottovoce.data.loading import prefetch
 from sottovoce.errors import InputError
 from sottovoce.federated.client import (
     ClientRoom,
@@ -97,7 +97,7 @@ class StackedEngine(Engine):
             except Exception as error:
                 yield excuse(index, error, forgiving=self._room.forgiving)
         groups = self._groups(members, step)
-        with closing(ahead(self._load_stacks(groups, step), depth=1)) as loading:
+        with closing(prefetch(self._load_stacks(groups, step), depth=1)) as loading:
             for loaded in self.time_waits(loading):
                 if isinstance(loaded, Dropped):
                     yield loaded
@@ -193,7 +193,7 @@ class StackedEngine(Engine):
         weights.reset(server_P)
         total_N, norms_N = torch.zeros(count, device=self._device), torch.zeros(count, device=self._device)
         by_step: list[Tensor] = []
-        heard = end_to_end([member.hear(self._before, room, dtype=self._dtype) for member in stack.members])
+        heard = concatenate_features([member.hear(self._before, room, dtype=self._dtype) for member in stack.members])
         for lock_step in stack.steps:
             losses_N = self._stacked.losses(
                 room.frozen.with_trained(weights.working),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.errors import InputError
 from sottovoce.models import module
 from sottovoce.models.cpc import shared as sharing
@@ -76,7 +76,7 @@ def draw(
     ]
 
 
-def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32) -> Features:
+def hear(recordings: Waveforms, *, settings: Settings, dtype: torch.dtype = torch.float32) -> Features:
     return heard(recordings, settings=settings.encoder, dtype=dtype)
 
 

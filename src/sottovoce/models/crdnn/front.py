@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.data.audio.features import HOP_SAMPLES, INT16_SCALE, MEL_COUNT, WINDOW_SAMPLES, frame_count, frame_mask
-from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models import log_mel
 from sottovoce.models.crdnn.settings import Settings
@@ -29,7 +29,7 @@ def frames_of(samples: int, settings: Settings) -> int:
     return samples // HOP_SAMPLES + 1 if settings.as_released else frame_count(samples)
 
 
-def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:
+def hear(recordings: Waveforms, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:
     """Normalised features [U, T, F]; `options` are those of `log_mel.hear`."""
     if not settings.as_released:
         return log_mel.hear(recordings, settings=settings, dtype=dtype, ears=settings.ears, **options)
@@ -43,9 +43,9 @@ def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = tor
     return Features(features_UTF.to(dtype), frames_U, recordings.tokens_UL, recordings.token_lengths_U)
 
 
-def _lines(recordings: Recordings) -> Tensor:
+def _lines(recordings: Waveforms) -> Tensor:
     """Samples in [-1, 1), a line for each utterance, zero behind its end: [U, N]."""
-    own_UN = recordings.as_lines()[:, : int(recordings.lengths_U.max())]
+    own_UN = recordings.padded_UN[:, : int(recordings.lengths_U.max())]
     lengths_U = recordings.lengths_U.to(own_UN.device, non_blocking=True)
     scale = 1.0 if own_UN.is_floating_point() else INT16_SCALE
     return torch.where(

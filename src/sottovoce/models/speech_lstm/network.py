@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sottovoce.data.audio.augment import empty_bands
 from sottovoce.data.audio.features import bin_hertz, frame_lengths, frame_mask, log_power
-from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.models import lstm
 from sottovoce.models.family import Parameters
 from sottovoce.models.log_mel import Narrow
@@ -24,11 +24,11 @@ from sottovoce.models.lstm import Cell, State
 from sottovoce.models.speech_lstm.settings import Encoder, cell_names
 
 
-def heard(recordings: Recordings, *, settings: Encoder, dtype: torch.dtype = torch.float32) -> Features:
+def heard(recordings: Waveforms, *, settings: Encoder, dtype: torch.dtype = torch.float32) -> Features:
     """Normalised features [U, T, F] on the recordings' device, zero behind each utterance's end."""
     device, frames_U = recordings.samples_N.device, frame_lengths(recordings.lengths_U)
     features_UTF = line_features(
-        recordings.as_lines(), recordings.lengths_U.to(device, non_blocking=True), settings=settings
+        recordings.padded_UN, recordings.lengths_U.to(device, non_blocking=True), settings=settings
     )
     longest_UTF = features_UTF[:, : int(frames_U.max()) if len(frames_U) else 0]
     return Features(longest_UTF.to(dtype), frames_U, recordings.tokens_UL, recordings.token_lengths_U)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.errors import InputError
 from sottovoce.models import module, rnnt
 from sottovoce.models.attention_search import Found, Search
@@ -84,7 +84,7 @@ def draw(
     return [None] * len(utterances)
 
 
-def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32) -> Features:
+def hear(recordings: Waveforms, *, settings: Settings, dtype: torch.dtype = torch.float32) -> Features:
     return heard(recordings, settings=settings.encoder, dtype=dtype)
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from sottovoce.data.audio.augment import apply_masks
-from sottovoce.data.audio.features import HOP_SAMPLES, MEL_COUNT, Ears, compiled, frame_count
+from sottovoce.data.audio.features import HOP_SAMPLES, MEL_COUNT, Ears, compile_features, frame_count
 from sottovoce.data.audio.waveforms import Features
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
@@ -261,7 +261,7 @@ def faster(
     assert family.recognition is not None
     return replace(
         family,
-        hear=partial(hear, line_features=compiled(log_mel.line_features)),
+        hear=partial(hear, line_features=compile_features(log_mel.line_features)),
         mask=torch.compile(apply_masks),
         loss=partial(loss, **options),
         recognition=replace(family.recognition, emit=partial(emit, **options)),

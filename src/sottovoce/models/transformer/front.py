@@ -24,29 +24,29 @@ from sottovoce.data.audio.features import (
     fourier_waves,
     frame_count,
     frame_lengths,
-    normalise,
+    normalise_features,
 )
-from sottovoce.data.audio.waveforms import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.models import log_mel
 from sottovoce.models.transformer.network import Settings
 
 
-def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:
+def hear(recordings: Waveforms, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:
     """Normalised features [U, T, F], zero behind each utterance's end; `options` are those of `log_mel.hear`."""
     if settings.features != MEL_COUNT:
         raise InputError(f"the model hears {settings.features} mel filters, expected {MEL_COUNT}")
     if not settings.as_released:
         return log_mel.hear(recordings, settings=settings, dtype=dtype, ears=settings.ears, **options)
-    lines_UN, frames_U = recordings.as_lines(), frame_lengths(recordings.lengths_U)
+    lines_UN, frames_U = recordings.padded_UN, frame_lengths(recordings.lengths_U)
     device = lines_UN.device
-    longest = int(frames_U.max()) if recordings.line is None else frame_count(recordings.line)
+    longest = int(frames_U.max()) if recordings.padded_samples is None else frame_count(recordings.padded_samples)
     lengths_U = recordings.lengths_U.to(device, non_blocking=True)
     features_UTF = torch.empty(len(frames_U), longest, MEL_COUNT, dtype=dtype, device=device)
     for first, last in log_mel.pieces(frames_U):
         own_UTF = amplitude_mel(lines_UN[first:last], lengths_U[first:last])[:, :longest]
-        features_UTF[first:last] = normalise(own_UTF, frame_lengths(lengths_U[first:last]))
+        features_UTF[first:last] = normalise_features(own_UTF, frame_lengths(lengths_U[first:last]))
     return Features(features_UTF, frames_U, recordings.tokens_UL, recordings.token_lengths_U)
 
 

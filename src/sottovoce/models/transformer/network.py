@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.data.audio.features import Ears, normalise
+from sottovoce.data.audio.features import Ears, normalise_features
 from sottovoce.errors import InputError
 from sottovoce.models.family import Parameters
 from sottovoce.models.log_mel import check_ears
@@ -441,7 +441,7 @@ def forward(
     dtype = parameters["conv.weight"].dtype
     in_lengths_B = lengths_B.to(device, non_blocking=True)
     if settings.as_released:
-        features_BTF = normalise(features_BTF.to(torch.promote_types(dtype, torch.float32)), in_lengths_B)
+        features_BTF = normalise_features(features_BTF.to(torch.promote_types(dtype, torch.float32)), in_lengths_B)
     inputs = windows(features_BTF.to(dtype), in_lengths_B)
     spoken = windows(torch.ones_like(features_BTF, dtype=dtype), in_lengths_B) if settings.as_released else None
 

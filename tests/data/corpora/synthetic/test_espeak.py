@@ -19,7 +19,7 @@ HELLO = {
 
 
 def speak(voice: str, *texts: str, seed: int = 1) -> list[np.ndarray]:
-    with espeak.speaking(voice, words_per_minute=170, pitch=50, pitch_range=50, seed=seed) as say:
+    with espeak.open_espeak(voice, words_per_minute=170, pitch=50, pitch_range=50, seed=seed) as say:
         return [say(text) for text in texts]
 
 
@@ -56,7 +56,7 @@ def test_voice_that_espeak_does_not_know() -> None:
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
     with pytest.raises(InputError, match=r"pip install 'sottovoce\[demo\]'"):
-        espeak.find()
+        espeak.find_espeak()
 
 
 def test_missing_dictionary_or_variant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -64,6 +64,6 @@ def test_missing_dictionary_or_variant(monkeypatch: pytest.MonkeyPatch, tmp_path
     loader = SimpleNamespace(get_library_path=lambda: __file__, get_data_path=lambda: str(tmp_path))
     monkeypatch.setitem(sys.modules, "espeakng_loader", loader)
     with pytest.raises(InputError, match="language='de': espeak-ng has no dictionary"):
-        espeak.require("de", variants=frozenset())
+        espeak.require_espeak("de", variants=frozenset())
     with pytest.raises(InputError, match="has no voice variant f3"):
-        espeak.require("fr", variants=frozenset({"f3"}))
+        espeak.require_espeak("fr", variants=frozenset({"f3"}))

@@ -1,15 +1,15 @@
 import pytest
 
-from sottovoce.data.corpora.synthetic.sentences import LANGUAGES, LARGEST, spell
-from sottovoce.data.text.normalisation import foreign_characters, normalise
+from sottovoce.data.corpora.synthetic.sentences import LANGUAGES, LARGEST, spell_number
+from sottovoce.data.text.normalisation import foreign_characters, normalise_text
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_number_has_its_own_words(language: str) -> None:
-    spelled = [spell(number, language) for number in range(LARGEST + 1)]
+    spelled = [spell_number(number, language) for number in range(LARGEST + 1)]
     assert len(set(spelled)) == LARGEST + 1
     assert not foreign_characters(" ".join(spelled), language)
-    assert all(normalise(words, language) == words for words in spelled)
+    assert all(normalise_text(words, language) == words for words in spelled)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_every_number_has_its_own_words(language: str) -> None:
     ],
 )
 def test_known_numbers(language: str, number: int, words: str) -> None:
-    assert spell(number, language) == words
+    assert spell_number(number, language) == words

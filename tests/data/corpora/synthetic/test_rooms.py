@@ -5,7 +5,7 @@ import pytest
 from scipy import signal
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
-from sottovoce.data.corpora.synthetic.rooms import NOISES, Room, background, impulse_response, recorder
+from sottovoce.data.corpora.synthetic.rooms import NOISES, Room, draw_background, draw_impulse_response, make_recorder
 from sottovoce.seeds import stream
 
 ESPEAK_RATE = 22_050
@@ -30,7 +30,7 @@ def loudest_hertz(samples: np.ndarray) -> float:
 @pytest.mark.parametrize("hertz", [110.0, 1000.0, 5000.0])
 @pytest.mark.parametrize("tract", [29, 32, 35])
 def test_resampling_keeps_time_and_pitch(hertz: float, tract: int) -> None:
-    recorded = recorder(CLEAN, tract=tract, longest_seconds=3)(tone(hertz), stream(1, "take"))
+    recorded = make_recorder(CLEAN, tract=tract, longest_seconds=3)(tone(hertz), stream(1, "take"))
     # A tract of 35/32 the length lowers every frequency, and slows the speech, by 32/35.
     assert loudest_hertz(recorded) == pytest.approx(hertz * 32 / tract, rel=2e-3)
     margins = len(recorded) / SAMPLE_RATE - 2.0 * tract / 32
@@ -39,7 +39,7 @@ def test_resampling_keeps_time_and_pitch(hertz: float, tract: int) -> None:
 
 def test_nothing_above_eight_kilohertz_folds_back() -> None:
     voice = tone(1000) + tone(9500)
-    recorded = recorder(CLEAN, tract=32, longest_seconds=3)(voice, stream(1, "take")).astype(float)
+    recorded = make_recorder(CLEAN, tract=32, longest_seconds=3)(voice, stream(1, "take")).astype(float)
     frequencies, power = signal.welch(recorded, SAMPLE_RATE, nperseg=2048)
     # 9,500 Hz would fold to 16,000 - 9,500 = 6,500 Hz.
     assert power[np.abs(frequencies - 6500) < 50].max() < 1e-5 * power[np.abs(frequencies - 1000) < 50].max()
@@ -49,7 +49,7 @@ def test_nothing_above_eight_kilohertz_folds_back() -> None:
 def test_signal_to_noise_ratio_and_level_are_as_asked(noise: str) -> None:
     voice = (np.random.default_rng(0).normal(size=2 * ESPEAK_RATE) * 3000).astype(np.int16)
     noisy_room = replace(CLEAN, noise=noise, snr_db=12.0)
-    clean, noisy = (recorder(room, tract=32, longest_seconds=3) for room in (CLEAN, noisy_room))
+    clean, noisy = (make_recorder(room, tract=32, longest_seconds=3) for room in (CLEAN, noisy_room))
     ratios, levels = [], []
     for take in range(40):
         # The same take: same margins, so what differs is the noise (and the level, which `gain` takes out).
@@ -67,7 +67,7 @@ def test_signal_to_noise_ratio_and_level_are_as_asked(noise: str) -> None:
 
 def test_reverberation_decays_and_lies_below_the_direct_sound() -> None:
     room = replace(CLEAN, rt60_seconds=0.5, direct_db=6.0)
-    impulse = impulse_response(room)
+    impulse = draw_impulse_response(room)
     tail = impulse[1:]
     assert 10 * np.log10(np.sum(tail**2)) == pytest.approx(-6.0, abs=0.1)
     # Schroeder's backward integral: between -5 and -25 dB the slope gives the time for 60 dB.
@@ -77,13 +77,13 @@ def test_reverberation_decays_and_lies_below_the_direct_sound() -> None:
 
 
 def test_loud_recordings_are_turned_down_rather_than_clipped() -> None:
-    recorded = recorder(replace(CLEAN, level_db=20), tract=32, longest_seconds=3)(tone(300), stream(1, "take"))
+    recorded = make_recorder(replace(CLEAN, level_db=20), tract=32, longest_seconds=3)(tone(300), stream(1, "take"))
     assert int(np.abs(recorded.astype(int)).max()) <= 31_200
 
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_noises_have_unit_power_and_differ_between_rooms(noise: str) -> None:
-    one, other = (background(replace(CLEAN, noise=noise, seed=seed), seconds=5) for seed in (1, 2))
+    one, other = (draw_background(replace(CLEAN, noise=noise, seed=seed), seconds=5) for seed in (1, 2))
     assert one.dtype == np.float32
     assert np.sqrt(np.mean(one**2)) == pytest.approx(1, rel=1e-3)
     assert not np.array_equal(one, other)

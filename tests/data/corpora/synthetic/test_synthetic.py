@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, RenderedSpeaker
-from sottovoce.data.corpora.synthetic import PRESETS, read, render
-from sottovoce.data.text.normalisation import foreign_characters, normalise
+from sottovoce.data.corpora.synthetic import PRESETS, read_synthetic, render_speaker
+from sottovoce.data.text.normalisation import foreign_characters, normalise_text
 from sottovoce.errors import InputError
 
 pytest.importorskip("espeakng_loader", reason="needs the extra `demo`")
@@ -26,25 +26,28 @@ def seconds(rendered: RenderedSpeaker) -> list[float]:
 
 
 def test_same_seed_same_bytes_in_any_order_and_any_process() -> None:
-    speakers = read("crowd", users=6, hours=6 * 8 / 3600, seed=5).speakers
-    here = {speaker.name: fingerprint(render(speaker)) for speaker in reversed(speakers)}
+    speakers = read_synthetic("crowd", users=6, hours=6 * 8 / 3600, seed=5).speakers
+    here = {speaker.name: fingerprint(render_speaker(speaker)) for speaker in reversed(speakers)}
     # Workers that are themselves started by a pool, as the store's are.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        there = {rendered.name: fingerprint(rendered) for rendered in pool.map(render, speakers)}
+        there = {rendered.name: fingerprint(rendered) for rendered in pool.map(render_speaker, speakers)}
     assert here == there
     assert len(set(here.values())) == len(speakers)
-    other_seed = read("crowd", users=6, hours=6 * 8 / 3600, seed=6).speakers
-    assert not set(here.values()) & {fingerprint(render(speaker)) for speaker in other_seed[:2]}
+    other_seed = read_synthetic("crowd", users=6, hours=6 * 8 / 3600, seed=6).speakers
+    assert not set(here.values()) & {fingerprint(render_speaker(speaker)) for speaker in other_seed[:2]}
 
 
 def test_a_small_crowd_is_the_beginning_of_a_large_one() -> None:
-    small, large = (read("crowd", users=users, seed=5).speakers for users in (20, 60))
+    small, large = (read_synthetic("crowd", users=users, seed=5).speakers for users in (20, 60))
     known = {speaker.name: (speaker.split, speaker.voice, speaker.room, speaker.seed) for speaker in large}
     assert all(known[speaker.name] == (speaker.split, speaker.voice, speaker.room, speaker.seed) for speaker in small)
 
 
 def test_saying_more_begins_with_saying_less() -> None:
-    little, much = (render(read("digits", users=3, hours=3 * each / 3600, seed=2).speakers[0]) for each in (4.0, 12.0))
+    little, much = (
+        render_speaker(read_synthetic("digits", users=3, hours=3 * each / 3600, seed=2).speakers[0])
+        for each in (4.0, 12.0)
+    )
     assert len(little.utterances) < len(much.utterances)
     for one, two in zip(little.utterances, much.utterances, strict=False):
         assert one.text == two.text
@@ -52,7 +55,7 @@ def test_saying_more_begins_with_saying_less() -> None:
 
 
 def test_listing_is_sorted_disjoint_and_picklable() -> None:
-    corpus = read("crowd", users=50, seed=1)
+    corpus = read_synthetic("crowd", users=50, seed=1)
     order = [(speaker.split, speaker.name) for speaker in corpus.speakers]
     assert order == sorted(order)
     assert len({speaker.name for speaker in corpus.speakers}) == 50
@@ -80,13 +83,13 @@ def test_listing_is_sorted_disjoint_and_picklable() -> None:
     ],
 )
 def test_every_task_sounds_as_described(task: str, language: str, low: float, high: float) -> None:
-    corpus = read(task, users=4, hours=4 * 25 / 3600, seed=3, language=language)
+    corpus = read_synthetic(task, users=4, hours=4 * 25 / 3600, seed=3, language=language)
     for rendered in map(corpus.render, corpus.speakers):
         assert rendered.metadata["gender"] in ("female", "male")
         assert rendered.metadata["domain"] == task
         assert all(low <= length <= high for length in seconds(rendered))
         for utterance in rendered.utterances:
-            assert utterance.text == normalise(utterance.raw_text or "", language)
+            assert utterance.text == normalise_text(utterance.raw_text or "", language)
             assert utterance.text
             assert not foreign_characters(utterance.text, language)
             samples = utterance.samples
@@ -104,8 +107,8 @@ def test_studio_is_cleaner_and_longer_than_the_crowd() -> None:
     def silence_db(task: str) -> float:
         """How far the quietest tenth of 10 ms frames lies below the loudest."""
         gaps = []
-        for speaker in read(task, users=6, hours=6 * 12 / 3600, seed=4).speakers:
-            for utterance in render(speaker).utterances:
+        for speaker in read_synthetic(task, users=6, hours=6 * 12 / 3600, seed=4).speakers:
+            for utterance in render_speaker(speaker).utterances:
                 frames = utterance.samples[: len(utterance.samples) // 160 * 160].reshape(-1, 160).astype(float)
                 low, high = np.percentile(20 * np.log10(frames.std(axis=1) + 1e-3), [10, 90])
                 gaps.append(high - low)
@@ -132,4 +135,4 @@ def test_studio_is_cleaner_and_longer_than_the_crowd() -> None:
 )
 def test_impossible_crowds(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read(**{"seed": 1, **arguments})  # type: ignore[arg-type]
+        read_synthetic(**{"seed": 1, **arguments})  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
 from sottovoce.data.corpora.synthetic import espeak
-from sottovoce.data.corpora.synthetic.rooms import BLOCK, recorder
-from sottovoce.data.corpora.synthetic.sentences import LANGUAGES, digit_string, grammar, sentence
+from sottovoce.data.corpora.synthetic.rooms import BLOCK, make_recorder
+from sottovoce.data.corpora.synthetic.sentences import LANGUAGES, draw_digits, draw_sentence, load_grammar
 from sottovoce.data.corpora.synthetic.speakers import (
     LARGEST_SECONDS,
     PRESETS,
@@ -28,13 +28,13 @@ from sottovoce.data.corpora.synthetic.speakers import (
     draw_amounts,
     draw_room,
     draw_voice,
-    speaking_as,
+    open_voice,
 )
-from sottovoce.data.text.normalisation import normalise
+from sottovoce.data.text.normalisation import normalise_text
 from sottovoce.errors import InputError
 from sottovoce.seeds import derive, stream
 
-__all__ = ["LANGUAGES", "PRESETS", "SyntheticSpeaker", "read", "render"]
+__all__ = ["LANGUAGES", "PRESETS", "SyntheticSpeaker", "read_synthetic", "render_speaker"]
 
 SPLITS: Mapping[str, float] = {"train": 0.8, "dev": 0.1, "test": 0.1}
 # Sentences in a row that may turn out too long or too short for the task before it is our mistake.
@@ -43,7 +43,7 @@ MOST_USERS = 1_000_000  # their names have six digits, and listing more takes mi
 SAMPLE_BYTES = 2
 
 
-def read(
+def read_synthetic(
     task: str,
     *,
     users: int,
@@ -53,18 +53,18 @@ def read(
     splits: Mapping[str, float] = SPLITS,
     out: Path | None = None,
 ) -> Corpus[SyntheticSpeaker]:
-    """List the speakers of a synthetic corpus; nothing is spoken before `render`.
+    """List the speakers of a synthetic corpus; nothing is spoken before `render_speaker`.
 
     `task` names a preset, `hours` is the whole corpus's speech (by default `users` times the preset's mean), and
     `splits` shares the users out: fractions or numbers of users. Hours are shared in proportion to users. Where the
     disk of `out`, the store to be written, has no room for so much speech, nothing is begun.
 
-    >>> corpus = read("digits", users=20, seed=1)
+    >>> corpus = read_synthetic("digits", users=20, seed=1)
     >>> [speaker.name for speaker in corpus.speakers if speaker.split == "dev"]
     ['digits-000001', 'digits-000013']
     """
     preset = _preset(task)
-    grammar(language)
+    load_grammar(language)
     if not 1 <= users <= MOST_USERS:
         raise InputError(f"users={users}: expected at least 1, and at most {MOST_USERS:,}")
     if hours is not None and not 0 < hours < float("inf"):
@@ -80,7 +80,7 @@ def read(
         )
     if out is not None:
         _check_room(users * mean_seconds, out)
-    espeak.require(language, variants=frozenset().union(*VARIANTS.values()))
+    espeak.require_espeak(language, variants=frozenset().union(*VARIANTS.values()))
 
     seeds = [derive(seed, "synthetic", task, language, index) for index in range(users)]
     assigned = assign_splits(users, splits)
@@ -105,20 +105,22 @@ def read(
         for index in range(users)
     ]
     speakers.sort(key=lambda speaker: (speaker.split, speaker.name))
-    return Corpus(name=f"synthetic-{task}", language=language, speakers=speakers, render=render, problems=ProblemLog())
+    return Corpus(
+        name=f"synthetic-{task}", language=language, speakers=speakers, render=render_speaker, problems=ProblemLog()
+    )
 
 
-def render(speaker: SyntheticSpeaker) -> RenderedSpeaker:
+def render_speaker(speaker: SyntheticSpeaker) -> RenderedSpeaker:
     """Synthesise one speaker: the same samples in any process, whatever was rendered before."""
     preset = _preset(speaker.task)
     voice = speaker.voice
     shortest, longest = preset.utterance_seconds
-    record = recorder(speaker.room, tract=voice.tract, longest_seconds=longest)
+    record = make_recorder(speaker.room, tract=voice.tract, longest_seconds=longest)
     texts, takes = stream(speaker.seed, "texts"), stream(speaker.seed, "takes")
     topics = texts.dirichlet([preset.topic_concentration] * len(preset.topics)) if preset.topics else np.ones(1)
     utterances: list[RenderedUtterance] = []
     spoken, redraws = 0.0, 0
-    with speaking_as(voice, seed=speaker.seed) as say:
+    with open_voice(voice, seed=speaker.seed) as say:
         # Stop where one more utterance would miss the amount by more than it now does.
         while not utterances or spoken + spoken / len(utterances) / 2 < speaker.seconds:
             raw_text = _utterance_text(preset, language=speaker.language, topics=topics, rng=texts)
@@ -135,7 +137,7 @@ def render(speaker: SyntheticSpeaker) -> RenderedSpeaker:
                 RenderedUtterance(
                     id=f"{speaker.name}-{len(utterances):05d}",
                     samples=recording,
-                    text=normalise(raw_text, speaker.language),
+                    text=normalise_text(raw_text, speaker.language),
                     raw_text=raw_text,
                 )
             )
@@ -156,11 +158,11 @@ def _check_room(seconds: float, out: Path) -> None:
 def _utterance_text(preset: Preset, *, language: str, topics: NDArray[np.float64], rng: np.random.Generator) -> str:
     count = int(rng.integers(preset.words[0], preset.words[1] + 1))
     if not preset.topics:
-        return digit_string(language, count=count, rng=rng)
+        return draw_digits(language, count=count, rng=rng)
     topic = preset.topics[int(rng.choice(len(preset.topics), p=topics))]
-    text = sentence(grammar(language), topic=topic, rng=rng)
+    text = draw_sentence(load_grammar(language), topic=topic, rng=rng)
     while text.count(" ") + 1 < count:
-        text += " " + sentence(grammar(language), topic=topic, rng=rng)
+        text += " " + draw_sentence(load_grammar(language), topic=topic, rng=rng)
     return text
 
 

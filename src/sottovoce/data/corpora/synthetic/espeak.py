@@ -30,7 +30,7 @@ class Installation:
     data: Path
 
 
-def find() -> Installation:
+def find_espeak() -> Installation:
     """Where the pip package espeakng-loader put the library and its data."""
     try:
         loader = importlib.import_module("espeakng_loader")
@@ -45,9 +45,9 @@ def find() -> Installation:
     return installation
 
 
-def require(language: str, *, variants: frozenset[str]) -> None:
+def require_espeak(language: str, *, variants: frozenset[str]) -> None:
     """Refuse early where espeak-ng is not installed, or lacks the language or one of the voices."""
-    data = find().data
+    data = find_espeak().data
     # espeak-ng returns no error for either: it falls silent without its dictionary, and ignores a missing variant.
     if not (data / f"{language}_dict").exists():
         raise InputError(f"language={language!r}: espeak-ng has no dictionary {data / f'{language}_dict'}")
@@ -56,14 +56,14 @@ def require(language: str, *, variants: frozenset[str]) -> None:
 
 
 @contextmanager
-def speaking(voice: str, *, words_per_minute: int, pitch: int, pitch_range: int, seed: int) -> Iterator[Say]:
+def open_espeak(voice: str, *, words_per_minute: int, pitch: int, pitch_range: int, seed: int) -> Iterator[Say]:
     """A function from text to samples at `SAMPLE_RATE`; `voice` is an accent and a variant, `en-us+f3`.
 
-    >>> with speaking("en-us+f3", words_per_minute=170, pitch=50, pitch_range=50, seed=1) as say:
+    >>> with open_espeak("en-us+f3", words_per_minute=170, pitch=50, pitch_range=50, seed=1) as say:
     ...     say("Good morning.").dtype
     dtype('int16')
     """
-    where = find()
+    where = find_espeak()
     settings = [str(value) for value in (words_per_minute, pitch, pitch_range, seed % 2**31)]
     # -I -S: nothing of the user's environment is loaded, which is most of a Python start.
     command = [sys.executable, "-I", "-S", str(_CHILD), str(where.library), str(where.data), voice, *settings]

@@ -44,19 +44,19 @@ class Room:
     seed: int
 
 
-def recorder(room: Room, *, tract: int, longest_seconds: float) -> Record:
+def make_recorder(room: Room, *, tract: int, longest_seconds: float) -> Record:
     """A function that records one utterance in `room`, from espeak's samples to 16 kHz ones.
 
     The spectra of the room are worked out once per FFT length, and its noise once: each utterance hears another
     stretch of it.
     """
-    impulse = impulse_response(room)
-    noise = background(room, seconds=longest_seconds + 2.0)
+    impulse = draw_impulse_response(room)
+    noise = draw_background(room, seconds=longest_seconds + 2.0)
 
     @cache
     def response(blocks: int) -> NDArray[np.complex64]:
         length = 10 * tract * blocks
-        spectrum = fft.rfft(impulse, length) * microphone(room, _frequencies(length))
+        spectrum = fft.rfft(impulse, length) * compute_microphone_gain(room, _frequencies(length))
         # irfft divides by the short length where rfft summed over the long one.
         return np.asarray(spectrum * (length / (BLOCK * blocks)), dtype=np.complex64)
 
@@ -80,7 +80,7 @@ def recorder(room: Room, *, tract: int, longest_seconds: float) -> Record:
     return record
 
 
-def impulse_response(room: Room) -> Samples:
+def draw_impulse_response(room: Room) -> Samples:
     """The direct sound, then noise that decays by 60 dB in `rt60_seconds`, its treble twice as fast."""
     from scipy import signal  # here: most who import this, to know of the crowds, synthesise none
 
@@ -95,7 +95,7 @@ def impulse_response(room: Room) -> Samples:
     return np.concatenate([np.ones(1, np.float32), np.zeros(delay, np.float32), tail])
 
 
-def microphone(room: Room, frequencies: Samples) -> Samples:
+def compute_microphone_gain(room: Room, frequencies: Samples) -> Samples:
     """The microphone's gain at each frequency: band limits, a tilt and one resonance."""
     hertz = np.maximum(frequencies, np.float32(1.0))
     octaves = np.log2(hertz / 1000)
@@ -107,7 +107,7 @@ def microphone(room: Room, frequencies: Samples) -> Samples:
     return np.asarray(10 ** (decibels / 20) * band * edge, dtype=np.float32)
 
 
-def background(room: Room, *, seconds: float) -> Samples:
+def draw_background(room: Room, *, seconds: float) -> Samples:
     """The room's noise as the microphone hears it, with unit power and a little hiss of the electronics."""
     rng = stream(room.seed, "background")
     length = fft.next_fast_len(round(seconds * SAMPLE_RATE))
@@ -121,7 +121,7 @@ def background(room: Room, *, seconds: float) -> Samples:
         "hum": hertz**-0.5,
         "babble": 1 / (1 + (hertz / 500) ** 1.5),
     }[room.noise]
-    shaped = fft.irfft(fft.rfft(white) * (colour * microphone(room, frequencies)), length)
+    shaped = fft.irfft(fft.rfft(white) * (colour * compute_microphone_gain(room, frequencies)), length)
     noise = shaped / _rms(shaped)
     if room.noise == "babble":
         noise = _babble(noise, rng)

@@ -31,7 +31,7 @@ class Grammar:
 
 
 @cache
-def grammar(language: str) -> Grammar:
+def load_grammar(language: str) -> Grammar:
     if language not in LANGUAGES:
         raise InputError(f"language={language!r}: the synthetic crowd speaks {', '.join(LANGUAGES)}")
     text = (resources.files(__package__) / "phrases" / f"{language}.yaml").read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def grammar(language: str) -> Grammar:
     return Grammar(language, content["topics"], words, content["syllables"], content["repairs"])
 
 
-def sentence(rules: Grammar, *, topic: str, rng: np.random.Generator) -> str:
+def draw_sentence(rules: Grammar, *, topic: str, rng: np.random.Generator) -> str:
     """A sentence on `topic`, as one would write it: a capital first, a full stop or question mark last."""
     text = _fill(_choose(rules.topics[topic], rng), rules, rng)
     for pattern, replacement in rules.repairs.items():
@@ -48,9 +48,9 @@ def sentence(rules: Grammar, *, topic: str, rng: np.random.Generator) -> str:
     return text[0].upper() + text[1:] + ("" if text.endswith("?") else ".")
 
 
-def digit_string(language: str, *, count: int, rng: np.random.Generator) -> str:
+def draw_digits(language: str, *, count: int, rng: np.random.Generator) -> str:
     """`count` digits, one after another, in words."""
-    return " ".join(spell(int(digit), language) for digit in rng.integers(10, size=count))
+    return " ".join(spell_number(int(digit), language) for digit in rng.integers(10, size=count))
 
 
 def _fill(phrase: str, rules: Grammar, rng: np.random.Generator) -> str:
@@ -60,9 +60,9 @@ def _fill(phrase: str, rules: Grammar, rng: np.random.Generator) -> str:
             return _coin(rules, rng) if slot == "coined" else _fill(_choose(rules.words[slot], rng), rules, rng)
         number = int(rng.integers(int(low), int(high) + 1))
         if slot == "digits":
-            return digit_string(rules.language, count=number, rng=rng)
+            return draw_digits(rules.language, count=number, rng=rng)
         assert slot == "number", f"unknown slot {match[0]}"
-        return spell(number, rules.language)
+        return spell_number(number, rules.language)
 
     return _SLOT.sub(fill_slot, phrase)
 
@@ -80,10 +80,10 @@ def _choose(options: Sequence[str], rng: np.random.Generator) -> str:
 LARGEST = 9_999
 
 
-def spell(number: int, language: str) -> str:
+def spell_number(number: int, language: str) -> str:
     """`number` in words.
 
-    >>> spell(342, "en"), spell(92, "fr"), spell(21, "de"), spell(28, "it")
+    >>> spell_number(342, "en"), spell_number(92, "fr"), spell_number(21, "de"), spell_number(28, "it")
     ('three hundred and forty two', 'quatre-vingt-douze', 'einundzwanzig', 'ventotto')
     """
     assert 0 <= number <= LARGEST, number

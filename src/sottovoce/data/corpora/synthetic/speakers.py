@@ -185,9 +185,9 @@ def draw_voice(preset: Preset, *, language: str, seed: int) -> Voice:
     )
 
 
-def speaking_as(voice: Voice, *, seed: int) -> AbstractContextManager[espeak.Say]:
+def open_voice(voice: Voice, *, seed: int) -> AbstractContextManager[espeak.Say]:
     """espeak-ng with this voice, for the speaker with this seed."""
-    return espeak.speaking(
+    return espeak.open_espeak(
         f"{voice.accent}+{voice.variant}",
         words_per_minute=voice.words_per_minute,
         pitch=voice.pitch,
