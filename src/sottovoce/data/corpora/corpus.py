@@ -1,7 +1,9 @@
-"""What every corpus module hands on: speakers with their clips, and how to turn one speaker into samples.
+"""What every corpus module returns: speakers with their clips, how to turn one speaker into samples, what was wrong.
 
-corpus module ──► Corpus(speakers, render) ──► store.pack
+corpus module ──► Corpus(speakers, render) ──► store.pack_corpus
                    listing, cheap               render(speaker) runs in worker processes
+
+An unusable row, clip or speaker is counted by its `ProblemKind`, with its first examples, and never lost silently.
 """
 
 from collections import Counter
@@ -16,14 +18,23 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 
 SAMPLE_RATE = 16_000
+EXAMPLES_KEPT = 3
 Metadata = Mapping[str, str]
 
 
-EXAMPLES_KEPT = 3
-
-
 class ProblemKind(StrEnum):
-    """Why a row, a recording or a speaker was left out, or what was changed to keep it."""
+    """Why a row, a recording or a speaker was left out; or, if it `is_kept`, what was changed.
+
+    A mere conversion is reported, but no reason for a strict run to stop.
+    """
+
+    is_kept: bool
+    is_conversion: bool
+
+    def __new__(cls, text: str, is_kept: bool = False, is_conversion: bool = False) -> Self:
+        kind = str.__new__(cls, text)
+        kind._value_, kind.is_kept, kind.is_conversion = text, is_kept, is_conversion
+        return kind
 
     EMPTY_ROW = "empty or incomplete row"
     MALFORMED_ROW = "row that cannot be parsed"
@@ -40,39 +51,16 @@ class ProblemKind(StrEnum):
     NO_VOICE = "chapter in which no voice was found"
     NOT_AS_STORED = "audio that would have to be converted, which a store that points cannot"
     EMPTY_SPEAKER = "speaker with no usable utterance"
-    # Kept all the same:
-    SPLIT_OVERLAP = "speaker in more than one split"
-    UNLABELLED = "audio with no text, taken as speech without text"
-    NO_VOICE_ACTIVITY = "chapter with no voice activity beside it, cut evenly"
-    BEYOND_THE_END = "voice activity beyond the end of its audio, shortened"
-    SEGMENT_BEYOND = "segment beyond the end of its audio, shortened"
-    NO_TIME = "no place in time, put last"
-    # Kept, after conversion:
-    MIXED_DOWN = "several channels, mixed down"
-    LOW_RESOLUTION = "fewer than 16 bits per sample"
-    RESAMPLED = "other sample rate, resampled"
-    UNWRITTEN = "text with characters that no token writes, left out of it"
-
-    @property
-    def is_conversion(self) -> bool:
-        """Whether the recording was only converted: reported, but no reason for a strict run to stop."""
-        return self in _CONVERSIONS
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether what was found stays in the corpus all the same."""
-        return self.is_conversion or self in _KEPT
-
-
-_KEPT = {
-    ProblemKind.SPLIT_OVERLAP,
-    ProblemKind.UNLABELLED,
-    ProblemKind.NO_VOICE_ACTIVITY,
-    ProblemKind.BEYOND_THE_END,
-    ProblemKind.SEGMENT_BEYOND,
-    ProblemKind.NO_TIME,
-}
-_CONVERSIONS = {ProblemKind.MIXED_DOWN, ProblemKind.LOW_RESOLUTION, ProblemKind.RESAMPLED, ProblemKind.UNWRITTEN}
+    SPLIT_OVERLAP = "speaker in more than one split", True
+    UNLABELLED = "audio with no text, taken as speech without text", True
+    NO_VOICE_ACTIVITY = "chapter with no voice activity beside it, cut evenly", True
+    BEYOND_THE_END = "voice activity beyond the end of its audio, shortened", True
+    SEGMENT_BEYOND = "segment beyond the end of its audio, shortened", True
+    NO_TIME = "no place in time, put last", True
+    MIXED_DOWN = "several channels, mixed down", True, True
+    LOW_RESOLUTION = "fewer than 16 bits per sample", True, True
+    RESAMPLED = "other sample rate, resampled", True, True
+    UNWRITTEN = "text with characters that no token writes, left out of it", True, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +72,11 @@ class Problem:
     detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.where}" + (f" ({self.detail})" if self.detail else "")
+        return f"{self.kind}: {self.example}"
+
+    @property
+    def example(self) -> str:
+        return f"{self.where} ({self.detail})" if self.detail else self.where
 
 
 class Unusable(Exception):
@@ -104,17 +96,17 @@ class ProblemLog:
     counts: Counter[ProblemKind] = field(default_factory=Counter)
     examples: dict[ProblemKind, list[Problem]] = field(default_factory=dict)
 
-    def add(self, problem: Problem) -> None:
-        if self.strict and not problem.kind.is_conversion:
-            raise InputError(f"{problem} [stopped because of --strict]")
-        self.counts[problem.kind] += 1
-        examples = self.examples.setdefault(problem.kind, [])
-        if len(examples) < EXAMPLES_KEPT:
-            examples.append(problem)
+    def add(self, kind: ProblemKind, where: object, detail: str = "") -> None:
+        self.extend([Problem(kind, str(where), detail)])
 
     def extend(self, problems: Iterable[Problem]) -> None:
         for problem in problems:
-            self.add(problem)
+            if self.strict and not problem.kind.is_conversion:
+                raise InputError(f"{problem} [stopped because of --strict]")
+            self.counts[problem.kind] += 1
+            examples = self.examples.setdefault(problem.kind, [])
+            if len(examples) < EXAMPLES_KEPT:
+                examples.append(problem)
 
     def merge(self, other: "ProblemLog") -> None:
         """Add what another log has counted."""
@@ -124,26 +116,23 @@ class ProblemLog:
             examples += other.examples[kind][: EXAMPLES_KEPT - len(examples)]
 
     def state(self) -> dict[str, list[Any]]:
-        """All of it, to be written down; `from_state` makes a log of it again."""
+        """All of it as JSON, from which `from_state` makes the log again."""
         return {kind: [n, [(p.where, p.detail) for p in self.examples[kind]]] for kind, n in self.counts.items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, list[Any]]) -> Self:
         log = cls()
         for name, (count, examples) in state.items():
-            log.counts[ProblemKind(name)] = count
-            log.examples[ProblemKind(name)] = [Problem(ProblemKind(name), where, detail) for where, detail in examples]
+            kind = ProblemKind(name)
+            log.counts[kind] = count
+            log.examples[kind] = [Problem(kind, where, detail) for where, detail in examples]
         return log
 
     def as_json(self) -> dict[str, dict[str, object]]:
         return {
-            str(kind): {
-                "count": self.counts[kind],
-                "kept": kind.is_kept,
-                "examples": [f"{p.where} ({p.detail})" if p.detail else p.where for p in self.examples[kind]],
-            }
+            str(kind): {"count": n, "kept": kind.is_kept, "examples": [one.example for one in self.examples[kind]]}
             for kind in ProblemKind
-            if self.counts[kind]
+            if (n := self.counts[kind])
         }
 
 
@@ -177,8 +166,10 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class AudioFile:
-    """A FLAC file below the corpus's folder. `ends`, a digest of its first and last 4 KiB, tells whether it changed:
-    the first hold the MD5 of all its samples."""
+    """A FLAC file below the corpus's folder.
+
+    `ends`, a digest of its first and last 4 KiB, shows whether it changed: the first hold the MD5 of all its samples.
+    """
 
     path: str
     bytes: int
@@ -240,6 +231,6 @@ class Corpus(Generic[S]):
     language: str
     speakers: Sequence[S]
     render: Callable[[S], RenderedSpeaker]
-    problems: ProblemLog
+    problems: ProblemLog = field(default_factory=ProblemLog)
     root: str | None = None
     clips_per_task: int | None = None

@@ -65,9 +65,9 @@ def _clips(base: Path, audio: list[str], texts: set[str], log: ProblemLog) -> li
                 raise Unusable(ProblemKind.DUPLICATE_ROW, stem)
             clips[stem] = Clip(stem, path, _text(base / f"{stem}{TEXT}", known=stem in texts) if texts else None)
         except Unusable as reason:
-            log.add(Problem(reason.kind, path, reason.detail))
+            log.add(reason.kind, path, reason.detail)
         if not texts:
-            log.add(Problem(ProblemKind.UNLABELLED, path))
+            log.add(ProblemKind.UNLABELLED, path)
     stems = {os.path.splitext(name)[0] for name in audio}
     log.extend(Problem(ProblemKind.MISSING_AUDIO, str(base / f"{stem}{TEXT}")) for stem in sorted(texts - stems))
     return sorted(clips.values(), key=lambda clip: clip.id)

@@ -15,6 +15,7 @@ from sottovoce.data.corpora.corpus import Clip, Corpus, Problem, ProblemKind, Pr
 from sottovoce.data.corpora.listing import (
     NO_METADATA,
     check_paths_inside,
+    read_lines,
     resolve_audio_root,
     resolve_inside,
     wrong_layout,
@@ -22,14 +23,10 @@ from sottovoce.data.corpora.listing import (
 from sottovoce.data.corpora.rendering import make_file_corpus
 from sottovoce.data.corpora.tsv import infer_split, parse_segment
 from sottovoce.errors import InputError
-from sottovoce.files import check_file, lines_of
 
 SOUNDS, SPEAKERS, TEXTS, SEGMENTS, GENDERS = "wav.scp", "utt2spk", "text", "segments", "spk2gender"
 _LAYOUT = f"{SOUNDS} and {SPEAKERS}, with {TEXTS} and {SEGMENTS} where there are any"
 _GENDERS = {"m": "male", "f": "female"}
-_NOT_UTF8 = "\ufffd"  # what a broken byte is read as
-
-Table = dict[str, str]
 
 
 def read_kaldi(
@@ -48,7 +45,7 @@ def read_kaldi(
     if not places:
         raise InputError("folders=[] names none; expected at least one data folder")
     log = ProblemLog(strict=strict)
-    root = None if audio_root is None else resolve_audio_root(audio_root)
+    root = resolve_audio_root(audio_root)
     found: dict[tuple[str, str], Speaker] = {}
     seen: set[str] = set()
     for place in places:
@@ -65,11 +62,11 @@ def read_kaldi(
 def _list_folder(
     place: Path, *, split: str, root: str, found: dict[tuple[str, str], Speaker], seen: set[str], log: ProblemLog
 ) -> None:
-    sounds, users = _table(place / SOUNDS, log), _table(place / SPEAKERS, log)
-    texts = _table(place / TEXTS, log) if (place / TEXTS).is_file() else None
-    genders = _table(place / GENDERS, log) if (place / GENDERS).is_file() else {}
+    sounds, users = _read_table(place / SOUNDS, log), _read_table(place / SPEAKERS, log)
+    texts = _read_table(place / TEXTS, log) if (place / TEXTS).is_file() else None
+    genders = _read_table(place / GENDERS, log) if (place / GENDERS).is_file() else {}
     segmented = (place / SEGMENTS).is_file()
-    utterances = _table(place / SEGMENTS, log) if segmented else {id: id for id in sounds}
+    utterances = _read_table(place / SEGMENTS, log) if segmented else {id: id for id in sounds}
     for id in sorted(utterances):
         try:
             user = users.get(id)
@@ -85,7 +82,7 @@ def _list_folder(
             if text == "":
                 raise Unusable(ProblemKind.MISSING_TEXT, id)
         except Unusable as reason:
-            log.add(Problem(reason.kind, str(place / (SEGMENTS if segmented else SOUNDS)), reason.detail))
+            log.add(reason.kind, place / (SEGMENTS if segmented else SOUNDS), reason.detail)
             continue
         seen.add(id)
         assert isinstance(speaker.clips, list)
@@ -94,22 +91,15 @@ def _list_folder(
     log.extend(Problem(ProblemKind.MISSING_AUDIO, str(place / TEXTS), id) for id in alone)
 
 
-def _table(path: Path, log: ProblemLog) -> Table:
+def _read_table(path: Path, log: ProblemLog) -> dict[str, str]:
     """What stands behind the first word of each line."""
-    found: Table = {}
-    check_file(path)
-    with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
-            where = f"{path}:{number}"
-            key, *rest = line.split(maxsplit=1) or [""]
-            if _NOT_UTF8 in line or "\0" in line:
-                log.add(Problem(ProblemKind.MALFORMED_ROW, where, "not UTF-8"))
-            elif not key:
-                log.add(Problem(ProblemKind.EMPTY_ROW, where))
-            elif key in found:
-                log.add(Problem(ProblemKind.DUPLICATE_ROW, where, key))
-            else:
-                found[key] = rest[0].strip() if rest else ""
+    found: dict[str, str] = {}
+    for where, line in read_lines(path, log):
+        key, *rest = line.split(maxsplit=1)
+        if key in found:
+            log.add(ProblemKind.DUPLICATE_ROW, where, key)
+        else:
+            found[key] = rest[0].strip() if rest else ""
     return found
 
 

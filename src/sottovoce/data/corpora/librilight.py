@@ -24,7 +24,14 @@ from sottovoce.data.corpora.corpus import (
     Speaker,
     Unusable,
 )
-from sottovoce.data.corpora.listing import choose_splits, list_audio_files, list_subfolders, natural_key, wrong_layout
+from sottovoce.data.corpora.listing import (
+    choose_splits,
+    list_audio_files,
+    list_books,
+    list_subfolders,
+    natural_key,
+    wrong_layout,
+)
 from sottovoce.data.corpora.rendering import LONGEST_SECONDS, FileRenderer, make_file_corpus, take_part
 from sottovoce.errors import InputError
 from sottovoce.files import read_file
@@ -93,9 +100,7 @@ def _splits_in(base: Path) -> dict[str, Path]:
 def _chapters(speaker: os.DirEntry[str], log: ProblemLog) -> list[Clip]:
     """A speaker's chapters in the order of time: what each holds is seen when it is rendered."""
     clips = []
-    # What strayed into the speaker's own folder is read as a book without a name.
-    books = [("", speaker.path), *((entry.name, entry.path) for entry in list_subfolders(speaker.path))]
-    for book, folder in sorted(books, key=lambda found: natural_key(found[0])):
+    for book, folder in sorted(list_books(speaker), key=lambda found: natural_key(found[0])):
         audio = list_audio_files(folder, log)
         for name in sorted(audio, key=natural_key):
             id = "/".join(filter(None, (speaker.name, book, name)))

@@ -6,23 +6,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from sottovoce.data.corpora.corpus import Clip, Corpus, Metadata, Problem, ProblemKind, ProblemLog, Speaker
+from sottovoce.data.corpora.corpus import Clip, Corpus, Metadata, ProblemKind, ProblemLog, Speaker
 from sottovoce.data.corpora.listing import (
+    GENDERS,
     NO_METADATA,
     choose_splits,
+    find_base_folder,
     list_audio_files,
     list_subfolders,
     natural_key,
-    wrong_layout,
+    read_lines,
 )
 from sottovoce.data.corpora.rendering import make_file_corpus
-from sottovoce.errors import InputError
-from sottovoce.files import check_file, lines_of
 
 TRANSCRIPT_SUFFIX = ".trans.txt"
 _LAYOUT = "<split>/<speaker>/<chapter>/<speaker>-<chapter>.trans.txt, as in LibriSpeech/train-clean-100/19/198/"
 _SPLIT_NAME = re.compile(r"(train|dev|test)-")
-_GENDERS = {"F": "female", "M": "male"}
 
 
 def read_librispeech(
@@ -36,30 +35,22 @@ def read_librispeech(
     """LibriSpeech under `root`, the folder that holds the splits or its parent; all splits unless some are named.
 
     SPEAKERS.TXT, where it lies beside the splits, gives each speaker's gender. `in_time` orders a speaker's utterances
-    by the numbers of chapter and utterance; else they are in the alphabet's order of their ids, as they always were.
+    by the numbers of chapter and utterance; else they are in alphabetical order of their ids.
     """
     log = ProblemLog(strict=strict)
-    base = _base_folder(Path(root))
+    base = find_base_folder(Path(root), _holds_librispeech, corpus="LibriSpeech", expected=_LAYOUT)
     people = _read_speakers_file(base / "SPEAKERS.TXT", log)
     folders = {split: base / split for split in choose_splits(_splits_in(base), splits, where=base)}
-    speakers = [
-        Speaker(
-            entry.name,
-            split,
-            sorted(clips, key=lambda clip: natural_key(clip.id)) if in_time else clips,
-            people.get(entry.name, NO_METADATA),
-            in_time,
-        )
-        for split, folder in folders.items()
-        for entry in list_subfolders(folder)
-        for clips in [_speaker_clips(entry.path, log)]
-    ]
+    speakers = []
+    for split, folder in folders.items():
+        for entry in list_subfolders(folder):
+            # The speaker's own folder should hold chapters only; a recording that strayed there is reported.
+            chapters = [entry.path, *(chapter.path for chapter in list_subfolders(entry.path))]
+            clips = list_transcribed_clips(chapters, log)
+            if in_time:
+                clips.sort(key=lambda clip: natural_key(clip.id))
+            speakers.append(Speaker(entry.name, split, clips, people.get(entry.name, NO_METADATA), in_time))
     return make_file_corpus("librispeech", language=language, speakers=speakers, folders=folders.values(), log=log)
-
-
-def _speaker_clips(folder: str, log: ProblemLog) -> list[Clip]:
-    # The speaker's own folder should hold chapters only; a recording that strayed there is reported, not passed over.
-    return list_transcribed_clips([folder, *(chapter.path for chapter in list_subfolders(folder))], log)
 
 
 def list_transcribed_clips(folders: Iterable[str], log: ProblemLog) -> list[Clip]:
@@ -70,39 +61,23 @@ def list_transcribed_clips(folders: Iterable[str], log: ProblemLog) -> list[Clip
 def _folder_clips(folder: str, log: ProblemLog) -> Iterator[Clip]:
     audio = list_audio_files(folder, log)
     seen = set()
-    for transcript in sorted(os.listdir(folder)):
-        if not transcript.endswith(TRANSCRIPT_SUFFIX):
-            continue
-        for where, id, text in _lines(os.path.join(folder, transcript), log):
+    for transcript in sorted(name for name in os.listdir(folder) if name.endswith(TRANSCRIPT_SUFFIX)):
+        for where, line in read_lines(os.path.join(folder, transcript), log):
+            id, _, text = line.strip().partition(" ")
             if id in seen:
-                log.add(Problem(ProblemKind.DUPLICATE_ROW, where, id))
+                log.add(ProblemKind.DUPLICATE_ROW, where, id)
                 continue
             seen.add(id)
             if "/" in id or os.sep in id:
-                log.add(Problem(ProblemKind.PATH_ESCAPES, where, id))
+                log.add(ProblemKind.PATH_ESCAPES, where, id)
             elif id not in audio:
-                log.add(Problem(ProblemKind.MISSING_AUDIO, where, id))
-            elif not text:
-                log.add(Problem(ProblemKind.MISSING_TEXT, where, id))
+                log.add(ProblemKind.MISSING_AUDIO, where, id)
+            elif not text.strip():
+                log.add(ProblemKind.MISSING_TEXT, where, id)
             else:
-                yield Clip(id, os.path.join(folder, audio[id]), text, _chapter(id))
+                yield Clip(id, os.path.join(folder, audio[id]), text.strip(), _chapter(id))
     for id in sorted(audio.keys() - seen):
-        log.add(Problem(ProblemKind.MISSING_TEXT, os.path.join(folder, audio[id])))
-
-
-def _lines(path: str, log: ProblemLog) -> Iterator[tuple[str, str, str]]:
-    """Where, utterance id and text for every line of a transcript."""
-    check_file(path)
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
-            where = f"{path}:{number}"
-            id, _, text = line.strip().partition(" ")
-            if "\ufffd" in line:
-                log.add(Problem(ProblemKind.MALFORMED_ROW, where, "not UTF-8"))
-            elif not id:
-                log.add(Problem(ProblemKind.EMPTY_ROW, where))
-            else:
-                yield where, id, text.strip()
+        log.add(ProblemKind.MISSING_TEXT, os.path.join(folder, audio[id]))
 
 
 def _chapter(id: str) -> Metadata:
@@ -114,19 +89,6 @@ def _chapter(id: str) -> Metadata:
 def _chapter_metadata(chapter: str) -> Metadata:
     """One dictionary for all clips of a chapter."""
     return {"chapter": chapter}
-
-
-def _base_folder(root: Path) -> Path:
-    """The folder that holds the splits: `root` itself or the one folder in it that does."""
-    if root.is_dir():
-        if _holds_librispeech(root):
-            return root
-        inner = [folder for entry in list_subfolders(root) if _holds_librispeech(folder := Path(entry.path))]
-        if len(inner) == 1:
-            return inner[0]
-        if inner:
-            raise InputError(f"{root} holds LibriSpeech more than once: expected one of {', '.join(map(str, inner))}")
-    raise wrong_layout(root, corpus="LibriSpeech", expected=_LAYOUT)
 
 
 def _holds_librispeech(folder: Path) -> bool:
@@ -159,8 +121,8 @@ def _read_speakers_file(path: Path, log: ProblemLog) -> dict[str, Metadata]:
         if not line.strip() or line.startswith(";"):
             continue
         cells = [cell.strip() for cell in line.split("|", maxsplit=4)]  # a reader's name may hold a "|"
-        if len(cells) < 3 or cells[1] not in _GENDERS:
-            log.add(Problem(ProblemKind.MALFORMED_ROW, f"{path}:{number}", "expected ID | F or M | SUBSET"))
+        if len(cells) < 3 or cells[1] not in GENDERS:
+            log.add(ProblemKind.MALFORMED_ROW, f"{path}:{number}", "expected ID | F or M | SUBSET")
             continue
-        people[cells[0]] = {"gender": _GENDERS[cells[1]], "subset": cells[2]}
+        people[cells[0]] = {"gender": GENDERS[cells[1]], "subset": cells[2]}
     return people

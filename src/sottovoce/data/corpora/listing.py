@@ -1,19 +1,25 @@
-"""The order in which people number things: `chapter_2` before `chapter_10`."""
+"""What corpus modules share while they list: folders, lines, names in their natural order, splits and hold-outs."""
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sottovoce.data.corpora.corpus import Corpus, Metadata, Problem, ProblemKind, ProblemLog, Speaker, Unusable
+from sottovoce.data.corpora.corpus import Corpus, Metadata, ProblemKind, ProblemLog, Speaker, Unusable
 from sottovoce.errors import InputError
+from sottovoce.files import check_file, lines_of
 from sottovoce.seeds import keyed_order, name_key
 
+AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".opus", ".ogg")
+NO_METADATA: Metadata = {}  # one for all: a million clips need not hold a million empty dictionaries
+GENDERS = {"F": "female", "M": "male"}
+NOT_UTF8 = "\ufffd"  # what a broken byte is read as
 _NUMBER = re.compile(r"([0-9]+)")
+_ENTRIES_SHOWN = 6
 
 
 def natural_key(name: str) -> tuple[Any, ...]:
@@ -30,10 +36,7 @@ def natural_key(name: str) -> tuple[Any, ...]:
 
 
 def hold_out_speakers(corpus: Corpus[Speaker], counts: Mapping[str, int], *, seed: int) -> Corpus[Speaker]:
-    """Move so many speakers into each split of `counts`; everybody else stays where they are.
-
-    Who is chosen hangs on names and seed alone.
-    """
+    """Move so many speakers, chosen by names and seed alone, whole into each split of `counts`; the others stay."""
     names = sorted({speaker.name for speaker in corpus.speakers})
     if any(count < 1 for count in counts.values()) or sum(counts.values()) >= len(names):
         wish = ", ".join(f"{split}={count}" for split, count in counts.items())
@@ -54,30 +57,17 @@ def choose_splits(present: Sequence[str], wanted: Sequence[str] | None, *, where
     return present if wanted is None else list(dict.fromkeys(wanted))
 
 
-def list_subfolders(folder: str | Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return sorted((entry for entry in entries if entry.is_dir()), key=lambda entry: entry.name)
-
-
-def list_audio_files(folder: str, log: ProblemLog) -> dict[str, str]:
-    """The names of the audio files in `folder` by what they are called without their ending."""
-    audio: dict[str, str] = {}
-    for name in sorted(os.listdir(folder)):
-        stem, suffix = os.path.splitext(name)
-        if suffix.lower() in AUDIO_SUFFIXES and audio.setdefault(stem, name) != name:
-            log.add(
-                Problem(ProblemKind.DUPLICATE_ROW, os.path.join(folder, name), f"{audio[stem]} is the same utterance")
-            )
-    return audio
-
-
-AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".opus", ".ogg")
-
-
-NO_METADATA: Metadata = {}  # one for all: a million clips need not hold a million empty dictionaries
-
-
-_ENTRIES_SHOWN = 6
+def find_base_folder(root: Path, is_base: Callable[[Path], bool], *, corpus: str, expected: str) -> Path:
+    """The folder that holds the corpus: `root` itself, or the one folder in it that does."""
+    if root.is_dir():
+        if is_base(root):
+            return root
+        inner = [folder for entry in list_subfolders(root) if is_base(folder := Path(entry.path))]
+        if len(inner) == 1:
+            return inner[0]
+        if inner:
+            raise InputError(f"{root} holds {corpus} more than once: expected one of {', '.join(map(str, inner))}")
+    raise wrong_layout(root, corpus=corpus, expected=expected)
 
 
 def wrong_layout(root: Path, *, corpus: str, expected: str) -> InputError:
@@ -93,6 +83,40 @@ def wrong_layout(root: Path, *, corpus: str, expected: str) -> InputError:
     return InputError(f"{root} does not hold {corpus}: expected {expected}; {found}")
 
 
+def list_subfolders(folder: str | Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted((entry for entry in entries if entry.is_dir()), key=lambda entry: entry.name)
+
+
+def list_books(speaker: os.DirEntry[str]) -> list[tuple[str, str]]:
+    """Name and path of a speaker's books. What strayed into the speaker's own folder is a book without a name."""
+    return [("", speaker.path), *((entry.name, entry.path) for entry in list_subfolders(speaker.path))]
+
+
+def list_audio_files(folder: str, log: ProblemLog) -> dict[str, str]:
+    """The names of the audio files in `folder` by what they are called without their ending."""
+    audio: dict[str, str] = {}
+    for name in sorted(os.listdir(folder)):
+        stem, suffix = os.path.splitext(name)
+        if suffix.lower() in AUDIO_SUFFIXES and audio.setdefault(stem, name) != name:
+            log.add(ProblemKind.DUPLICATE_ROW, os.path.join(folder, name), f"{audio[stem]} is the same utterance")
+    return audio
+
+
+def read_lines(path: str | Path, log: ProblemLog) -> Iterator[tuple[str, str]]:
+    """PATH:NUMBER and text of every line. Blank and broken ones are logged; a stray carriage return ends no line."""
+    check_file(path)
+    with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
+        for number, line in enumerate(lines_of(file, path=path), start=1):
+            where = f"{path}:{number}"
+            if NOT_UTF8 in line or "\0" in line:
+                log.add(ProblemKind.MALFORMED_ROW, where, "not UTF-8")
+            elif not line.strip():
+                log.add(ProblemKind.EMPTY_ROW, where)
+            else:
+                yield where, line.rstrip("\r\n")
+
+
 def resolve_inside(path: str, *, folder: str) -> str:
     """`path` relative to `folder`, `Unusable` where it leads out; links are followed later, when the file is opened."""
     if "/" not in path and path != "..":
@@ -103,11 +127,11 @@ def resolve_inside(path: str, *, folder: str) -> str:
     return relative
 
 
-def resolve_audio_root(root: str | Path) -> str:
-    """The folder where a corpus's audio is said to lie."""
-    if not Path(root).is_dir():
+def resolve_audio_root(root: str | Path | None) -> str | None:
+    """The folder where a corpus's audio is said to lie, if anything is said."""
+    if root is not None and not Path(root).is_dir():
         raise InputError(f"audio_root={root}: expected the folder where the audio lies")
-    return os.path.abspath(root)
+    return None if root is None else os.path.abspath(root)
 
 
 def check_paths_inside(speakers: Iterable[Speaker], folder: str, log: ProblemLog) -> None:

@@ -13,16 +13,18 @@ from urllib.parse import unquote
 
 from sottovoce.data.corpora.corpus import Clip, Corpus, Metadata, Problem, ProblemKind, ProblemLog, Speaker
 from sottovoce.data.corpora.listing import (
+    GENDERS,
     NO_METADATA,
     choose_splits,
+    find_base_folder,
     list_audio_files,
+    list_books,
     list_subfolders,
     natural_key,
-    wrong_layout,
+    read_lines,
 )
 from sottovoce.data.corpora.rendering import make_file_corpus
 from sottovoce.errors import InputError
-from sottovoce.files import lines_of
 
 _STANDARD_SPLITS = ("train", "dev", "test")
 _LIMITED = "limited_supervision"
@@ -36,7 +38,6 @@ _LANGUAGES = {
     "portuguese": "pt",
     "spanish": "es",
 }
-_GENDERS = {"F": "female", "M": "male"}
 _LAYOUT = "{train,dev,test}/{transcripts.txt, audio/<speaker>/<book>/}, as in mls_french/train/"
 
 
@@ -55,7 +56,7 @@ def read_mls(
     store is to point into the FLAC files and not to copy them.
     """
     log = ProblemLog(strict=strict)
-    base = _base_folder(Path(root))
+    base = find_base_folder(Path(root), _is_language_folder, corpus="MLS", expected=_LAYOUT)
     whole = [split for split in _STANDARD_SPLITS if (base / split / "audio").is_dir()]
     lists = _limited_lists(base / "train")
     chosen = whole if splits is None else choose_splits([*whole, *lists], splits, where=base)
@@ -75,17 +76,6 @@ def read_mls(
         log=log,
         root=base if point else None,
     )
-
-
-def _base_folder(root: Path) -> Path:
-    """The language's folder: `root`, or the one in it."""
-    inside = [Path(entry.path) for entry in list_subfolders(root)] if root.is_dir() else []
-    found = [folder for folder in (root, *inside) if _is_language_folder(folder)]
-    if not found:
-        raise wrong_layout(root, corpus="MLS", expected=_LAYOUT)
-    if len(found) > 1:
-        raise InputError(f"{root} holds MLS more than once: expected one of {', '.join(map(str, found))}")
-    return found[0]
 
 
 def _is_language_folder(folder: Path) -> bool:
@@ -116,16 +106,14 @@ def _speakers(
     absent = set(texts if listed is None else listed)
     for speaker in list_subfolders(split / "audio"):
         clips = []
-        # What strayed into the speaker's own folder is read as a book without a name.
-        books = [("", speaker.path), *((entry.name, entry.path) for entry in list_subfolders(speaker.path))]
-        for book, folder in books:
+        for book, folder in list_books(speaker):
             for id, name in list_audio_files(folder, log).items():
                 if listed is not None and id not in listed:
                     continue
                 absent.discard(id)
                 path = os.path.join(folder, name)
                 if id not in texts:
-                    log.add(Problem(ProblemKind.UNLABELLED, path))
+                    log.add(ProblemKind.UNLABELLED, path)
                 clips.append(Clip(id, path, texts.get(id), _book_metadata(book)))
         if clips or listed is None:
             yield speaker.name, *_in_time(clips, times, log)
@@ -153,11 +141,11 @@ def _read_transcripts(path: Path, log: ProblemLog) -> dict[str, str]:
     texts: dict[str, str] = {}
     for where, cells in _rows(path, log):
         if len(cells) != 2:
-            log.add(Problem(ProblemKind.MALFORMED_ROW, where, "expected an id, a TAB and the text"))
+            log.add(ProblemKind.MALFORMED_ROW, where, "expected an id, a TAB and the text")
         elif cells[0] in texts:
-            log.add(Problem(ProblemKind.DUPLICATE_ROW, where, cells[0]))
+            log.add(ProblemKind.DUPLICATE_ROW, where, cells[0])
         elif not cells[1].strip():
-            log.add(Problem(ProblemKind.EMPTY_ROW, where, cells[0]))
+            log.add(ProblemKind.EMPTY_ROW, where, cells[0])
         else:
             texts[cells[0]] = cells[1]
     return texts
@@ -170,15 +158,13 @@ def _read_segments(path: Path, log: ProblemLog) -> dict[str, Time]:
     """Each utterance's place in time within its book: the chapter's file and the second it begins at."""
     times: dict[str, Time] = {}
     if not path.is_file():
-        log.add(Problem(ProblemKind.NO_TIME, str(path), "no such file: nobody's utterances are in order of time"))
+        log.add(ProblemKind.NO_TIME, str(path), "no such file: nobody's utterances are in order of time")
     for where, cells in _rows(path, log):
         start = _seconds(cells[2]) if len(cells) == 4 else None
         if start is None:
-            log.add(
-                Problem(ProblemKind.MALFORMED_ROW, where, "expected an id, a URL, start and end, with a TAB between")
-            )
+            log.add(ProblemKind.MALFORMED_ROW, where, "expected an id, a URL, start and end, with a TAB between")
         elif cells[0] in times:
-            log.add(Problem(ProblemKind.DUPLICATE_ROW, where, cells[0]))
+            log.add(ProblemKind.DUPLICATE_ROW, where, cells[0])
         else:
             chapter = unquote(cells[1].rstrip("/").rpartition("/")[2])
             times[cells[0]] = (natural_key(chapter), start)
@@ -207,9 +193,9 @@ def _read_metainfo(path: Path, log: ProblemLog) -> dict[str, Metadata]:
     """Gender by speaker: SPEAKER | GENDER | PARTITION | …, one row per chapter and a first line with the names."""
     people: dict[str, Metadata] = {}
     for where, cells in _rows(path, log, separator="|"):
-        if len(cells) < 3 or (gender := _GENDERS.get(cells[1].strip())) is None:
+        if len(cells) < 3 or (gender := GENDERS.get(cells[1].strip())) is None:
             if not where.endswith(":1"):
-                log.add(Problem(ProblemKind.MALFORMED_ROW, where, "expected SPEAKER | F or M | PARTITION | …"))
+                log.add(ProblemKind.MALFORMED_ROW, where, "expected SPEAKER | F or M | PARTITION | …")
             continue
         people[cells[0].strip()] = {"gender": gender}
     return people
@@ -217,14 +203,9 @@ def _read_metainfo(path: Path, log: ProblemLog) -> dict[str, Metadata]:
 
 def _rows(path: Path, log: ProblemLog, *, separator: str = "\t") -> Iterator[tuple[str, list[str]]]:
     """Where, and the cells, for every line of a table; none where there is no such file."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
-            where, cells = f"{path}:{number}", [cell.strip() for cell in line.rstrip("\r\n").split(separator)]
-            if "\ufffd" in line:
-                log.add(Problem(ProblemKind.MALFORMED_ROW, where, "not UTF-8"))
-            elif not any(cells):
-                log.add(Problem(ProblemKind.EMPTY_ROW, where))
-            else:
-                yield where, cells
+    for where, line in read_lines(path, log) if path.is_file() else ():
+        cells = [cell.strip() for cell in line.split(separator)]
+        if any(cells):
+            yield where, cells
+        else:
+            log.add(ProblemKind.EMPTY_ROW, where)

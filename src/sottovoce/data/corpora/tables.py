@@ -5,13 +5,13 @@ import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sottovoce.data.corpora.corpus import Problem, ProblemKind, ProblemLog
+from sottovoce.data.corpora.corpus import ProblemKind, ProblemLog
+from sottovoce.data.corpora.listing import NOT_UTF8
 from sottovoce.errors import InputError
 from sottovoce.files import check_file, lines_of
 from sottovoce.parsing import Unreadable, parse_json
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json")
-_NOT_UTF8 = "\ufffd"  # what a broken byte is read as
 
 Cells = list[str]
 NumberedCells = Iterator[tuple[int, Cells]]
@@ -77,7 +77,7 @@ def _fitted(lines: NumberedCells, path: Path, width: int, log: ProblemLog) -> Nu
         if len(cells) != width:
             if any(cells[width:]):
                 detail = f"{len(cells)} cells for {width} columns"
-                log.add(Problem(ProblemKind.MALFORMED_ROW, f"{path}:{number}", detail))
+                log.add(ProblemKind.MALFORMED_ROW, f"{path}:{number}", detail)
                 continue
             cells = cells[:width] + [""] * (width - len(cells))
         if _acceptable(cells, f"{path}:{number}", log):
@@ -87,11 +87,11 @@ def _fitted(lines: NumberedCells, path: Path, width: int, log: ProblemLog) -> Nu
 def _acceptable(cells: Cells, where: str, log: ProblemLog) -> bool:
     text = "".join(cells)
     if not text.strip():
-        log.add(Problem(ProblemKind.EMPTY_ROW, where))
-    elif _NOT_UTF8 in text:
-        log.add(Problem(ProblemKind.MALFORMED_ROW, where, "not UTF-8"))
+        log.add(ProblemKind.EMPTY_ROW, where)
+    elif NOT_UTF8 in text:
+        log.add(ProblemKind.MALFORMED_ROW, where, "not UTF-8")
     elif "\0" in text:
-        log.add(Problem(ProblemKind.MALFORMED_ROW, where, "holds a zero byte"))
+        log.add(ProblemKind.MALFORMED_ROW, where, "holds a zero byte")
     else:
         return True
     return False
@@ -122,7 +122,7 @@ def _jsonl_rows(path: Path, header: Sequence[str], log: ProblemLog) -> NumberedC
     for number, row in _jsonl_objects(path):
         where = f"{path}:{number}"
         if row is None:
-            log.add(Problem(ProblemKind.MALFORMED_ROW, where, "not a JSON object"))
+            log.add(ProblemKind.MALFORMED_ROW, where, "not a JSON object")
             continue
         cells = [_cell(row.get(key)) for key in header]
         if _acceptable(cells, where, log):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sottovoce.data.corpora.corpus import Clip, Corpus, Metadata, Problem, ProblemKind, ProblemLog, Speaker, Unusable
+from sottovoce.data.corpora.corpus import Clip, Corpus, Metadata, ProblemKind, ProblemLog, Speaker, Unusable
 from sottovoce.data.corpora.listing import NO_METADATA, check_paths_inside, resolve_audio_root, resolve_inside
 from sottovoce.data.corpora.rendering import LONGEST_SECONDS, make_file_corpus
 from sottovoce.data.corpora.tables import column_position, open_table
@@ -76,7 +76,7 @@ def read_tsv(
         raise InputError("manifests=[] names no file; expected at least one .tsv, .csv or .jsonl")
     folders = [os.path.abspath(path.parent) for path in paths]
     common = os.path.commonpath(folders)
-    root = None if audio_root is None else resolve_audio_root(audio_root)
+    root = resolve_audio_root(audio_root)
     listed = [
         Manifest(
             table=path,
@@ -140,7 +140,7 @@ def _list_manifest(
             if clip.id in seen:
                 raise Unusable(ProblemKind.DUPLICATE_ROW, clip.id)
         except Unusable as reason:
-            log.add(Problem(reason.kind, f"{manifest.table}:{number}", reason.detail))
+            log.add(reason.kind, f"{manifest.table}:{number}", reason.detail)
             continue
         seen.add(clip.id)
         of_user.clips.append(clip)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sottovoce.data.corpora.corpus import Corpus, Problem, ProblemKind, ProblemLog, Speaker
+from sottovoce.data.corpora.corpus import Corpus, ProblemKind, ProblemLog, Speaker
 from sottovoce.data.corpora.librispeech import list_transcribed_clips
 from sottovoce.data.corpora.listing import choose_splits, list_subfolders, wrong_layout
 from sottovoce.data.corpora.rendering import make_file_corpus
@@ -60,4 +60,4 @@ def _report_absent_users(metadata: Path, folders: dict[str, Path], log: ProblemL
         split = rest.partition("\t")[0]  # "clean" for the folder "test-clean"
         folder = next((path for name, path in folders.items() if name.endswith(split)), None)
         if split and folder is not None and not (folder / user).is_dir():
-            log.add(Problem(ProblemKind.MISSING_AUDIO, str(folder / user), "listed in metadata.tsv"))
+            log.add(ProblemKind.MISSING_AUDIO, folder / user, "listed in metadata.tsv")
