@@ -1,9 +1,9 @@
 """Who is a client: a store's speakers, divided among clients from one seed, the same on every machine.
 
     split(s) ─► speakers ─► seed | federation ─► speaker, device, silo or shuffled ─► floor ─► cap ─► hold-out
-    splits.py                                    clients.py                           └ used_utterances.py ┘
+                └───── speakers.py ─────┘        └────────────────── client_utterances.py ──────────────────┘
 
-A population is a few small arrays over users; which utterances a client trains on is worked out when it is asked for.
+A population is a few small arrays over users; which utterances a client trains on is computed when it is asked for.
 """
 
 import hashlib
@@ -76,31 +76,18 @@ class PopulationSettings:
     def __post_init__(self) -> None:
         if not self.splits:
             raise InputError("split: expected at least one name")
-        if self.clients not in get_args(ClientRule):
-            raise InputError(f"clients={self.clients}: expected one of {', '.join(get_args(ClientRule))}")
-        if self.part not in get_args(Part):
-            raise InputError(f"part={self.part}: expected one of {', '.join(get_args(Part))}")
+        for name, choices in (("clients", get_args(ClientRule)), ("part", get_args(Part))):
+            if getattr(self, name) not in choices:
+                raise InputError(f"{name}={getattr(self, name)}: expected one of {', '.join(choices)}")
         if self.part == "seed" and self.seed_part is None:
             raise InputError("part=seed: expected a seed_part that says who is in it")
-        self._check_counts()
-        self._check_amounts()
-
-    @property
-    def deals_utterances(self) -> bool:
-        """Whether clients hold utterances of anybody, in place of people."""
-        return self.clients in DEALT
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return (self.split,) if isinstance(self.split, str) else tuple(dict.fromkeys(self.split))
-
-    def _check_counts(self) -> None:
         for rule, name, least in (("device", "speakers_per_device", 2), ("silo", "silos", 1)):
             value = getattr(self, name)
             if (self.clients == rule) != (value is not None):
                 raise InputError(f"{name}={value}: given exactly when clients={rule}, but clients={self.clients}")
             if value is not None and value < least:
                 raise InputError(f"{name}={value}: expected at least {least}")
+        self._check_amounts()
 
     def _check_amounts(self) -> None:
         for name in ("min_seconds", "max_seconds"):
@@ -116,6 +103,23 @@ class PopulationSettings:
             raise InputError(f"min_seconds={self.min_seconds}: expected no more than max_seconds={self.max_seconds}")
         if self.holdout is not None and not 0 < self.holdout <= 0.5:
             raise InputError(f"holdout={self.holdout}: expected a share above 0 and at most 0.5")
+
+    @property
+    def deals_utterances(self) -> bool:
+        """Whether clients hold utterances of anybody, in place of people."""
+        return self.clients in DEALT
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return (self.split,) if isinstance(self.split, str) else tuple(dict.fromkeys(self.split))
+
+    @property
+    def min_samples(self) -> int:
+        return 0 if self.min_seconds is None else math.ceil(exact_fraction(self.min_seconds) * SAMPLE_RATE)
+
+    @property
+    def max_samples(self) -> int | None:
+        return None if self.max_seconds is None else math.floor(exact_fraction(self.max_seconds) * SAMPLE_RATE)
 
 
 # Capping sorts all utterances of the clients above the cap: a portion of this size stays in the processor's cache.
@@ -183,27 +187,20 @@ class Population:
         """Client `index` of `len(self)`; its id is made of its speakers' names and outlives the index."""
         if not 0 <= index < len(self):
             raise IndexError(f"index={index}: expected 0 to {len(self) - 1}")
-        kept = _utterances(self.store, self.settings, self.members.take(np.array([index])), seed=self.seed)
-        utterances = np.sort(kept.members)
-        dealt_out = self.settings.deals_utterances
-        speakers = np.unique(find_owners(self.store, utterances)) if dealt_out else np.sort(self.members[index])
-        held_out = np.empty(0, dtype=np.int64)
-        if self.settings.holdout is not None:
-            share = self.settings.holdout
-            utterances, held_out = hold_out_utterances(self.store, utterances, holdout=share, seed=self.seed)
-        return Client(
-            index=index,
-            id=self._id(index, speakers),
-            speakers=speakers,
-            utterances=utterances,
-            held_out=held_out,
-            seconds=float(self.seconds[index]),
+        settings = self.settings
+        utterances = np.sort(
+            _kept_utterances(self.store, settings, self.members.take(np.array([index])), seed=self.seed).members
         )
-
-    def _id(self, index: int, speakers: Integers) -> str:
-        if self.settings.clients == "silo" or self.settings.deals_utterances:
-            return f"{self.settings.clients}-{index}"
-        return "+".join(sorted({self.store.user(row).name for row in speakers.tolist()}))
+        dealt = settings.deals_utterances
+        speakers = np.unique(find_owners(self.store, utterances)) if dealt else np.sort(self.members[index])
+        if settings.clients == "silo" or dealt:
+            id = f"{settings.clients}-{index}"
+        else:
+            id = "+".join(sorted({self.store.user(row).name for row in speakers.tolist()}))
+        held_out = np.empty(0, dtype=np.int64)
+        if settings.holdout is not None:
+            utterances, held_out = hold_out_utterances(self.store, utterances, holdout=settings.holdout, seed=self.seed)
+        return Client(index, id, speakers, utterances, held_out, float(self.seconds[index]))
 
     @property
     def privacy_unit(self) -> str | None:
@@ -221,7 +218,7 @@ class Population:
                     "clients=device makes up devices from a queue of speakers, so that one who leaves moves others to "
                     "other devices, and bounding one device bounds no person; name the real device as the speaker"
                 )
-            case "iid" | "iid_uniform" as rule:
+            case rule:
                 return (
                     f"clients={rule} spreads every speaker over many clients, so bounding one client bounds no person"
                 )
@@ -240,12 +237,11 @@ class Population:
     def digest(self) -> str:
         """Equal where the same people are in the same clients, with the same utterances for training and testing."""
         digest = hashlib.blake2b(digest_size=16)
-        # Cap and hold-out are worked out later from these three; every other setting shows in the members.
+        # Cap and hold-out follow from these three; every other setting shows in the members.
         digest.update(f"{self.seed} {self.settings.max_seconds} {self.settings.holdout}".encode())
         # Keys and not rows: the same people elsewhere in a store are still the same population.
-        members = self.members.members
-        dealt_out = self.settings.deals_utterances
-        keys = utterance_keys(self.store, members) if dealt_out else self.store.user_keys[members]
+        members, dealt = self.members.members, self.settings.deals_utterances
+        keys = utterance_keys(self.store, members) if dealt else self.store.user_keys[members]
         digest.update(keys.astype("<u8").tobytes())
         digest.update(self.members.offsets.astype("<i8").tobytes())
         return digest.hexdigest()
@@ -261,9 +257,7 @@ class Population:
             "population_size": len(self),
             "hours": float(self.seconds.sum()) / 3600,
             "seconds_per_client": {
-                "min": float(self.seconds.min()),
-                "median": float(np.median(self.seconds)),
-                "max": float(self.seconds.max()),
+                name: float(of(self.seconds)) for name, of in (("min", np.min), ("median", np.median), ("max", np.max))
             },
             "privacy_unit": self.privacy_unit,
             "no_guarantee": self.no_guarantee,
@@ -278,27 +272,35 @@ def build_population(store: UserIndex, settings: PopulationSettings, *, seed: in
     >>> population = build_population(Store("stores/crowd"), settings, seed=7)              # doctest: +SKIP
     >>> len(population), population.client(0).utterances                                    # doctest: +SKIP
 
-    The same store, settings and seed give the same clients on every machine. Clients come in an order that hangs on
-    their speakers' keys and not on their rows.
+    The same store, settings and seed give the same clients on every machine. Their order follows from their speakers'
+    keys and not from their rows.
     """
     speakers = select_speakers(store, settings.splits)
     if settings.seed_part is not None:
-        parts = split_off_seed(speakers, rule=settings.seed_part, seed=seed)
-        speakers = parts[0] if settings.part == "seed" else parts[1]
+        of_seed, others = split_off_seed(speakers, rule=settings.seed_part, seed=seed)
+        speakers = of_seed if settings.part == "seed" else others
     return make_population(store, settings, _members(store, speakers, settings=settings, seed=seed), seed=seed)
 
 
 def make_population(store: UserIndex, settings: PopulationSettings, members: Groups, *, seed: int) -> Population:
     """The population whose clients are these `members` (see `Population`), under its floor, cap and hold-out."""
-    samples, counts = _amounts(store, settings, members)
-    least = 0 if settings.min_seconds is None else math.ceil(exact_fraction(settings.min_seconds) * SAMPLE_RATE)
-    enough = np.flatnonzero(samples >= least)
+    if settings.deals_utterances:
+        samples, counts = members.totals(utterance_samples(store, members.members)), members.sizes
+    else:
+        samples = members.totals(user_samples(store, members.members))
+        counts = members.totals(user_counts(store, members.members))
+    enough = np.flatnonzero(samples >= settings.min_samples)
     if len(enough) == 0:
         longest = samples.max() / SAMPLE_RATE
         raise InputError(f"min_seconds={settings.min_seconds}: no client has as much, the longest has {longest:.1f} s")
-    kept, before = members.take(enough), samples[enough]
-    most = None if settings.max_seconds is None else _max_samples(settings.max_seconds)
-    after, counts = _cap(store, settings, kept, samples=before, counts=counts[enough], seed=seed)
+    kept, before, most = members.take(enough), samples[enough], settings.max_samples
+    after, counts = before.copy(), counts[enough]
+    above = np.empty(0, dtype=np.int64) if most is None else np.flatnonzero(before > most)
+    for first in range(0, len(above), CLIENTS_PER_PORTION):
+        portion = above[first : first + CLIENTS_PER_PORTION]
+        used = _kept_utterances(store, settings, kept.take(portion), seed=seed)
+        after[portion] = used.totals(utterance_samples(store, used.members))
+        counts[portion] = used.sizes
     return Population(
         store=store,
         settings=settings,
@@ -308,7 +310,7 @@ def make_population(store: UserIndex, settings: PopulationSettings, members: Gro
         left_out=LeftOut(
             clients_below_min_seconds=len(members) - len(kept),
             hours_below_min_seconds=_hours(samples) - _hours(before),
-            clients_above_max_seconds=0 if most is None else int((before > most).sum()),
+            clients_above_max_seconds=len(above),
             hours_above_max_seconds=_hours(before - after),
             clients_still_above_max_seconds=0 if most is None else int((after > most).sum()),
             clients_without_holdout=0 if settings.holdout is None else int((counts < HOLDOUT_NEEDS).sum()),
@@ -350,39 +352,12 @@ def _members(store: UserIndex, speakers: Speakers, *, settings: PopulationSettin
             return deal_utterances(store, speakers, seed=seed)
 
 
-def _amounts(store: UserIndex, settings: PopulationSettings, members: Groups) -> tuple[Integers, Integers]:
-    """Samples of audio and number of utterances of each client, before any cap."""
-    if settings.deals_utterances:
-        return members.totals(utterance_samples(store, members.members)), members.sizes
-    return members.totals(user_samples(store, members.members)), members.totals(user_counts(store, members.members))
-
-
-def _cap(
-    store: UserIndex, settings: PopulationSettings, members: Groups, *, samples: Integers, counts: Integers, seed: int
-) -> tuple[Integers, Integers]:
-    """Samples and number of utterances of each client after the cap."""
-    if settings.max_seconds is None:
-        return samples, counts
-    samples, counts = samples.copy(), counts.copy()
-    above = np.flatnonzero(samples > _max_samples(settings.max_seconds))
-    for first in range(0, len(above), CLIENTS_PER_PORTION):
-        portion = above[first : first + CLIENTS_PER_PORTION]
-        kept = _utterances(store, settings, members.take(portion), seed=seed)
-        samples[portion] = kept.totals(utterance_samples(store, kept.members))
-        counts[portion] = kept.sizes
-    return samples, counts
-
-
-def _utterances(store: UserIndex, settings: PopulationSettings, members: Groups, *, seed: int) -> Groups:
+def _kept_utterances(store: UserIndex, settings: PopulationSettings, members: Groups, *, seed: int) -> Groups:
     """What the clients `members` keep under the cap; the hold-out is still in it."""
-    everything = members if settings.deals_utterances else utterances_of(store, members)
-    if settings.max_seconds is None:
-        return everything
-    return cap_utterances(store, everything, max_samples=_max_samples(settings.max_seconds), seed=seed)
-
-
-def _max_samples(max_seconds: float) -> int:
-    return math.floor(exact_fraction(max_seconds) * SAMPLE_RATE)
+    utterances = members if settings.deals_utterances else utterances_of(store, members)
+    if settings.max_samples is None:
+        return utterances
+    return cap_utterances(store, utterances, max_samples=settings.max_samples, seed=seed)
 
 
 def _hours(samples: Integers) -> float:

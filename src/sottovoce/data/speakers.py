@@ -107,12 +107,16 @@ class SeedPart:
             raise InputError(
                 f"seed_part: expected exactly one of {', '.join(vars(self))}, found {' and '.join(given) or 'none'}"
             )
-        for name in ("fraction", "most_data_share", "most_utterances_share"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
-                raise InputError(f"seed_part.{name}={value}: expected a number between 0 and 1, both excluded")
-        if self.most_data_speakers is not None and self.most_data_speakers < 1:
-            raise InputError(f"seed_part.most_data_speakers={self.most_data_speakers}: expected at least 1")
+        name, value = self.rule
+        if name == "most_data_speakers" and value < 1:
+            raise InputError(f"seed_part.{name}={value}: expected at least 1")
+        if name != "most_data_speakers" and not 0 < value < 1:
+            raise InputError(f"seed_part.{name}={value}: expected a number between 0 and 1, both excluded")
+
+    @property
+    def rule(self) -> tuple[str, float]:
+        """The one that is given, by its name."""
+        return next((name, value) for name, value in vars(self).items() if value is not None)
 
 
 def exact_fraction(number: float) -> Fraction:
@@ -156,12 +160,7 @@ class Speakers:
         return len(self.keys)
 
     def take(self, indices: Integers) -> "Speakers":
-        return Speakers(
-            keys=self.keys[indices],
-            rows=self.rows.take(indices),
-            samples=self.samples[indices],
-            utterances=self.utterances[indices],
-        )
+        return Speakers(self.keys[indices], self.rows.take(indices), self.samples[indices], self.utterances[indices])
 
 
 def select_speakers(store: UserIndex, splits: tuple[str, ...]) -> Speakers:
@@ -176,12 +175,8 @@ def select_speakers(store: UserIndex, splits: tuple[str, ...]) -> Speakers:
     order = np.argsort(keys, kind="stable")
     distinct, sizes = np.unique(keys, return_counts=True)
     groups = Groups(members=rows[order], offsets=offsets_of(sizes.astype(np.int64)))
-    return Speakers(
-        keys=distinct,
-        rows=groups,
-        samples=groups.totals(user_samples(store, groups.members)),
-        utterances=groups.totals(user_counts(store, groups.members)),
-    )
+    samples, counts = user_samples(store, groups.members), user_counts(store, groups.members)
+    return Speakers(distinct, groups, groups.totals(samples), groups.totals(counts))
 
 
 def user_samples(store: UserIndex, rows: Integers) -> Integers:
@@ -203,23 +198,18 @@ def split_off_seed(speakers: Speakers, *, rule: SeedPart, seed: int) -> tuple[Sp
     look at amounts. So the parts are fixed, and public, before a run; its guarantee begins with the list of clients.
     """
     queue = keyed_order(speakers.keys, seed, "users", "seed part")
-    if rule.fraction is not None:
-        size = math.floor(exact_fraction(rule.fraction) * len(speakers))
-        wish = f"fraction={rule.fraction}"
-    else:
-        amounts = speakers.samples if rule.most_utterances_share is None else speakers.utterances
-        # Most first; a stable sort leaves equals in the order of the queue.
+    name, value = rule.rule
+    amounts = speakers.utterances if name == "most_utterances_share" else speakers.samples
+    if name != "fraction":  # most first; a stable sort leaves equals in the order of the queue
         queue = queue[np.argsort(-amounts[queue], kind="stable")]
-        if rule.most_data_speakers is not None:
-            size, wish = rule.most_data_speakers, f"most_data_speakers={rule.most_data_speakers}"
-        else:
-            by_audio = rule.most_data_share is not None
-            share = rule.most_data_share if by_audio else rule.most_utterances_share
-            assert share is not None
-            needed = math.ceil(exact_fraction(share) * int(amounts.sum()))
-            size = int(np.searchsorted(np.cumsum(amounts[queue]), needed)) + 1
-            wish = f"{'most_data_share' if by_audio else 'most_utterances_share'}={share}"
+    if name == "fraction":
+        size = math.floor(exact_fraction(value) * len(speakers))
+    elif name == "most_data_speakers":
+        size = int(value)
+    else:
+        needed = math.ceil(exact_fraction(value) * int(amounts.sum()))
+        size = int(np.searchsorted(np.cumsum(amounts[queue]), needed)) + 1
     if not 0 < size < len(speakers):
         side = "seed" if size == 0 else "federation"
-        raise InputError(f"seed_part.{wish}: of {len(speakers)} speakers this leaves none for the {side} part")
+        raise InputError(f"seed_part.{name}={value}: of {len(speakers)} speakers this leaves none for the {side} part")
     return speakers.take(np.sort(queue[:size])), speakers.take(np.sort(queue[size:]))

@@ -14,6 +14,7 @@ from sottovoce.data.speakers import Speakers, UserIndex, select_speakers, user_c
 from sottovoce.tables import plain_table
 
 SAMPLES_PER_MINUTE = 60 * SAMPLE_RATE
+SPREAD = ("mean", "std", "min", "max")
 
 
 def compute_statistics(store: UserIndex) -> dict[str, Any]:
@@ -23,25 +24,23 @@ def compute_statistics(store: UserIndex) -> dict[str, Any]:
     is in two splits is one speaker in the total. `std` is that of the population: divided by the number of speakers,
     not by one less.
     """
-    everybody = speaker_statistics(store, select_speakers(store, tuple(store.splits)))
-    splits = {split: speaker_statistics(store, select_speakers(store, (split,))) for split in store.splits}
+    everybody = speaker_statistics(select_speakers(store, tuple(store.splits)))
+    splits = {split: speaker_statistics(select_speakers(store, (split,))) for split in store.splits}
     return everybody | {"splits": splits}
 
 
-def speaker_statistics(store: UserIndex, speakers: Speakers) -> dict[str, Any]:
+def speaker_statistics(speakers: Speakers) -> dict[str, Any]:
     """The same of any choice of speakers: a seed part, say, as in the rows CV-en-train-10 and -90."""
-    minutes = minutes_per_speaker(speakers)
     return {
         "hours": int(speakers.samples.sum()) / SAMPLES_PER_MINUTE / 60,
         "speakers": len(speakers),
-        "utterances": int(utterances_per_speaker(store, speakers).sum()),
-        "minutes_per_speaker": {
-            "mean": float(minutes.mean()),
-            "std": float(minutes.std()),
-            "min": float(minutes.min()),
-            "max": float(minutes.max()),
-        },
+        "utterances": int(speakers.utterances.sum()),
+        "minutes_per_speaker": _spread(minutes_per_speaker(speakers)),
     }
+
+
+def _spread(amounts: NDArray[Any]) -> dict[str, float]:
+    return {name: float(getattr(amounts, name)()) for name in SPREAD}
 
 
 def device_statistics(store: UserIndex, *, speakers_per_device: int, seed: int) -> dict[str, Any]:
@@ -50,8 +49,7 @@ def device_statistics(store: UserIndex, *, speakers_per_device: int, seed: int) 
     for split in store.splits:
         shared = make_device_population(store, split, speakers_per_device=speakers_per_device, seed=seed)
         found[split] = {"devices": len(shared), "utterances": int(utterances_of_clients(shared).sum())} | {
-            f"{what}_per_device": {name: float(getattr(amounts, name)()) for name in ("mean", "std", "min", "max")}
-            | {"median": float(np.median(amounts))}
+            f"{what}_per_device": _spread(amounts) | {"median": float(np.median(amounts))}
             for what, amounts in (("minutes", shared.seconds / 60), ("utterances", utterances_of_clients(shared)))
         }
     return {"speakers_per_device": speakers_per_device, "seed": seed, "splits": found}
@@ -79,10 +77,6 @@ def format_devices(figures: dict[str, Any]) -> list[str]:
 
 def minutes_per_speaker(speakers: Speakers) -> NDArray[np.float64]:
     return speakers.samples / SAMPLES_PER_MINUTE
-
-
-def utterances_per_speaker(store: UserIndex, speakers: Speakers) -> NDArray[np.int64]:
-    return speakers.rows.totals(user_counts(store, speakers.rows.members))
 
 
 def make_statistics_table(figures: dict[str, Any], *, title: str) -> Table:
@@ -122,7 +116,7 @@ def format_rows(figures: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    minutes = [_amount(row["minutes_per_speaker"][key]) for key in ("mean", "std", "min", "max")]
+    minutes = [_amount(row["minutes_per_speaker"][key]) for key in SPREAD]
     utterances = f"{row['utterances']:,}" if "utterances" in row else ""  # Table 2 of the paper does not count them
     return (name, _amount(row["hours"]), f"{row['speakers']:,}", utterances, *minutes)
 

@@ -22,7 +22,6 @@ from sottovoce.data.statistics import (
     make_device_population,
     minutes_per_speaker,
     utterances_of_clients,
-    utterances_per_speaker,
 )
 from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, Page, write_drawing
 from sottovoce.tables import Table
@@ -79,7 +78,7 @@ def _figure(store: UserIndex, *, speakers_per_device: int | None, seed: int) -> 
         speakers = select_speakers(store, (split,))
         style = COLOURS[number % len(COLOURS)], LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)]
         minutes.append(_Curve(split, minutes_per_speaker(speakers), *style))
-        counts.append(_Curve(split, utterances_per_speaker(store, speakers).astype(np.float64), *style))
+        counts.append(_Curve(split, speakers.utterances.astype(np.float64), *style))
         if speakers_per_device is not None:
             shared = make_device_population(store, split, speakers_per_device=speakers_per_device, seed=seed)
             name, style = f"{split}, {speakers_per_device} a device", (style[0], LINE_STYLES[1])

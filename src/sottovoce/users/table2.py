@@ -43,7 +43,7 @@ def subset_statistics(store: SpokenStore, *, seed: int) -> dict[str, dict[str, A
         chosen = _chosen(store, row, seed=seed)
         found[name] = None
         if chosen is not None:
-            found[name] = speaker_statistics(store, chosen) | {"paper": _printed(row["paper"])}
+            found[name] = speaker_statistics(chosen) | {"paper": _printed(row["paper"])}
     return found
 
 
