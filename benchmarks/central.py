@@ -146,7 +146,7 @@ def batches(max_seconds: float, *, total_seconds: float) -> list[Waveforms]:
     lengths = rng.integers(3 * SAMPLE_RATE, 10 * SAMPLE_RATE, size=int(total_seconds / 6.5))
     noise = rng.integers(-3000, 3000, size=10 * SAMPLE_RATE).astype("int16")
     epoch = plan_epoch(lengths, max_seconds=max_seconds, seed=SEED, epoch=0, fixed_shapes=True)
-    whole = [b for b in epoch.batches if b.padded_seconds > 0.8 * max_seconds]
+    whole = [b for b in epoch if b.padded_seconds > 0.8 * max_seconds]
     made = []
     for batch in whole:
         texts = [

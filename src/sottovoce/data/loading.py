@@ -41,7 +41,7 @@ class Speech:
         return f"{len(self.rows):,} utterances, {self.hours:.2f} h{left_out}"
 
 
-class Trainable(Protocol):
+class UsableCheck(Protocol):
     """A model family that says why it cannot learn from so many samples with these tokens; None if it can."""
 
     @property
@@ -49,11 +49,11 @@ class Trainable(Protocol):
 
 
 def load_speech(
-    store: Store, rows: Rows, tokens: Tokens | None, *, family: Trainable, settings: Any, longest_seconds: float
+    store: Store, rows: Rows, tokens: Tokens | None, *, family: UsableCheck, settings: Any, longest_seconds: float
 ) -> Speech:
     """Encode the texts of `rows` and leave out, counted, what no loss can be computed for.
 
-    `tokens=None`, or none at all in it, is for who learns from speech alone: no text is looked at, and none is missed.
+    `tokens=None`, or an empty set, is for learning from speech alone: no text is read.
     """
     tokens = None if tokens is None or not tokens.size else tokens
     left_out = {"without text": 0, "too long": 0, "text outside the token set": 0}
@@ -96,7 +96,7 @@ class DataPosition:
 
 @dataclass(frozen=True, eq=False)
 class StepData:
-    """What a process does of one step: pieces with their speech. `following` is where the next step stands."""
+    """What a process trains on in one step, and where the step after it begins."""
 
     following: DataPosition
     pieces: Sequence[tuple[BatchPiece, Waveforms]]
@@ -128,7 +128,7 @@ def iterate_steps(
             ascending=ascending,
             fixed_shapes=True,
         )
-        steps = group_into_steps(plan.batches, size=batches)
+        steps = group_into_steps(plan, size=batches)
         for number in range(first, len(steps)):
             own = assign_pieces(steps[number], rank=rank, world=world)
             yield StepData(
@@ -147,9 +147,9 @@ def load_batch(speech: Speech, batch: Batch, *, device: torch.device) -> Wavefor
 
 
 def plan_reading(speech: Speech, batches: Sequence[Batch], *, most_seconds: float) -> tuple[Rows, list[Tensor]]:
-    """Which utterances are to be read, and the places of each batch's utterances among them.
+    """Which utterances to read, each once, and the places of each batch's utterances among them.
 
-    All of `speech` where that is at most so many seconds; else those of `batches`, each once however often it occurs.
+    All of `speech` where that is at most so many seconds; else those of `batches`.
     """
     if speech.lengths.sum() <= most_seconds * SAMPLE_RATE:
         used = np.arange(len(speech.rows))
@@ -168,9 +168,9 @@ T = TypeVar("T")
 
 
 def prefetch(items: Iterable[T], *, depth: int = 2) -> Generator[T, None, None]:
-    """The same items in the same order, made in a thread of their own, up to `depth` before they are asked for.
+    """The same items in the same order, made in one other thread, up to `depth` before they are asked for.
 
-    What goes wrong there is raised here; closing it ends the thread. `items` is only ever touched by that one thread.
+    Its errors are raised here; closing it ends the thread.
 
     >>> list(prefetch(n * n for n in range(4)))
     [0, 1, 4, 9]

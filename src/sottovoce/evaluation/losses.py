@@ -100,7 +100,7 @@ def mean_figures(
     recogniser = placed(recogniser, device)
     sums: dict[str, Tensor] = {}
     done = 0
-    batches = (replace(batch, rows=own[batch.rows]) for batch in plan.batches)
+    batches = (replace(batch, rows=own[batch.rows]) for batch in plan)
     with torch.no_grad():
         for batch in prefetch(load_batch(speech, batch, device=device) for batch in batches):
             for name, mean in recordings_figures(recogniser, batch).items():

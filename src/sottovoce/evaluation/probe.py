@@ -153,7 +153,7 @@ def encoded(
     assert family.encode is not None
     vectors: dict[int, Tensor] = {}
     with torch.no_grad():
-        read = ((batch, load_batch(speech, batch, device=device)) for batch in plan.batches)
+        read = ((batch, load_batch(speech, batch, device=device)) for batch in plan)
         for batch, recordings in prefetch(read):
             features = recordings_heard(family, recordings, settings=settings)
             vectors_UTD, lengths_U = family.encode(recogniser.parameters, features, settings=settings)

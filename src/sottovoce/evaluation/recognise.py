@@ -135,7 +135,7 @@ def recognise(
             texts[place] = text
 
     with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="decode") as thread:
-        for batch, speech in prefetch(_speech(store, rows, plan.batches, device)):
+        for batch, speech in prefetch(_speech(store, rows, plan, device)):
             if isinstance(decode, Search):
                 found = searched(recogniser, speech, decode)
                 collapsed += sum(hypothesis.collapsed for hypothesis in found)

@@ -1,9 +1,9 @@
 """Dynamic batches: rows of a list of utterances, grouped by length so that a batch fills a given number of seconds.
 
 `max_seconds` counts padding (utterances times the longest of them), since that is what memory must hold. Only indices
-and lengths in samples come in here, and only indices go out; `collate` puts loaded samples into one tensor.
+and lengths in samples come in here, and only indices go out; `waveforms.py` makes tensors of what is read.
 
-Lengths are put on a ladder whose rungs lie some per cent apart. Each epoch shuffles the utterances within a rung, cuts
+Lengths are rounded up to rungs that lie some per cent apart. Each epoch shuffles the utterances within a rung, cuts
 them from the longest rung down into full batches, and shuffles the batches. So an epoch holds every utterance exactly
 once, only the batch of its shortest is not full, and padding stays near half the distance between rungs. In ascending
 order nothing is shuffled: from the shortest utterance to the longest, in every epoch.
@@ -43,25 +43,6 @@ class Batch:
         return len(self.rows) * self.padded_samples / SAMPLE_RATE
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """Every utterance once, in batches. `overlong` counts those longer than `max_seconds`, each a batch of its own."""
-
-    batches: tuple[Batch, ...]
-    audio_samples: int
-    overlong: int
-
-    @property
-    def audio_seconds(self) -> float:
-        return self.audio_samples / SAMPLE_RATE
-
-    @property
-    def padding(self) -> float:
-        """The share of the padded audio that is padding: 0 … 1."""
-        padded_samples = sum(len(batch.rows) * batch.padded_samples for batch in self.batches)
-        return (padded_samples - self.audio_samples) / max(padded_samples, 1)
-
-
 def plan_epoch(
     lengths: Rows,
     *,
@@ -72,22 +53,20 @@ def plan_epoch(
     ascending: bool = False,
     fixed_shapes: bool = False,
     allow_overlong: bool = False,
-) -> Epoch:
-    """Batches of at most `max_seconds` of padded audio from `lengths` in samples; the same for the same (seed, epoch).
+) -> tuple[Batch, ...]:
+    """Batches of at most `max_seconds` of padded audio, and at most `max_utterances`, from `lengths` in samples.
 
-    With `max_utterances` a batch has no more of them either.
-
-    With `fixed_shapes` a batch is padded to its rung, not to its longest utterance, so that few shapes ever occur
-    and every epoch has as many batches; without it their number may differ by a few.
-    An utterance that is longer than `max_seconds` is an error, unless `allow_overlong` gives it a batch of its own.
+    They are the same for the same (seed, epoch). With `fixed_shapes` a batch is padded to its rung, not to its longest
+    utterance, so that few shapes ever occur and every epoch has as many batches. An utterance longer than `max_seconds`
+    is an error, unless `allow_overlong` gives it a batch of its own.
 
     >>> epoch = plan_epoch(np.array([16_000, 32_000, 31_000, 15_000]), max_seconds=4, seed=1, epoch=0)
-    >>> sorted(sorted(batch.rows.tolist()) for batch in epoch.batches)
+    >>> sorted(sorted(batch.rows.tolist()) for batch in epoch)
     [[0, 3], [1, 2]]
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     max_samples = int(max_seconds * SAMPLE_RATE)
-    overlong = _check_lengths(lengths, max_samples=max_samples, allow_overlong=allow_overlong)
+    _check_lengths(lengths, max_samples=max_samples, allow_overlong=allow_overlong)
     ladder = _ladder(max(int(lengths.max(initial=1)), max_samples), max_samples=max_samples)
     rungs = np.searchsorted(ladder, lengths)
     if ascending:
@@ -103,8 +82,7 @@ def plan_epoch(
     order = np.arange(len(groups))
     if not ascending:
         order = keyed_order(order.astype(np.uint64), seed, "batches", epoch)
-    batches = tuple(Batch(rows=groups[i], padded_samples=int(longest[i])) for i in order)
-    return Epoch(batches=batches, audio_samples=int(lengths.sum()), overlong=overlong)
+    return tuple(Batch(rows=groups[i], padded_samples=int(longest[i])) for i in order)
 
 
 def plan_client_batches(
@@ -123,10 +101,11 @@ def plan_client_batches(
     Exactly one of `local_steps` and `local_epochs` is set. A client with no utterances gives no batches.
     """
     assert (local_steps is None) != (local_epochs is None), "set exactly one of local_steps and local_epochs"
-    given, plan = 0, None
+    given = 0
+    plan: tuple[Batch, ...] = ()
     for epoch in count() if local_epochs is None else range(local_epochs):
         # What fits into one batch needs no other order: most clients hold little.
-        if plan is None or len(plan.batches) > 1:
+        if len(plan) != 1:
             plan = plan_epoch(
                 lengths,
                 max_seconds=max_seconds,
@@ -136,23 +115,23 @@ def plan_client_batches(
                 ascending=ascending,
                 fixed_shapes=fixed_shapes,
             )
-        for batch in plan.batches:
+        for batch in plan:
             if given == local_steps:
                 return
             yield batch
             given += 1
-        if not plan.batches:
+        if not plan:
             return
 
 
 def plan_in_order(lengths: Rows, *, max_seconds: float, max_utterances: int | None = None) -> tuple[Batch, ...]:
-    """Every utterance once, as they come: batches of neighbours, each padded to a rung of the ladder.
+    """Every utterance once, in their order: batches of neighbours, each padded to a rung.
 
     >>> [batch.rows.tolist() for batch in plan_in_order(np.array([16_000] * 5), max_seconds=9, max_utterances=2)]
     [[0, 1], [2, 3], [4]]
     """
     max_samples = int(max_seconds * SAMPLE_RATE)
-    _check_lengths(lengths, max_samples=max_samples, allow_overlong=False)
+    _check_lengths(lengths, max_samples=max_samples)
     ladder = _ladder(max_samples, max_samples=max_samples)
     padded = ladder[np.searchsorted(ladder, lengths)]
     starts = _cuts(padded, max_samples=max_samples, max_utterances=max_utterances)
@@ -162,7 +141,7 @@ def plan_in_order(lengths: Rows, *, max_seconds: float, max_utterances: int | No
 
 @dataclass(frozen=True, slots=True)
 class BatchPiece:
-    """What a process works on at a time: batch `number` of a step, or a `part` of it with so much of its weight."""
+    """What a process trains on at a time: batch `number` of a step, or a `part` of it with so much of its weight."""
 
     batch: Batch
     number: int
@@ -171,10 +150,10 @@ class BatchPiece:
 
 
 def group_into_steps(batches: Sequence[Batch], *, size: int) -> list[tuple[Batch, ...]]:
-    """An epoch's batches in steps of `size`: complete, and none twice.
+    """An epoch's batches in steps of `size`: complete, none twice, and no step smaller than another.
 
-    Where their number does not divide, the batches with most utterances are halved until it does: no step is smaller
-    than another, and no utterance is left out or repeated. An error says so where nothing is left to halve.
+    Where their number does not divide, the batches with most utterances are halved until it does; an `InputError` says
+    where nothing is left to halve.
     """
     even = list(batches)
     while len(even) % size:
@@ -192,7 +171,7 @@ def group_into_steps(batches: Sequence[Batch], *, size: int) -> list[tuple[Batch
 def assign_pieces(step: Sequence[Batch], *, rank: int, world: int) -> list[BatchPiece]:
     """What process `rank` of `world` does of a step: whole batches in turn, or parts of them where there are too few.
 
-    A process may have nothing to do where a step has fewer utterances than there are processes.
+    It is nothing where a step has fewer utterances than there are processes.
 
     >>> step = [Batch(np.arange(4), 16_000), Batch(np.arange(4, 6), 16_000)]
     >>> [[piece.batch.rows.tolist() for piece in assign_pieces(step, rank=rank, world=3)] for rank in range(3)]
@@ -222,8 +201,8 @@ def _halves(batch: Batch) -> tuple[Batch, Batch]:
     return Batch(first, batch.padded_samples), Batch(second, batch.padded_samples)
 
 
-def _check_lengths(lengths: Rows, *, max_samples: int, allow_overlong: bool) -> int:
-    """Refuses what cannot be batched; returns how many utterances exceed `max_samples`."""
+def _check_lengths(lengths: Rows, *, max_samples: int, allow_overlong: bool = False) -> None:
+    """Refuse what cannot be batched."""
     assert lengths.ndim == 1, f"lengths must be a list, got shape {lengths.shape}"
     if len(lengths) and lengths.min() < 1:
         raise InputError(f"utterance {int(lengths.argmin())} has {lengths.min()} samples; at least 1 expected")
@@ -233,7 +212,6 @@ def _check_lengths(lengths: Rows, *, max_samples: int, allow_overlong: bool) -> 
             f"{overlong} of {len(lengths)} utterances are longer than max_seconds={max_samples / SAMPLE_RATE:g} "
             f"(the longest has {lengths.max() / SAMPLE_RATE:.1f} s): leave them out or raise max_seconds"
         )
-    return overlong
 
 
 @lru_cache(maxsize=16)

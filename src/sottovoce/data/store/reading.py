@@ -21,14 +21,12 @@ from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.seeds import name_key
 
 _BLOCK_BYTES = 1 << 20
+Number = np.int64 | np.uint64 | np.bool_
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUser:
-    """One user of a store: `utterances` are the rows that hold their speech, `in_time` if in the order it was spoken.
-
-    Else the rows are in an order that means nothing (that of their ids).
-    """
+    """One user of a store: `utterances` are the rows of their speech, `in_time` if in the order it was spoken."""
 
     row: int
     name: str
@@ -75,7 +73,7 @@ class Store:
             except (KeyError, TypeError, AttributeError, OverflowError) as error:
                 raise InputError(f"no store at {self.path}: {layout.HEADER} is damaged ({error!r})") from None
             except (InputError, FileNotFoundError):
-                # A `prepare` that ended just now has put a new generation in place and swept away the one we read of.
+                # A `prepare` that ended just now has replaced the generation that we read of.
                 header, stale = _read_header(self.path), header
                 if header["generation"] == stale["generation"]:
                     raise
@@ -94,23 +92,20 @@ class Store:
         folder = self.path / header["generation"]
         for name, size in header["sizes"].items():
             _check_size(folder / name, size)
-        self.audio_offsets: NDArray[np.int64] = load_column(
-            folder / layout.AUDIO_OFFSETS, np.int64, self.utterance_count + 1
-        )
-        self.user_utterances: NDArray[np.int64] = load_column(
-            folder / layout.USER_UTTERANCES, np.int64, self.user_count + 1
-        )
-        self.user_keys: NDArray[np.uint64] = load_column(folder / layout.USER_KEYS, np.uint64, self.user_count)
-        self._user_order: NDArray[np.int64] = load_column(folder / layout.USER_ORDER, np.int64, self.user_count)
-        self.users_in_time: NDArray[np.bool_] = (
-            load_column(folder / layout.USERS_IN_TIME, np.bool_, self.user_count)
-            if layout.USERS_IN_TIME in header["sizes"]
-            else np.broadcast_to(np.False_, self.user_count)
-        )
-        self._utterance_offsets: NDArray[np.int64] = load_column(
-            folder / layout.UTTERANCE_OFFSETS, np.int64, self.utterance_count + 1
-        )
-        self._user_offsets: NDArray[np.int64] = load_column(folder / layout.USER_OFFSETS, np.int64, self.user_count + 1)
+        users, utterances = self.user_count, self.utterance_count
+
+        def column(name: str, length: int, dtype: type[Number] = np.int64) -> Any:
+            return load_column(folder / name, dtype, length)
+
+        self.audio_offsets: NDArray[np.int64] = column(layout.AUDIO_OFFSETS, utterances + 1)
+        self.user_utterances: NDArray[np.int64] = column(layout.USER_UTTERANCES, users + 1)
+        self.user_keys: NDArray[np.uint64] = column(layout.USER_KEYS, users, np.uint64)
+        self.users_in_time: NDArray[np.bool_] = np.broadcast_to(np.False_, users)
+        if layout.USERS_IN_TIME in header["sizes"]:
+            self.users_in_time = column(layout.USERS_IN_TIME, users, np.bool_)
+        self._user_order: NDArray[np.int64] = column(layout.USER_ORDER, users)
+        self._utterance_offsets: NDArray[np.int64] = column(layout.UTTERANCE_OFFSETS, utterances + 1)
+        self._user_offsets: NDArray[np.int64] = column(layout.USER_OFFSETS, users + 1)
         self.points: bool = header["version"] == layout.POINTING_VERSION
         if self.points:
             self._pointed = PointedAudio(folder, utterances=self.utterance_count, files=header["files"])
@@ -250,7 +245,7 @@ def _checksum(path: Path) -> int:
     return found
 
 
-def load_column(path: Path, dtype: type[np.int64 | np.uint64 | np.bool_], length: int) -> Any:
+def load_column(path: Path, dtype: type[Number], length: int) -> Any:
     try:
         # A plain array over the mapping: np.memmap's own subclass costs microseconds at each index.
         column = np.asarray(np.load(path, mmap_mode="r"))

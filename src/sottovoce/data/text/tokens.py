@@ -1,8 +1,8 @@
 """Tokens: what a recogniser writes. Characters of a language, or sentence pieces trained on its texts.
 
-A token set numbers its tokens from 1 to `size`; 0 is the CTC blank, so a model has `size` + 1 outputs. There is no
-unknown token: a text that cannot be written is an `InputError`, for callers to count. Texts are taken as they are
-(normalised before), and `decode(encode(text))` gives back every character.
+Tokens are numbered from 1 to `size`; 0 is the CTC blank, so a model has `size` + 1 outputs. There is no unknown token:
+a text that cannot be written is an `InputError`, for callers to count. Texts are normalised before, and
+`decode(encode(text))` gives back every character.
 """
 
 import base64
@@ -11,11 +11,11 @@ import hashlib
 import io
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import sentencepiece
 
@@ -31,32 +31,38 @@ WORD_START = "\u2581"
 LONGEST_TEXT_BYTES = 1 << 24
 
 
-class Tokens(Protocol):
+class Tokens(ABC):
     """A set of tokens, numbered 1 … size."""
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """How many tokens there are, the blank not counted."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`; `InputError` naming the first character that none can write."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, which hold no blank."""
+
+    @abstractmethod
+    def pieces(self) -> list[str]:
+        """The text of every output of the model by its number; a piece that begins a word begins with a space."""
+
+    @abstractmethod
+    def as_json(self) -> dict[str, object]:
+        """All there is to know, for `tokens.json`."""
 
     @property
     def digest(self) -> str:
         """A fingerprint of the set: equal digests encode equally."""
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of `text`; `InputError` naming the first character that none can write."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, which hold no blank."""
-
-    def pieces(self) -> list[str]:
-        """The text of every output of the model by its number; a piece that begins a word begins with a space."""
-
-    def as_json(self) -> dict[str, object]:
-        """All there is to know, for `tokens.json`."""
+        return hashlib.blake2b(json.dumps(self.as_json(), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
-class CharacterTokens:
+class CharacterTokens(Tokens):
     """One token per character, in the order of `characters`.
 
     >>> tokens = CharacterTokens.seen_in(["ab", "a b"])
@@ -78,10 +84,6 @@ class CharacterTokens:
     @property
     def size(self) -> int:
         return len(self.characters)
-
-    @property
-    def digest(self) -> str:
-        return _digest(self.as_json())
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -105,7 +107,7 @@ class CharacterTokens:
 
 
 @dataclass(frozen=True)
-class SentencePieceTokens:
+class SentencePieceTokens(Tokens):
     """The pieces of a trained unigram model. The library's unknown piece has the number 0, which is our blank."""
 
     model: bytes = field(repr=False)
@@ -117,10 +119,6 @@ class SentencePieceTokens:
     @property
     def size(self) -> int:
         return int(self._pieces.get_piece_size()) - 1
-
-    @property
-    def digest(self) -> str:
-        return _digest(self.as_json())
 
     def encode(self, text: str) -> list[int]:
         if not self._known.issuperset(text):
@@ -153,14 +151,12 @@ class SentencePieceTokens:
 
 
 @dataclass(frozen=True)
-class NoTokens:
-    """What a model writes that learns from speech alone: nothing. No text is ever asked of it."""
-
-    size: int = field(default=0, init=False)
+class NoTokens(Tokens):
+    """The tokens of a model that learns from speech alone: none."""
 
     @property
-    def digest(self) -> str:
-        return _digest(self.as_json())
+    def size(self) -> int:
+        return 0
 
     def encode(self, text: str) -> list[int]:
         raise InputError("a model that learns from speech alone has no tokens to write a text with")
@@ -258,10 +254,6 @@ def _from_json(content: dict[str, str]) -> Tokens:
     if content["kind"] == "none":
         return NO_TOKENS
     raise InputError(f"kind={content['kind']!r}: 'characters' or 'sentence pieces' expected")
-
-
-def _digest(content: dict[str, object]) -> str:
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _foreign(text: str, *, known: Iterable[str]) -> InputError:
