@@ -1,8 +1,8 @@
 """The speakers of a store, and which of them train the seed model.
 
-A speaker is whoever has one key: the same name in two splits is one person, who must never end up in two clients, nor
-in the seed and the federation part at once. Everything here is decided by keys with integer arithmetic, so it comes
-out the same on every machine and does not depend on where in the store somebody lies.
+A speaker is one key: the same name in two splits is one person, who must never be in two clients, nor in the seed and
+the federation part at once. Everything is decided by keys with integer arithmetic, so it is the same on every machine
+and does not depend on rows of the store.
 """
 
 import math
@@ -88,7 +88,6 @@ class SeedPart:
     """Which speakers are set aside to train the seed model; exactly one of these is given.
 
     `fraction`: that share of the speakers, at random (CV-en-train-10 is 0.1), rounded down as in the paper.
-    `most_data_speakers`: the so many speakers with most audio (117 of the French ones in Gao et al.).
     `most_data_share`: the fewest speakers who together hold that share of the audio.
     `most_utterances_share`: the fewest speakers who together hold that share of the utterances (0.5 in Gao et al., who
     count "samples").
@@ -97,7 +96,6 @@ class SeedPart:
     """
 
     fraction: float | None = None
-    most_data_speakers: int | None = None
     most_data_share: float | None = None
     most_utterances_share: float | None = None
 
@@ -108,9 +106,7 @@ class SeedPart:
                 f"seed_part: expected exactly one of {', '.join(vars(self))}, found {' and '.join(given) or 'none'}"
             )
         name, value = self.rule
-        if name == "most_data_speakers" and value < 1:
-            raise InputError(f"seed_part.{name}={value}: expected at least 1")
-        if name != "most_data_speakers" and not 0 < value < 1:
+        if not 0 < value < 1:
             raise InputError(f"seed_part.{name}={value}: expected a number between 0 and 1, both excluded")
 
     @property
@@ -200,13 +196,10 @@ def split_off_seed(speakers: Speakers, *, rule: SeedPart, seed: int) -> tuple[Sp
     queue = keyed_order(speakers.keys, seed, "users", "seed part")
     name, value = rule.rule
     amounts = speakers.utterances if name == "most_utterances_share" else speakers.samples
-    if name != "fraction":  # most first; a stable sort leaves equals in the order of the queue
-        queue = queue[np.argsort(-amounts[queue], kind="stable")]
     if name == "fraction":
         size = math.floor(exact_fraction(value) * len(speakers))
-    elif name == "most_data_speakers":
-        size = int(value)
-    else:
+    else:  # most first; a stable sort leaves equals in the order of the queue
+        queue = queue[np.argsort(-amounts[queue], kind="stable")]
         needed = math.ceil(exact_fraction(value) * int(amounts.sum()))
         size = int(np.searchsorted(np.cumsum(amounts[queue]), needed)) + 1
     if not 0 < size < len(speakers):

@@ -10,7 +10,6 @@ utterances' lengths, so the same generator gives the same masks however a batch 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from torch import Tensor
 from sottovoce.data.audio.features import INT16_SCALE, TELEPHONE_HZ, frame_mask
 from sottovoce.errors import InputError
 
-Colour = Literal["white", "pink"]
 SPEEDS = (0.9, 1.0, 1.1)
 # Beyond these it is no longer speech; and 0 would be endless.
 SLOWEST, FASTEST = 0.5, 2.0
@@ -40,11 +38,11 @@ class SpecAugmentSettings:
 
     def __post_init__(self) -> None:
         for name in ("frequency_masks", "frequency_width", "time_masks", "time_width"):
-            if getattr(self, name) < 0:
-                raise InputError(f"SpecAugment: {name}={getattr(self, name)}, expected at least 0")
-        for name in ("frequency_masks", "time_masks"):
-            if getattr(self, name) > MOST_MASKS:
-                raise InputError(f"SpecAugment: {name}={getattr(self, name)}, expected at most {MOST_MASKS}")
+            value = getattr(self, name)
+            if value < 0:
+                raise InputError(f"SpecAugment: {name}={value}, expected at least 0")
+            if name.endswith("masks") and value > MOST_MASKS:
+                raise InputError(f"SpecAugment: {name}={value}, expected at most {MOST_MASKS}")
         if not 0 <= self.time_ratio <= 1:
             raise InputError(f"SpecAugment: time_ratio={self.time_ratio}, expected a share from 0 to 1")
 
@@ -52,7 +50,7 @@ class SpecAugmentSettings:
 def draw_masks(batch_size: int, *, settings: SpecAugmentSettings, generator: torch.Generator) -> Tensor:
     """Uniform numbers [B, M, 2] (width, place) that decide the masks: frequency masks first, then time masks.
 
-    Apart from `apply_masks` so that batches of several clients can be joined, each with its own generator's draws.
+    `apply_masks` takes them, so that batches of several clients can be joined, each with its own generator's draws.
     """
     masks = settings.frequency_masks + settings.time_masks
     return torch.rand(batch_size, masks, 2, generator=generator, device=generator.device)
@@ -89,10 +87,10 @@ def _bands(draws_BM2: Tensor, *, extent_B: Tensor, bound_B: Tensor, size: int) -
 
 @dataclass(frozen=True, kw_only=True)
 class NarrowBandSettings:
-    """A `share` of the utterances is heard through a narrower band than it was recorded with.
+    """A `share` of the utterances is limited to a narrower band than it was recorded with.
 
-    `telephone` of these through a telephone's (300 to 3,400 Hz), the others up to a frequency that is drawn evenly, in
-    Hertz, between these bounds.
+    `telephone` of these to a telephone's (300 to 3,400 Hz), the others to a highest frequency drawn evenly, in Hertz,
+    between these bounds.
     """
 
     share: float = 0.5
@@ -112,7 +110,7 @@ class NarrowBandSettings:
 
 
 def draw_bands(batch_size: int, *, settings: NarrowBandSettings, generator: torch.Generator) -> Tensor:
-    """The lowest and the highest frequency of each utterance, in Hertz: [B, 2]; 0 and infinite where all is heard."""
+    """The lowest and the highest frequency of each utterance, in Hertz: [B, 2]; 0 and infinite where all is kept."""
     whether_B, which_B, place_B = torch.rand(3, batch_size, generator=generator, device=generator.device)
     narrow_B, telephone_B = whether_B < settings.share, which_B < settings.telephone
     drawn_B = settings.lowest_hz + place_B * (settings.highest_hz - settings.lowest_hz)
@@ -129,8 +127,8 @@ def empty_bands(features_BTF: Tensor, frame_lengths_B: Tensor, bands_B2: Tensor,
     inside_BT1 = frame_mask(frame_lengths_B, features_BTF.shape[1])[:, :, None]
     lowest_B11 = features_BTF.where(inside_BT1, math.inf).amin((1, 2), keepdim=True)
     low_B1, high_B1 = bands_B2[:, :1], bands_B2[:, 1:]
-    heard_B1F = ((hertz_F >= low_B1) & (hertz_F <= high_B1))[:, None]
-    return features_BTF.where(heard_B1F | ~inside_BT1, lowest_B11)
+    kept_B1F = ((hertz_F >= low_B1) & (hertz_F <= high_B1))[:, None]
+    return features_BTF.where(kept_B1F | ~inside_BT1, lowest_B11)
 
 
 def perturb_speed(
@@ -189,7 +187,6 @@ class NoiseSettings:
 
     lowest_snr_db: float = 5.0
     highest_snr_db: float = 30.0
-    colour: Colour = "pink"
 
     def __post_init__(self) -> None:
         if not -math.inf < self.lowest_snr_db <= self.highest_snr_db < math.inf:
@@ -197,19 +194,17 @@ class NoiseSettings:
                 f"noise: lowest_snr_db={self.lowest_snr_db} and highest_snr_db={self.highest_snr_db}, "
                 "expected finite numbers in this order"
             )
-        if self.colour not in get_args(Colour):
-            raise InputError(f"noise: colour={self.colour!r}, expected one of {', '.join(get_args(Colour))}")
 
 
 def add_noise(
     waveforms_BN: Tensor, lengths_B: Tensor, *, settings: NoiseSettings, generator: torch.Generator
 ) -> Tensor:
-    """Float samples with noise of `settings.colour` at a random ratio."""
+    """Float samples with pink noise at a random ratio."""
     size = waveforms_BN.shape
     span = settings.highest_snr_db - settings.lowest_snr_db
     snr_db_B = torch.rand(size[0], generator=generator, device=generator.device) * span + settings.lowest_snr_db
     near = _on_device(generator, waveforms_BN.device)  # a number a sample: drawn where it is used
-    noise_BN = coloured_noise(size[0], size[1], colour=settings.colour, generator=near)
+    noise_BN = pink_noise(size[0], size[1], generator=near)
     device = waveforms_BN.device
     return mix_at_snr(waveforms_BN, lengths_B, noise_BN=noise_BN.to(device), snr_db_B=snr_db_B.to(device))
 
@@ -226,12 +221,9 @@ def mix_at_snr(waveforms_BN: Tensor, lengths_B: Tensor, *, noise_BN: Tensor, snr
     return samples_BN + noise_BN * gain_B.where(noise_energy_B > 0, 0.0)[:, None]
 
 
-def coloured_noise(batch_size: int, samples: int, *, colour: Colour, generator: torch.Generator) -> Tensor:
-    """Gaussian noise [B, N] on the generator's device: a flat spectrum, or power falling as 1/f for pink."""
+def pink_noise(batch_size: int, samples: int, *, generator: torch.Generator) -> Tensor:
+    """Gaussian noise [B, N] on the generator's device, its power falling as 1/f."""
     white_BN = torch.randn(batch_size, samples, generator=generator, device=generator.device)
-    if colour == "white":
-        return white_BN
-    assert colour == "pink", f"colour={colour!r}"
     spectrum = torch.fft.rfft(white_BN)
     bins = torch.arange(spectrum.shape[1], device=white_BN.device).clamp_min(1)
     pink_BN: Tensor = torch.fft.irfft(spectrum * bins.rsqrt(), n=samples)

@@ -42,8 +42,8 @@ class Ears:
     """How log-mel features are floored and normalised; the defaults are the paper's.
 
     `normalise`: one mean for an utterance (`normalise_features`), or one for each `filter` (`normalise_filters`).
-    `floor_db`: what is so many decibels below the loudest of its utterance (`raise_floor`) is not heard; None hears
-    down to float32's machine epsilon, however loud the rest is.
+    `floor_db`: values are raised to so many decibels below the loudest of their utterance (`raise_floor`); None: to
+    float32's machine epsilon.
     """
 
     normalise: Normalised = "utterance"
@@ -148,8 +148,7 @@ def normalise_filters(features_BTF: Tensor, frame_lengths_B: Tensor) -> Tensor:
 def raise_floor(features_BTF: Tensor, frame_lengths_B: Tensor, *, decibels: float) -> Tensor:
     """Log energies of at least so many `decibels` below the loudest of their utterance, among filters of a telephone.
 
-    The loudest, and no mean: how much silence there is around speech must not move what is heard of it. Nor must what a
-    wider band holds besides.
+    The loudest, and no mean: silence around speech must not change its features, nor must what a wider band holds.
     """
     mask_BT1 = frame_mask(frame_lengths_B, features_BTF.shape[1])[:, :, None]
     loudest_B11 = features_BTF[:, :, _TELEPHONE].where(mask_BT1, math.log(LOG_FLOOR)).amax((1, 2), keepdim=True)
@@ -206,7 +205,7 @@ def _constants(device: torch.device, mel_count: int, is_integer: bool) -> tuple[
 def compile_features(features: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`features` by torch.compile, which keeps windows and filters as constants.
 
-    They are marked as such no sooner: the mark loads the compiler, a second for every process that never compiles.
+    They are only declared constant here: that loads the compiler, which takes a second.
     """
     torch.compiler.assume_constant_result(_constants)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     return torch.compile(features)

@@ -1,6 +1,6 @@
 """Whether a recording is of a narrow band, as over a telephone: nothing above 4 kHz but what rounding leaves there.
 
-Decided by the spectrum: a file's header tells at which rate it was written, and not at which it was recorded.
+Decided by the spectrum: a file's header says at which rate it was written, and not at which it was recorded.
 
     N  samples    W  windows    B  bins
 """
@@ -20,8 +20,8 @@ ROUNDING = 1 / 12  # variance of what rounding to whole numbers adds
 # Of 1,414 recordings at 16 kHz (FLAC, MP3, Opus) the emptiest has ten times as much there as rounding leaves, and one
 # in 1.9 million of its speech; copies through 8 kHz have at most 1.3 times as much, unless they were clipped.
 MOST_ROUNDING, LEAST_SHARE = 4.0, 1e-7
-LEAST_SPEECH = 100.0  # times the rounding: what is nearly silent cannot be told
-WORTH_TELLING = 0.01
+LEAST_SPEECH = 100.0  # times the rounding: what is nearly silent cannot be judged
+LEAST_REPORTED = 0.01
 
 
 def is_narrow_band(samples_N: NDArray[np.int16]) -> bool:
@@ -54,13 +54,13 @@ def describe_store_band(store: Store, rows: NDArray[np.int64] | None = None) -> 
 
 
 def format_narrow_count(narrow: Iterable[bool]) -> str:
-    """A line for whoever will have such speech recognised, or trained on; empty where hardly any is.
+    """A warning for recognition and training; empty where hardly any recording is of a narrow band.
 
     >>> format_narrow_count([True, True, False])[:63]
     '2 of 3 recordings hold nothing above 4 kHz (telephone speech?):'
     """
     found = list(narrow)
-    if sum(found) < max(1, WORTH_TELLING * len(found)):
+    if sum(found) < max(1, LEAST_REPORTED * len(found)):
         return ""
     return (
         f"{sum(found):,} of {len(found):,} recordings hold nothing above 4 kHz (telephone speech?): a model that only "

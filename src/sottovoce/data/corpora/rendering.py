@@ -33,6 +33,8 @@ from sottovoce.data.text.normalisation import alphabet, foreign_characters, norm
 from sottovoce.errors import InputError
 
 Sample = TypeVar("Sample", np.int16, np.float32)
+Samples = NDArray[np.int16] | FileSpan
+Sound = tuple[Samples, list[tuple[ProblemKind, str]]]  # samples or where they lie, and what was converted
 
 # Below telephone quality, or above what any recorder has, a header is damaged, and resampling would fill the memory.
 _LOWEST_RATE, _HIGHEST_RATE = 4_000, 768_000
@@ -94,7 +96,7 @@ class FileRenderer:
     def __call__(self, speaker: Speaker) -> RenderedSpeaker:
         utterances: list[RenderedUtterance] = []
         problems: list[Problem] = []
-        whole: dict[str, tuple[NDArray[np.int16] | FileSpan, list[tuple[ProblemKind, str]]]] = {}
+        whole: dict[str, Sound] = {}
         for clip in speaker.clips:
             try:
                 text, unwritten = self._text(clip)
@@ -112,12 +114,12 @@ class FileRenderer:
             utterances.append(RenderedUtterance(clip.id, samples, text, clip.text, clip.metadata))
         return RenderedSpeaker(speaker.name, speaker.split, utterances, speaker.metadata, problems, speaker.in_time)
 
-    def sound(self, path: str) -> tuple[NDArray[np.int16] | FileSpan, list[tuple[ProblemKind, str]]]:
-        """All samples of a file, or where they lie, and what was converted; raises `Unusable`."""
+    def sound(self, path: str) -> Sound:
+        """All of a file; raises `Unusable`."""
         real = self._inside(path)
         if self.root is None:
             return decode_audio(real)
-        with _looking():
+        with _unusable_if_unreadable():
             check_regular(real)
             file = point_into(real, name=os.path.relpath(path, self.root))
         return FileSpan(file, 0, file.samples), []
@@ -146,22 +148,20 @@ class FileRenderer:
         return real
 
 
-def take_part(sound: NDArray[np.int16] | FileSpan, start: int, stop: int) -> NDArray[np.int16] | FileSpan:
+def take_part(sound: Samples, start: int, stop: int) -> Samples:
     """The samples from `start` to `stop`, or where they lie."""
     return FileSpan(sound.file, sound.start + start, stop - start) if isinstance(sound, FileSpan) else sound[start:stop]
 
 
-def _cut(
-    sound: NDArray[np.int16] | FileSpan, seconds: tuple[float, float]
-) -> tuple[NDArray[np.int16] | FileSpan, list[tuple[ProblemKind, str]]]:
+def _cut(sound: Samples, seconds: tuple[float, float]) -> Sound:
     """One segment of a file, and what had to be changed of it."""
     start, end = seconds
     first, last = round(start * SAMPLE_RATE), min(round(end * SAMPLE_RATE), len(sound))
-    told = f"{start:g} to {end:g} s of {len(sound) / SAMPLE_RATE:g} s"
+    detail = f"{start:g} to {end:g} s of {len(sound) / SAMPLE_RATE:g} s"
     if first >= last:
-        raise Unusable(ProblemKind.EMPTY_AUDIO, told)
+        raise Unusable(ProblemKind.EMPTY_AUDIO, detail)
     is_beyond = end > len(sound) / SAMPLE_RATE + _OVERSHOOT
-    return take_part(sound, first, last), [(ProblemKind.SEGMENT_BEYOND, told)] if is_beyond else []
+    return take_part(sound, first, last), [(ProblemKind.SEGMENT_BEYOND, detail)] if is_beyond else []
 
 
 def decode_audio(path: str) -> tuple[NDArray[np.int16], list[tuple[ProblemKind, str]]]:
@@ -169,7 +169,12 @@ def decode_audio(path: str) -> tuple[NDArray[np.int16], list[tuple[ProblemKind, 
 
     16-bit mono at `SAMPLE_RATE` comes through bit by bit.
     """
-    _check_file(path)
+    with _unusable_if_unreadable():
+        check_regular(path)
+        with open(path, "rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            # Mapped: whatever a file says of its length, only its container is looked at.
+            if mapped[:4] != b"fLaC" and is_truncated(cast(bytes, mapped)):
+                raise Unusable(ProblemKind.TRUNCATED_AUDIO)
     conversions: list[tuple[ProblemKind, str]] = []
     try:
         with soundfile.SoundFile(os.fsencode(path)) as file:
@@ -192,7 +197,7 @@ def decode_audio(path: str) -> tuple[NDArray[np.int16], list[tuple[ProblemKind, 
         conversions.append((ProblemKind.RESAMPLED, f"{rate} Hz"))
         if not len(sound):
             raise Unusable(ProblemKind.EMPTY_AUDIO, "nothing left after resampling")
-    return _to_int16(sound), conversions
+    return np.clip(np.rint(sound * 32_768), -32_768, 32_767).astype(np.int16), conversions
 
 
 def check_regular(path: Path | str) -> None:
@@ -204,18 +209,9 @@ def check_regular(path: Path | str) -> None:
         raise Unusable(ProblemKind.EMPTY_AUDIO, "0 bytes")
 
 
-def _check_file(path: str) -> None:
-    with _looking():
-        check_regular(path)
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            # Mapped: whatever a file says of its length, only its container is looked at.
-            if mapped[:4] != b"fLaC" and is_truncated(cast(bytes, mapped)):
-                raise Unusable(ProblemKind.TRUNCATED_AUDIO)
-
-
 @contextmanager
-def _looking() -> Iterator[None]:
-    """Within, a file that cannot be looked at is one that cannot be used."""
+def _unusable_if_unreadable() -> Iterator[None]:
+    """Turn errors of the file system into `Unusable`."""
     try:
         yield
     except FileNotFoundError:
@@ -237,8 +233,7 @@ def read_blocks(
 ) -> Iterator[NDArray[Sample]]:
     """The samples of an open file, so many at a time: [frames], or [frames, channels] if it has several.
 
-    Never all that the header announces, which may be more than any memory holds; and a format that cannot be sought
-    tells where it ends only by coming to its end.
+    Never all that the header announces, which may be more than any memory holds.
     """
     frames, found = max(1, samples // file.channels), 0
     try:
@@ -258,10 +253,6 @@ def read_blocks(
 def _read(file: soundfile.SoundFile, dtype: type[Sample]) -> NDArray[Sample]:
     blocks = list(read_blocks(file, dtype))
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-
-
-def _to_int16(sound: NDArray[np.float32]) -> NDArray[np.int16]:
-    return np.clip(np.rint(sound * 32_768), -32_768, 32_767).astype(np.int16)
 
 
 def _reason(error: BaseException) -> str:

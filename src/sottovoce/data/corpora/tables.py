@@ -32,7 +32,9 @@ def open_table(path: Path, log: ProblemLog) -> tuple[Sequence[str], NumberedCell
     if suffix in (".jsonl", ".json"):
         header = _jsonl_keys(path)
         return header, _jsonl_rows(path, header, log)
-    lines = _tsv_lines(path) if suffix == ".tsv" else _csv_lines(path)
+    lines = _csv_lines(path)
+    if suffix == ".tsv":
+        lines = ((number, line.rstrip("\r\n").split("\t")) for number, line in _numbered_lines(path))
     _, first = next(lines, (0, []))
     header = [name.strip() for name in first]
     if not any(header):
@@ -51,12 +53,11 @@ def column_position(header: Sequence[str], name: str, *, role: str, path: Path, 
     )
 
 
-def _tsv_lines(path: Path) -> NumberedCells:
+def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     # newline="\n": a stray carriage return inside a sentence does not end the row.
     check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
-            yield number, line.rstrip("\r\n").split("\t")
+        yield from enumerate(lines_of(file, path=path), start=1)
 
 
 def _csv_lines(path: Path) -> NumberedCells:
@@ -99,14 +100,12 @@ def _acceptable(cells: Cells, where: str, log: ProblemLog) -> bool:
 
 def _jsonl_objects(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
     """Line numbers and objects; None for a line that is none."""
-    check_file(path)
-    with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
-            try:
-                value = parse_json(line) if line.strip() else {}
-            except Unreadable:
-                value = None
-            yield number, value if isinstance(value, dict) else None
+    for number, line in _numbered_lines(path):
+        try:
+            value = parse_json(line) if line.strip() else {}
+        except Unreadable:
+            value = None
+        yield number, value if isinstance(value, dict) else None
 
 
 def _jsonl_keys(path: Path) -> Sequence[str]:

@@ -103,7 +103,7 @@ def infer_split(name: str) -> str:
 
 
 def list_speakers(manifests: Iterable[Manifest], *, columns: Columns, log: ProblemLog) -> list[Speaker]:
-    """Everybody in `manifests`. Of several rows for one recording the first counts; `log` hears of the others."""
+    """Everybody in `manifests`. Of several rows for one recording the first counts, and the others are logged."""
     found: dict[tuple[str, str], _Rows] = {}
     seen: set[str] = set()
     for manifest in manifests:
@@ -170,7 +170,14 @@ def _find_columns(header: Sequence[str], columns: Columns, *, table: Path) -> _P
     start = None if columns.start is None else known(columns.start)
     return _Positions(
         user=column_position(header, columns.user, role="user", path=table, option="--user-column"),
-        path=column_position(header, columns.path, role="audio path", path=table, option=_path_option(columns)),
+        # Only a table of one's own has paths under any name.
+        path=column_position(
+            header,
+            columns.path,
+            role="audio path",
+            path=table,
+            option="--path-column" if columns.path == Columns.path else None,
+        ),
         text=_text_position(header, columns, table=table),
         split=None if columns.split is None else column_position(header, columns.split, role="split", path=table),
         chapter=known("chapter"),
@@ -178,11 +185,6 @@ def _find_columns(header: Sequence[str], columns: Columns, *, table: Path) -> _P
         duration=None if start is None else column_position(header, str(columns.duration), role="duration", path=table),
         personal=tuple(known(*names) for names in _PERSONAL.values()),
     )
-
-
-def _path_option(columns: Columns) -> str | None:
-    """Only a table of one's own has paths under any name."""
-    return "--path-column" if columns.path == Columns.path else None
 
 
 def _text_position(header: Sequence[str], columns: Columns, *, table: Path) -> int | None:
