@@ -1,4 +1,7 @@
-"""Which utterances of a client are used: the cap on its seconds, and its hold-out. Both hang on the client alone."""
+"""Which utterances a client has: how speakers or utterances are grouped into clients, the cap and the hold-out.
+
+Every speaker, or every utterance, is in exactly one client. Cap and hold-out depend on the client alone.
+"""
 
 import math
 
@@ -95,8 +98,7 @@ def hold_out_utterances(
 def group_into_devices(speakers: Speakers, *, speakers_per_device: int, seed: int) -> Groups:
     """Neighbours in a seeded queue share a device; the last device has those who are left over, if any.
 
-    Nobody is left out: of five speakers, two by two, the last has a device alone. A speaker who leaves the corpus
-    shifts the pairs behind them in the queue, and none before: one person moves others, and no guarantee is given.
+    A speaker who leaves the corpus shifts all pairs behind them in the queue, so no guarantee is given.
     """
     queue = keyed_order(speakers.keys, seed, "users", "device")
     cuts = np.append(np.arange(0, len(speakers), speakers_per_device, dtype=np.int64), len(speakers))
@@ -104,9 +106,9 @@ def group_into_devices(speakers: Speakers, *, speakers_per_device: int, seed: in
 
 
 def group_into_silos(speakers: Speakers, *, count: int, seed: int) -> Groups:
-    """Each speaker's silo is a hash of their own key: who comes or goes, or says more, changes one silo and no other.
+    """Each speaker's silo is a hash of their own key: one speaker changes one silo and no other.
 
-    There are always `count` of them. A silo that nobody falls into holds nothing, and sends a zero update.
+    There are always `count` silos; an empty one sends a zero update.
     """
     silo_of = keyed_group(speakers.keys, seed, "users", "silo", count=count)
     return group_by(silo_of, count=count).expand(speakers.rows)
@@ -123,7 +125,7 @@ def deal_utterances(store: UserIndex, speakers: Speakers, *, seed: int) -> Group
     """Clients as groups of *utterance* rows: each utterance falls to one of as many clients as there are speakers.
 
     "Choosing a user id uniformly and randomly from the set of user ids for each data point" (Pelikan et al. 2025,
-    Table 5). Who draws nothing is no client.
+    Table 5). Those without any utterance are left out.
     """
     own = utterances_of(store, speakers.rows).members
     client_of = keyed_group(utterance_keys(store, own), seed, "users", "iid uniform", count=len(speakers))

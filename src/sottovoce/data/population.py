@@ -49,6 +49,9 @@ from sottovoce.units import SILO, SPEAKER
 ClientRule = Literal["speaker", "device", "silo", "iid", "iid_uniform"]
 DEALT: frozenset[ClientRule] = frozenset({"iid", "iid_uniform"})  # rules that deal out utterances, and no speakers
 Part = Literal["federation", "seed"]
+PRIVACY_UNITS: Mapping[ClientRule, str] = {"speaker": SPEAKER.name, "silo": SILO.name}
+# Capping sorts all utterances of the clients above the cap: a portion of this size stays in the processor's cache.
+CLIENTS_PER_PORTION = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +125,6 @@ class PopulationSettings:
         return None if self.max_seconds is None else math.floor(exact_fraction(self.max_seconds) * SAMPLE_RATE)
 
 
-# Capping sorts all utterances of the clients above the cap: a portion of this size stays in the processor's cache.
-CLIENTS_PER_PORTION = 1 << 12
-
-PRIVACY_UNITS: Mapping[ClientRule, str] = {"speaker": SPEAKER.name, "silo": SILO.name}
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Client:
     """One client: rows of the store, in ascending order. `held_out` is never trained on; `seconds` covers both."""
@@ -149,8 +146,8 @@ class Client:
 class LeftOut:
     """What the floor and the cap on seconds took away, and whom the cap and the hold-out could not serve.
 
-    A client `still_above_max_seconds` has no utterance short enough and keeps its shortest. One `without_speech` is a
-    silo that nobody fell into: it stays a client, and sends a zero update.
+    A client `still_above_max_seconds` has no utterance short enough and keeps its shortest. One `without_speech` is an
+    empty silo: it stays a client, and sends a zero update.
     """
 
     clients_below_min_seconds: int = 0
@@ -188,10 +185,8 @@ class Population:
         if not 0 <= index < len(self):
             raise IndexError(f"index={index}: expected 0 to {len(self) - 1}")
         settings = self.settings
-        utterances = np.sort(
-            _kept_utterances(self.store, settings, self.members.take(np.array([index])), seed=self.seed).members
-        )
-        dealt = settings.deals_utterances
+        kept = _kept_utterances(self.store, settings, self.members.take(np.array([index])), seed=self.seed)
+        utterances, dealt = np.sort(kept.members), settings.deals_utterances
         speakers = np.unique(find_owners(self.store, utterances)) if dealt else np.sort(self.members[index])
         if settings.clients == "silo" or dealt:
             id = f"{settings.clients}-{index}"

@@ -78,12 +78,12 @@ def check_samples(path: str) -> None:
     """Decode the whole file at `path`; `FileChanged` where its samples are not those of the MD5 in its header."""
     with open(path, "rb") as opened:
         info = _stream_info(opened.read(_HEADER_BYTES))
-    found, heard = md5(usedforsecurity=False), 0
+    found, count = md5(usedforsecurity=False), 0
     for samples in _blocks(path):
         found.update(samples.astype("<i2", copy=False).tobytes())
-        heard += len(samples)
-    if heard != info.samples:
-        raise FileChanged(f"decoding stops at sample {heard:,} of {info.samples:,}")
+        count += len(samples)
+    if count != info.samples:
+        raise FileChanged(f"decoding stops at sample {count:,} of {info.samples:,}")
     if any(info.md5) and found.digest() != info.md5:  # some encoders leave it out
         raise FileChanged("its samples are not those of the MD5 in its header")
 
@@ -112,12 +112,8 @@ def _stream_info(head: bytes) -> _StreamInfo:
         raise Unusable(ProblemKind.TRUNCATED_AUDIO, "its header breaks off")
     block = head[8:_HEADER_BYTES]
     packed = int.from_bytes(block[10:18], "big")  # rate: 20 bits, channels - 1: 3, bits - 1: 5, samples: 36
-    rate, channels, bits, samples = (
-        packed >> 44,
-        (packed >> 41 & 7) + 1,
-        (packed >> 36 & 31) + 1,
-        packed & (1 << 36) - 1,
-    )
+    rate, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
+    samples = packed & (1 << 36) - 1
     if (rate, channels, bits) != (SAMPLE_RATE, 1, 16):
         raise Unusable(ProblemKind.NOT_AS_STORED, f"{rate} Hz, {channels} channels, {bits} bits")
     if not samples:

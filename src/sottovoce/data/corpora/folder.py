@@ -18,7 +18,7 @@ from sottovoce.files import check_file
 
 TABLES = (".tsv", ".csv", ".jsonl")
 TEXT = ".txt"
-_LARGEST_TEXT = 1 << 16  # bytes of what somebody says at once
+_LARGEST_TEXT = 1 << 16  # bytes of one utterance's text
 _LAYOUT = "audio files with their texts beside them (lights.wav, lights.txt), or one table of them (.tsv, .csv, .jsonl)"
 
 

@@ -72,7 +72,7 @@ def _list_folder(
             user = users.get(id)
             if user is None:
                 raise Unusable(ProblemKind.EMPTY_ROW, f"{id} has no speaker in {SPEAKERS}")
-            # Before the clip is looked at: a user with no usable clip is somebody too, and is counted later.
+            # Before the clip: a user with no usable clip is counted too.
             speaker = found.setdefault((split, user), Speaker(user, split, [], _known(genders.get(user, ""))))
             if id in seen:
                 raise Unusable(ProblemKind.DUPLICATE_ROW, id)

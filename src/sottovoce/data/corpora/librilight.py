@@ -1,7 +1,7 @@
 """Libri-Light: `<subset>/<speaker>/<book>/<chapter>.flac` with its JSON beside it, or what `cut_by_vad.py` made of it.
 
 There is no text. A speaker's time runs through books by name and chapters by natural sort: no file says more. Chapters
-are cut where nobody speaks, as their JSON tells, without a second copy.
+are cut in pauses, which their JSON lists, without a second copy.
 """
 
 import math

@@ -29,7 +29,7 @@ _SPLIT_LIKE = re.compile(r"(train|dev|test|val|valid|validation|validated|eval)(
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Which column holds what; Common Voice's names unless told otherwise. `text=None`: no transcripts.
+    """Which column holds what; Common Voice's names by default. `text=None`: no transcripts.
 
     Where a row has a `start`, it is a part of its file, `duration` seconds long.
     """
@@ -48,7 +48,7 @@ NEMO = Columns(user="speaker", path="audio_filepath", text="text", start="offset
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One table, the folders in which its audio may lie, and the split of its rows unless a column tells."""
+    """One table, the folders in which its audio may lie, and the split of its rows unless a column names it."""
 
     table: Path
     audio: Sequence[str]
@@ -133,7 +133,7 @@ def _list_manifest(
         try:
             user = _required(cells, at.user, columns.user)
             split = manifest.split if at.split is None else _required(cells, at.split, str(columns.split))
-            # Before the clip is looked at: a user with no usable clip is somebody too, and is counted later.
+            # Before the clip: a user with no usable clip is counted too.
             of_user = found.get((split, user)) or found.setdefault((split, user), _Rows())
             name = resolve_inside(_required(cells, at.path, columns.path), folder=manifest.audio[0])
             clip = _clip(cells, at, id=manifest.id_prefix + _stem(name), path=locate(name))

@@ -1,7 +1,6 @@
 """UserLibri: LibriSpeech's test speech by user, `audio_data/<split>/speaker-<S>-book-<B>/`.
 
-A user is one speaker reading one book, as Breiner et al. (2022) group them; the speaker stays in the metadata, so
-that whoever needs it can join a speaker's users again.
+A user is one speaker reading one book, as Breiner et al. (2022) group them; the metadata names the speaker.
 """
 
 import re

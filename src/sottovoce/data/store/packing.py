@@ -1,8 +1,8 @@
 """Packing a corpus into a store.
 
-Workers render speakers, this process alone writes, and the last act is to replace `store.json`: before it the old
-store stands untouched, after it the new one does. A generation left behind by a killed process is taken up by the next
-one if it has the same to do, and swept away if not.
+Workers render speakers, this process alone writes, and the last step replaces `store.json`: before it the old store is
+untouched, after it the new one is complete. A generation that a killed process left is continued by the next one if it
+packs the same corpus, and removed if not.
 """
 
 import errno
@@ -75,7 +75,8 @@ def pack_corpus(
             header = writer.finish(corpus.name, corpus.language)
             header |= {"generation": folder.name, "problems": corpus.problems.as_json()}
             if corpus.root is not None:
-                _link(folder, corpus.root)
+                (folder / layout.AUDIO_LINK).unlink(missing_ok=True)
+                (folder / layout.AUDIO_LINK).symlink_to(corpus.root)
             sync_folder(folder)
             write_json(out / layout.HEADER, sealed(header))  # the commit
             writer.forget_saved()
@@ -226,12 +227,6 @@ class _Work(Generic[S]):
         return found.hexdigest()
 
 
-def _link(folder: Path, root: str) -> None:
-    """Let the generation know where the corpus lies."""
-    (folder / layout.AUDIO_LINK).unlink(missing_ok=True)
-    (folder / layout.AUDIO_LINK).symlink_to(root)
-
-
 def _current(out: Path) -> str | None:
     """The generation that the header names, where there is a header."""
     try:
@@ -241,8 +236,7 @@ def _current(out: Path) -> str | None:
 
 
 def _sweep(out: Path, *, keep: Set[str | None]) -> None:
-    """Remove all other generations, and a header that was never finished. Readers that still map one keep it until they
-    let go."""
+    """Remove all other generations, and a header that was never finished. Who still maps one keeps its pages."""
     sweep(out, layout.HEADER)
     for folder in out.glob(f"{layout.GENERATION_PREFIX}*"):
         if folder.name not in keep:

@@ -274,7 +274,7 @@ def load_record(records: mmap.mmap, offsets: NDArray[np.int64], row: int) -> dic
 
 
 class PointedAudio:
-    """Decodes utterances out of the files they lie in, and tells if one of those is not what it was."""
+    """Decodes the utterances of a store that points into files, and refuses a file that has changed."""
 
     def __init__(self, folder: Path, *, utterances: int, files: int) -> None:
         self._root = folder / layout.AUDIO_LINK

@@ -241,7 +241,7 @@ class Writer:
         self._digest_again()
 
     def _digest_again(self) -> None:
-        """Hash what is there in the order in which it was written: a digest cannot be saved on its way."""
+        """Hash what is there in the order in which it was written, since the state of a digest cannot be saved."""
         reread = {name: _Reread(file) for name, file in self.files.items()}
         users, ends = reread[layout.USERS], iter(self._columns[layout.USER_UTTERANCES][1:])
         user_ends = next(ends, None)

@@ -2,7 +2,7 @@
 
 A listed language (`languages.yaml`) has an alphabet: Latin letters from outside it are folded into it
 (café → cafe in English, unchanged in French), as Appendix F of Pelikan et al. does with unidecode. What cannot
-be folded (digits, symbols, other scripts) is *kept*, so that `foreign_characters` can tell and the caller can
+be folded (digits, symbols, other scripts) is *kept*, so that `foreign_characters` finds it and the caller can
 leave the utterance out; dropping it would leave speech without its text.
 """
 
@@ -24,6 +24,7 @@ from sottovoce.errors import InputError
 # Written beside every error rate. Whatever changes what `normalise_text` returns raises the version: rates of texts
 # that were spelled by other rules cannot be compared.
 NAME, VERSION = "sottovoce", 1
+PACKAGE = "whisper-normalizer"
 
 # Joiners that shape letters in Persian and Indic scripts; elsewhere they are invisible noise.
 _ZERO_WIDTH_JOINERS = "\u200c\u200d"
@@ -98,7 +99,7 @@ class _Rules(dict[int, str]):
         if self.spells(character) or character in data.spoken:
             return character
         category = unicodedata.category(character)
-        if category == "Cf":  # soft hyphens, byte order marks, directions: nobody hears them
+        if category == "Cf":  # soft hyphens, byte order marks, directions: never spoken
             return ""
         if category[0] in "PZ" or character.isspace():
             return " "
@@ -149,7 +150,13 @@ _PLAIN = frozenset(" abcdefghijklmnopqrstuvwxyz")
 
 
 def spell_as_released(text: str, language: str) -> tuple[str, set[str]]:
-    """`text` in the letters of `language`, and what was left out of it although a reader would say it.
+    """`text` as the released code of Pelikan et al. (2025) spells it, and what was left out although a reader says it.
+
+    It leaves out what no token writes, letter by letter, where `normalise_text` keeps it and the utterance is left out:
+    the paper's numbers of speakers and its WERs are of corpora with all of them. Besides, it deletes punctuation where
+    we put a space ("well...known" is one word), romanises letters of other scripts, and takes a typographic apostrophe
+    beside punctuation for a quotation mark. Unlike it we strip spaces at the ends, and each language keeps its own
+    letters (Appendix F); the released code keeps those of English, French and German, and romanises them later.
 
     >>> spelled, left_out = spell_as_released("Route 66 & back: “naïve”, isn’t it?", "en")
     >>> spelled, sorted(left_out)
@@ -189,9 +196,6 @@ def _is_said(character: str) -> bool:
     return character in spoken_signs() or unicodedata.category(character)[0] in "LNS"
 
 
-PACKAGE = "whisper-normalizer"
-
-
 class NormaliserName(StrEnum):
     OURS = NAME
     WHISPER_ENGLISH = "whisper-english"
@@ -200,7 +204,11 @@ class NormaliserName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """`spell` gives a text back as it is compared; `version` is that of the rules or, of Whisper's, of the package."""
+    """Rules by which texts are spelled before their errors are counted: our own or Whisper's.
+
+    Whisper's two (Radford et al. 2022, Appendix C) come from the package `whisper-normalizer` and read references as
+    the corpus wrote them. `version` is that of our rules, or of that package.
+    """
 
     name: NormaliserName
     version: int | str

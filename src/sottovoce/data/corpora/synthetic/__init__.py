@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.data.corpora.synthetic import espeak
 from sottovoce.data.corpora.synthetic.rooms import BLOCK, make_recorder
 from sottovoce.data.corpora.synthetic.sentences import LANGUAGES, draw_digits, draw_sentence, load_grammar
@@ -56,8 +56,8 @@ def read_synthetic(
     """List the speakers of a synthetic corpus; nothing is spoken before `render_speaker`.
 
     `task` names a preset, `hours` is the whole corpus's speech (by default `users` times the preset's mean), and
-    `splits` shares the users out: fractions or numbers of users. Hours are shared in proportion to users. Where the
-    disk of `out`, the store to be written, has no room for so much speech, nothing is begun.
+    `splits` shares the users out: fractions or numbers of users. Hours are shared in proportion to users. So much
+    speech must fit on the disk of `out`, the store to be written.
 
     >>> corpus = read_synthetic("digits", users=20, seed=1)
     >>> [speaker.name for speaker in corpus.speakers if speaker.split == "dev"]
@@ -79,7 +79,7 @@ def read_synthetic(
             f"hours={hours}, users={users}: expected at least {least:.3g} hours, one utterance of {shortest:g} s each"
         )
     if out is not None:
-        _check_room(users * mean_seconds, out)
+        _check_disk_space(users * mean_seconds, out)
     espeak.require_espeak(language, variants=frozenset().union(*VARIANTS.values()))
 
     seeds = [derive(seed, "synthetic", task, language, index) for index in range(users)]
@@ -105,9 +105,7 @@ def read_synthetic(
         for index in range(users)
     ]
     speakers.sort(key=lambda speaker: (speaker.split, speaker.name))
-    return Corpus(
-        name=f"synthetic-{task}", language=language, speakers=speakers, render=render_speaker, problems=ProblemLog()
-    )
+    return Corpus(f"synthetic-{task}", language, speakers, render_speaker)
 
 
 def render_speaker(speaker: SyntheticSpeaker) -> RenderedSpeaker:
@@ -144,7 +142,7 @@ def render_speaker(speaker: SyntheticSpeaker) -> RenderedSpeaker:
     return RenderedSpeaker(name=speaker.name, split=speaker.split, utterances=utterances, metadata=speaker.metadata)
 
 
-def _check_room(seconds: float, out: Path) -> None:
+def _check_disk_space(seconds: float, out: Path) -> None:
     """Refuse what the disk cannot hold now, rather than after days of synthesis."""
     needed = seconds * SAMPLE_RATE * SAMPLE_BYTES
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())

@@ -47,8 +47,7 @@ class Room:
 def make_recorder(room: Room, *, tract: int, longest_seconds: float) -> Record:
     """A function that records one utterance in `room`, from espeak's samples to 16 kHz ones.
 
-    The spectra of the room are worked out once per FFT length, and its noise once: each utterance hears another
-    stretch of it.
+    The spectra of the room are computed once per FFT length, and its noise once: each utterance gets another stretch.
     """
     impulse = draw_impulse_response(room)
     noise = draw_background(room, seconds=longest_seconds + 2.0)
@@ -64,16 +63,16 @@ def make_recorder(room: Room, *, tract: int, longest_seconds: float) -> Record:
         blocks = fft.next_fast_len(-(-len(voice) // BLOCK) + len(impulse) // (10 * tract) + 1)
         transfer = response(blocks)
         spectrum = fft.rfft(voice.astype(np.float32), BLOCK * blocks)[: len(transfer)]
-        heard = fft.irfft(spectrum * transfer, 10 * tract * blocks)
+        wet = fft.irfft(spectrum * transfer, 10 * tract * blocks)
         spoken = round(len(voice) * 10 * tract / BLOCK)
         before, after = (round(seconds * SAMPLE_RATE) for seconds in rng.uniform(*MARGIN_SECONDS, size=2))
-        heard = heard[: spoken + after]
+        wet = wet[: spoken + after]
 
         start = int(rng.integers(len(noise) - before - spoken - after))
         mixed = noise[start : start + before + spoken + after].copy()
-        mixed *= _rms(heard[:spoken]) / _rms(mixed) * _gain(-room.snr_db + rng.normal(scale=1.5))
-        mixed[before : before + len(heard)] += heard
-        mixed *= _gain(room.level_db + rng.normal(scale=1.5)) / _rms(heard[:spoken])
+        mixed *= _rms(wet[:spoken]) / _rms(mixed) * _gain(-room.snr_db + rng.normal(scale=1.5))
+        mixed[before : before + len(wet)] += wet
+        mixed *= _gain(room.level_db + rng.normal(scale=1.5)) / _rms(wet[:spoken])
         mixed *= min(1.0, PEAK / float(np.abs(mixed).max()))
         return np.rint(mixed * 32767).astype(np.int16)
 
@@ -108,7 +107,7 @@ def compute_microphone_gain(room: Room, frequencies: Samples) -> Samples:
 
 
 def draw_background(room: Room, *, seconds: float) -> Samples:
-    """The room's noise as the microphone hears it, with unit power and a little hiss of the electronics."""
+    """The room's noise as the microphone records it, with unit power and a little hiss of the electronics."""
     rng = stream(room.seed, "background")
     length = fft.next_fast_len(round(seconds * SAMPLE_RATE))
     white = rng.standard_normal(length, dtype=np.float32)
