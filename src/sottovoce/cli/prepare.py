@@ -22,78 +22,57 @@ app = typer.Typer(help="Turn a corpus into a store, packed by user.", no_args_is
 S = TypeVar("S")
 
 
-def _argument(name: str, kind: Any, help: str) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, typer.Argument(help=help)])
-
-
-def _option(name: str, kind: Any, default: Any, help: str, *flags: str, **more: Any) -> Parameter:
-    annotation = Annotated[kind, typer.Option(*flags, help=help, **more)]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _flag(name: str, help: str) -> Parameter:
-    return _option(name, bool, False, help, "--" + name.replace("_", "-"))
-
-
-SEVERAL, SOME_PATH, SOME_NAME = list[Path], Path | None, str | None
-OUT = _option("out", Path, Parameter.empty, "The store to write; an old one there is replaced at the end.", "--out")
-WORKERS = _option("workers", int | None, None, "Processes that decode; all cores by default.", min=1)
-JSON = Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=Json)
-# Arguments and options by name; where a corpus has its own of that name, as NAME@CORPUS.
-PARAMETERS = {
-    "source": _argument("source", Path, "The folder of the corpus."),
-    "source@kaldi": _argument("source", SEVERAL, "One or more data folders: wav.scp, utt2spk, text, segments."),
-    "source@folder": _argument("source", Path, "The folder of one person's recordings."),
-    "manifest@tsv": _argument("manifest", SEVERAL, "One or more .tsv, .csv or .jsonl files, one row per clip."),
-    "manifest@nemo": _argument("manifest", SEVERAL, "One or more manifests of JSON lines."),
-    "task": _argument("task", str, "What is spoken and how: crowd, studio, digits, digits-studio or digits-crowd."),
-    "language": _option("language", str, "en", "Language code; decides how text is normalised."),
-    "language@mls": _option("language", SOME_NAME, None, "Language code; by default from mls_LANGUAGE."),
-    "language@commonvoice": _option("language", SOME_NAME, None, "Language code; the folder's own by default."),
-    "splits": _option("splits", list[str] | None, None, "Take only this split; may be given again.", "--split"),
-    "splits@mls": _option(
-        "splits",
+Several, SomePath, SomeText = list[Path], Path | None, str | None
+# Kind and help of arguments, kind, default and help of options. What one corpus has for itself is NAME@CORPUS.
+ARGUMENTS: dict[str, tuple[Any, str]] = {
+    "source": (Path, "The folder of the corpus."),
+    "source@kaldi": (Several, "One or more data folders: wav.scp, utt2spk, text, segments."),
+    "source@folder": (Path, "The folder of one person's recordings."),
+    "manifest@tsv": (Several, "One or more .tsv, .csv or .jsonl files, one row per clip."),
+    "manifest@nemo": (Several, "One or more manifests of JSON lines."),
+    "task": (str, "What is spoken and how: crowd, studio, digits, digits-studio or digits-crowd."),
+}
+OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "out": (Path, Parameter.empty, "The store to write; an old one there is replaced at the end."),
+    "language": (str, "en", "Language code; decides how text is normalised."),
+    "language@mls": (SomeText, None, "Language code; by default from mls_LANGUAGE."),
+    "language@commonvoice": (SomeText, None, "Language code; the folder's own by default."),
+    "splits": (list[str] | None, None, "Take only this split; may be given again."),
+    "splits@mls": (
         list[str] | None,
         None,
         "Take only this split, or part of train (train-9hr, train-1hr); may be given again.",
-        "--split",
     ),
-    "split@tsv": _option("split", SOME_NAME, None, "Split of every row; by default the manifest's own name."),
-    "split@nemo": _option("split", SOME_NAME, None, "Split of every line; by default the manifest's own name."),
-    "split@kaldi": _option("split", SOME_NAME, None, "Split of all of it; by default each folder's name."),
-    "split@folder": _option("split", str, "train", "Split of all of it."),
-    "in_time": _flag("in_time", "Utterances by number of chapter and utterance, not in the alphabet's order."),
-    "cut_seconds": _option(
-        "cut_seconds", float, 20.0, "No utterance is longer; stretches of voice are put together up to it."
+    "split@tsv": (SomeText, None, "Split of every row; by default the manifest's own name."),
+    "split@nemo": (SomeText, None, "Split of every line; by default the manifest's own name."),
+    "split@kaldi": (SomeText, None, "Split of all of it; by default each folder's name."),
+    "split@folder": (str, "train", "Split of all of it."),
+    "in_time": (bool, False, "Utterances by number of chapter and utterance, not in the alphabet's order."),
+    "cut_seconds": (float, 20.0, "No utterance is longer; stretches of voice are put together up to it."),
+    "point": (bool, False, "Point into the FLAC files instead of copying them; they must stay as they are."),
+    "as_released": (
+        bool,
+        False,
+        "Spell as the released code of Pelikan et al. 2025: skip what no token writes, keep the rest.",
     ),
-    "point": _flag("point", "Point into the FLAC files instead of copying them; they must stay as they are."),
-    "as_released": _flag(
-        "as_released", "Spell as the released code of Pelikan et al. 2025: skip what no token writes, keep the rest."
-    ),
-    "user_column@tsv": _option("user_column", str, "client_id", "Column that names the user."),
-    "user_column@nemo": _option("user_column", str, "speaker", "Key that names the user."),
-    "path_column": _option("path_column", str, "path", "Column with the audio file, beside the manifest or in clips/."),
-    "text_column@tsv": _option(
-        "text_column", str, "sentence", "Column with the transcript; without it clips are unlabelled."
-    ),
-    "text_column@nemo": _option("text_column", str, "text", "Key of the transcript."),
-    "split_column": _option("split_column", SOME_NAME, None, "Column that names each row's split."),
-    "audio_root": _option(
-        "audio_root",
-        SOME_PATH,
-        None,
-        "The folder where the audio lies: paths are inside it, absolute or from there on.",
-    ),
-    "hold_out": _option(
-        "hold_out", SOME_NAME, None, "Speakers to set aside, as in dev=4,test=8: chosen by --seed, moved whole."
-    ),
-    "seed": _option("seed", int, 1, "Decides who is held out."),
-    "seed@synthetic": _option("seed", int, 1, "The same seed gives the same crowd."),
-    "strict": _flag("strict", "Stop at the first unusable recording or row."),
-    "user": _option("user", SOME_NAME, None, "Who it is; the folder's name by default."),
-    "users": _option("users", int, 200, "How many speakers, dev and test included.", min=3),
-    "hours": _option("hours", float | None, None, "Hours of speech in all; the task's own amount by default."),
+    "user_column@tsv": (str, "client_id", "Column that names the user."),
+    "user_column@nemo": (str, "speaker", "Key that names the user."),
+    "path_column": (str, "path", "Column with the audio file, beside the manifest or in clips/."),
+    "text_column@tsv": (str, "sentence", "Column with the transcript; without it clips are unlabelled."),
+    "text_column@nemo": (str, "text", "Key of the transcript."),
+    "split_column": (SomeText, None, "Column that names each row's split."),
+    "audio_root": (SomePath, None, "The folder where the audio lies: paths are inside it, absolute or from there on."),
+    "hold_out": (SomeText, None, "Speakers to set aside, as in dev=4,test=8: chosen by --seed, moved whole."),
+    "seed": (int, 1, "Decides who is held out."),
+    "seed@synthetic": (int, 1, "The same seed gives the same crowd."),
+    "strict": (bool, False, "Stop at the first unusable recording or row."),
+    "user": (SomeText, None, "Who it is; the folder's name by default."),
+    "users": (int, 200, "How many speakers, dev and test included."),
+    "hours": (float | None, None, "Hours of speech in all; the task's own amount by default."),
+    "workers": (int | None, None, "Processes that decode; all cores by default."),
 }
+FLAGS = {"splits": "--split"}  # of options that are not called like their parameter
+LEAST = {"users": 3, "workers": 1}
 
 
 @dataclass(frozen=True)
@@ -107,11 +86,25 @@ class CorpusCommand:
 
     @property
     def parameters(self) -> list[Parameter]:
-        return [PARAMETERS.get(f"{name}@{self.name}") or PARAMETERS[name] for name in self.takes.split()]
+        argument, *own = self.takes.split()
+        names = (argument, "out", *own, "workers")
+        return [*map(self._parameter, names), Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=Json)]
+
+    def _parameter(self, name: str) -> Parameter:
+        key = f"{name}@{self.name}"
+        default: Any = Parameter.empty
+        if name in ("source", "manifest", "task"):
+            kind, help = ARGUMENTS.get(key) or ARGUMENTS[name]
+            annotation = Annotated[kind, typer.Argument(help=help)]
+        else:
+            kind, default, help = OPTIONS.get(key) or OPTIONS[name]
+            flag = FLAGS.get(name, "--" + name.replace("_", "-"))
+            annotation = Annotated[kind, typer.Option(flag, help=help, min=LEAST.get(name))]
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def read(self, options: dict[str, Any], out: Path) -> Corpus[Any]:
         """The corpus that somebody named on the command line, with its speakers held out."""
-        source = options.pop(self.parameters[0].name)
+        source = options.pop(self.takes.split()[0])
         wish, seed = (options.pop("hold_out"), options.pop("seed")) if "hold_out" in options else (None, 0)
         if self.name in ("tsv", "nemo"):
             from sottovoce.data.corpora.tsv import NEMO, Columns
@@ -129,8 +122,7 @@ class CorpusCommand:
         def command(*, out: Path, workers: int | None, json: bool, **options: Any) -> None:
             _prepare(self.read(options, out), out, workers, json)
 
-        argument, *own = self.parameters
-        parameters = [argument, OUT, *own, WORKERS, JSON]
+        parameters = self.parameters
         command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer makes a command of
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         command.__doc__ = f"{self.help}\n\nExample: sottovoce prepare {self.name} {self.example}"
