@@ -95,12 +95,12 @@ class CorpusCommand:
         default: Any = Parameter.empty
         if name in ("source", "manifest", "task"):
             kind, help = ARGUMENTS.get(key) or ARGUMENTS[name]
-            annotation = Annotated[kind, typer.Argument(help=help)]
+            declared: Any = typer.Argument(help=help)
         else:
             kind, default, help = OPTIONS.get(key) or OPTIONS[name]
             flag = FLAGS.get(name, "--" + name.replace("_", "-"))
-            annotation = Annotated[kind, typer.Option(flag, help=help, min=LEAST.get(name))]
-        return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            declared = typer.Option(flag, help=help, min=LEAST.get(name))
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared])
 
     def read(self, options: dict[str, Any], out: Path) -> Corpus[Any]:
         """The corpus that somebody named on the command line, with its speakers held out."""
