@@ -20,15 +20,15 @@ from unittest.mock import patch
 import numpy as np
 
 from sottovoce.auditing.audit import Audit, audit_rounds
+from sottovoce.base.files import write_json
+from sottovoce.base.seeds import derive
 from sottovoce.federated.server import Server, ServerSettings
-from sottovoce.files import write_json
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import noise, round_noise
 from sottovoce.privacy.calibration import noise_of_run
 from sottovoce.privacy.correlated import Correlated, Mechanism
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.seeds import derive
 
 LAYOUT = Layout(("blocks.0.weight", "blocks.1.weight", "output"), ((40, 50), (15, 100), (10, 100)))
 DELTA = 1e-6

@@ -26,6 +26,7 @@ from torch import Tensor
 from sottovoce.audio.augment import SpecAugmentSettings, apply_masks
 from sottovoce.audio.batches import plan_epoch
 from sottovoce.audio.features import compiled, frame_lengths, normalise
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
 from sottovoce.models import log_mel
@@ -37,7 +38,6 @@ from sottovoce.models.transformer.network import Settings, named_settings
 from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.optimisers import LARS
 from sottovoce.optimisers.weights import Weights
-from sottovoce.seeds import stream, torch_stream
 from sottovoce.training.repeatable import repeatable
 
 SEED = 1

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.cpc.family import FAMILY, Options, draw, loss
 from sottovoce.models.cpc.loss import losses, rival_steps, scores_of
@@ -29,7 +30,6 @@ from sottovoce.models.cpc.settings import Settings, predictors
 from sottovoce.models.family import recordings_heard
 from sottovoce.models.speech_lstm.network import dense_steps, in_context
 from sottovoce.models.utterances import record_lines
-from sottovoce.seeds import stream, torch_stream
 
 Side = Callable[[], object]
 PEAK = 790e12  # products in bfloat16 a second, an H200

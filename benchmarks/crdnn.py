@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
 from sottovoce.models.attention_search import Search
@@ -41,7 +42,6 @@ from sottovoce.models.family import recordings_heard
 from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.optimisers import SGD
 from sottovoce.optimisers.weights import Weights
-from sottovoce.seeds import stream, torch_stream
 
 SEED = 1
 TOKENS = 500

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.federated.client import ClientRoom, LocalTraining
@@ -27,7 +28,6 @@ from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.users import PopulationSettings, build_population

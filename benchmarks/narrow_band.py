@@ -30,10 +30,10 @@ import soxr
 from numpy.typing import NDArray
 from scipy.signal import butter, sosfiltfilt
 
+from sottovoce.base.files import write_json
 from sottovoce.config import load_recipe
 from sottovoce.evaluation.evaluate import evaluate, select
 from sottovoce.evaluation.paired import difference
-from sottovoce.files import write_json
 from sottovoce.models.saved import load
 from sottovoce.store import Store
 from sottovoce.training.stores import ensure_store

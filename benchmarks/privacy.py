@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat import segments
 from sottovoce.flat.layout import ALIGNMENT, Layout, tensor_layers
 from sottovoce.privacy.clipping import Clipper, Normalise, Share, layer_scales
@@ -29,7 +30,6 @@ from sottovoce.privacy.noise import add_gaussian, add_secure_gaussian, grid_spac
 from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt
 from sottovoce.privacy.secure_random import SecureRandom
 from sottovoce.privacy.strategies import Strategy
-from sottovoce.seeds import torch_stream
 
 CLIP_BOUND = 0.01
 Variants = dict[str, tuple[Callable[[], object], float]]  # name: (call, bytes moved at least)

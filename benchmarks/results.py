@@ -18,8 +18,8 @@ from findings.keeping import keep
 from findings.kept import Kept
 
 from sottovoce.auditing.of_recipe import kept_at
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import written_atomically
 from sottovoce.reporting.archives import ZIP, unzip, zip_folder
 from sottovoce.reporting.records import find_runs
 from sottovoce.training.run_folder import RESULTS

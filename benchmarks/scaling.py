@@ -20,6 +20,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from sottovoce.base.processes import deal
+from sottovoce.base.seeds import stream
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.flat.layout import Layout
@@ -27,8 +29,6 @@ from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
-from sottovoce.processes import deal
-from sottovoce.seeds import stream
 from sottovoce.store import Store, pack
 from sottovoce.users import PopulationSettings, build_population
 

@@ -24,6 +24,7 @@ from functools import partial
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sottovoce.base.signatures import sign
 from sottovoce.deployment.client_noise import add_share
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.secure_sum import Client, Server
@@ -32,7 +33,6 @@ from sottovoce.flat.layout import Layout
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
-from sottovoce.signatures import sign
 
 
 def main() -> None:

@@ -23,10 +23,10 @@ import soundfile
 from rich.console import Console
 from rich.table import Table
 
+from sottovoce.base.seeds import stream
 from sottovoce.corpora import librilight, synthetic, tsv
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.seeds import stream
 from sottovoce.store import Store, pack
 
 SEED = 1

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sottovoce.digests import file_digest
-from sottovoce.files import sealed
+from sottovoce.base.digests import file_digest
+from sottovoce.base.files import sealed
 from sottovoce.privacy.chain import read_chain, seal
 from sottovoce.training.recorded_files import digests_at_end
 

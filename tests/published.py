@@ -28,12 +28,12 @@ import pytest
 import torch
 from tests.tones import identity, speaker
 
+from sottovoce.base.seeds import name_key
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.deployment import network
 from sottovoce.federated import client_wer, round
 from sottovoce.privacy.plan import Plan
-from sottovoce.seeds import name_key
 from sottovoce.store import Store, pack
 
 CLOCK = 4_102_444_800.125  # stands still in 2100

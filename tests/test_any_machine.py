@@ -11,10 +11,10 @@ from hypothesis import settings
 from tests.commands import command, finished
 from tests.points import Gate, Point, Watch
 
-from sottovoce.processes import deal
+from sottovoce.base.processes import deal
 
-DEAL = "sottovoce.processes:deal"
-THREE_TIMES = "from sottovoce.processes import deal; import numpy; [deal(numpy.ones(2), 2) for _ in range(3)]"
+DEAL = "sottovoce.base.processes:deal"
+THREE_TIMES = "from sottovoce.base.processes import deal; import numpy; [deal(numpy.ones(2), 2) for _ in range(3)]"
 
 
 def test_a_point_is_reached_once_and_where_it_is_named() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import as_yaml, load_experiment, load_recipe, recipe_names
-from sottovoce.errors import InputError
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -15,12 +15,12 @@ from tests.guides import DOCS, blocks
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from sottovoce.base.seeds import stream
 from sottovoce.cli import app
 from sottovoce.config import load_experiment
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.deployment.own_ledger import OwnLedger
 from sottovoce.models.saved import load
-from sottovoce.seeds import stream
 
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")

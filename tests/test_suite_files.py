@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe, Suite, as_yaml, is_recipe, load_experiment, load_recipe, public_name, recipe_names
 from sottovoce.config.loading import validate
-from sottovoce.errors import InputError
 from sottovoce.training.seeding import find_seed, folder_of
 
 TABLE = """

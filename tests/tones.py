@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import soundfile
 
+from sottovoce.base.seeds import stream
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.seeds import stream
 from sottovoce.store import pack
 
 

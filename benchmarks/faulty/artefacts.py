@@ -18,6 +18,7 @@ import torch
 
 from faulty import damage
 from faulty.children import Case
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.models import saved
@@ -26,7 +27,6 @@ from sottovoce.models.transformer.network import Settings
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.ledger_records import Header
-from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens, train_sentence_pieces
 from sottovoce.training import checkpoint

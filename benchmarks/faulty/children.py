@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from faulty.outcome import Outcome, Tally
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.problems import Unusable
-from sottovoce.errors import InputError
 
 # Of CPU time, so that a busy machine makes no difference; the slowest case that ends takes a tenth of it.
 CPU_SECONDS = 20

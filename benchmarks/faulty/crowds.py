@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from faulty.children import Case
+from sottovoce.base.seeds import stream
 from sottovoce.corpora import synthetic
-from sottovoce.seeds import stream
 
 WHAT = "sizes of synthetic corpora"
 USERS = (-1, 0, 1, 3, 7, 40, 1_000, 1_000_001, 10**9, 10**12, 2**63, 10**30)

@@ -20,9 +20,9 @@ import yaml
 
 from faulty.nursery import Ended, Nursery, nursery
 from faulty.outcome import Outcome, Tally
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
-from sottovoce.seeds import stream
 from sottovoce.store import Store
 from sottovoce.training.marks import check_ledger
 

@@ -12,9 +12,9 @@ import soundfile
 
 from faulty import damage
 from faulty.children import Case
+from sottovoce.base.seeds import stream
 from sottovoce.corpora import tsv
 from sottovoce.corpora.holdout import hold_out
-from sottovoce.seeds import stream
 
 WHAT = "tables"
 _DEEP, _HUGE = "[" * 3_000 + "]" * 3_000, "7" * 5_000

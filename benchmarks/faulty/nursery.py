@@ -163,7 +163,7 @@ def _be_the_command(arguments: list[str], folder: Path, kill_at: str | None, *, 
 def _start_quickly() -> None:
     """Children of the command are forked, too. Of this process's side of their connections they keep nothing, just as
     if a new program had been started in them."""
-    from sottovoce import children
+    from sottovoce.base import children
     from sottovoce.reporting import page
 
     page.inline_svg = lambda drawing: "<svg></svg>"  # type: ignore[attr-defined]  # it would take longer than all else

@@ -9,16 +9,16 @@ import numpy as np
 
 from faulty import damage
 from faulty.children import Case
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe
 from sottovoce.config.smoke import smoke
-from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import repeated
 from sottovoce.privacy.plan import Plan
-from sottovoce.seeds import stream, torch_stream
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training.run_folder import open_run
 from sottovoce.training.seeding import find_seed, folder_of

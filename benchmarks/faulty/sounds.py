@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from faulty import damage
 from faulty.children import Case
+from sottovoce.base.seeds import stream
 from sottovoce.corpora.problems import Unusable
 from sottovoce.corpora.recordings import decode
 from sottovoce.evaluation.sound import blocks
-from sottovoce.seeds import stream
 
 WHAT = "audio files"
 # The formats that people record in come as often as all the others together.

@@ -15,8 +15,8 @@ import soundfile
 from faulty import damage, rig
 from faulty.children import Case
 from faulty.commands import Asked, command_case
+from sottovoce.base.seeds import stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.seeds import stream
 
 SPECIAL, ARCHIVES, STREAMS, CORPORA = "pipes, devices and the like", "archives of runs", "WAV streams", "corpora"
 KEPT = Path(__file__).parents[2] / "results" / "guide-model.zip"

@@ -13,7 +13,7 @@ from torch import Tensor
 from faulty import damage, rig
 from faulty.children import Case
 from faulty.commands import Asked, command_case
-from sottovoce.seeds import stream
+from sottovoce.base.seeds import stream
 
 CHECKPOINTS, FOLDERS, OUTSIDE = "checkpoints of SpeechBrain", "settings of model folders", "code that a folder names"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from faulty import rig
 from faulty.children import Case
 from faulty.commands import Asked, command_case
-from sottovoce.seeds import stream
+from sottovoce.base.seeds import stream
 
 PLAN, OTHERS, NETWORK = "options of plan", "options of other commands", "options of keys, join and audit"
 VALUES = (

@@ -17,12 +17,12 @@ from findings.kept import Kept
 from findings.numbers import per_cent
 from findings.rates import SEED, Difference
 from findings.tables import Repeats, markdown, rates_cell
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.evaluation.per_speaker import DRAWS, percentiles
 from sottovoce.reporting.clients import error_drawing
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.records import Record, RunRecord
-from sottovoce.seeds import stream
 
 WHEN = ("before", "after")
 COLUMNS: Mapping[str, Callable[[Record], float]] = {

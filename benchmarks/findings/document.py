@@ -11,8 +11,8 @@ from findings.pages import suite_pages
 from findings.passages import filled, pages
 from findings.templates import fill
 from findings.vocabulary import Vocabulary
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import written_atomically
 
 IMAGES = "images/results"
 NOT_RUN = "*not run*"

@@ -17,8 +17,8 @@ from findings.kept import Kept, each, find_path, settings_of
 from findings.numbers import norm_ratio, per_cent
 from findings.numbers import points as in_points
 from findings.rates import Difference, difference, mean_interval, scored
-from sottovoce.drawing import COLOURS, Page, write_drawing
-from sottovoce.errors import InputError
+from sottovoce.base.drawing import COLOURS, Page, write_drawing
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.reporting.cohorts import cohort_section

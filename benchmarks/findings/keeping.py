@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.auditing.of_recipe import kept_at
-from sottovoce.digests import content_digest
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
-from sottovoce.parsing import Unreadable
+from sottovoce.base.digests import content_digest
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import written_atomically
+from sottovoce.base.parsing import Unreadable
+from sottovoce.base.seeds import name_key
 from sottovoce.privacy.ledger_signature import SIGNATURE
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
 from sottovoce.reporting.audit import kept_audit
 from sottovoce.reporting.records import read_run
-from sottovoce.seeds import name_key
 from sottovoce.training.recorded_files import EXCERPT
 from sottovoce.training.run_folder import (
     CONFIG,

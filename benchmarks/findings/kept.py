@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.reporting.archives import ZIP, open_path
 from sottovoce.reporting.records import RunRecord, read_run
 from sottovoce.training.run_folder import RESULTS

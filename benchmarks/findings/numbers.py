@@ -9,13 +9,13 @@ from findings.keeping import PLANNED, PROBE
 from findings.kept import Kept
 from findings.rates import Difference, scored
 from sottovoce.auditing.audit import HOLDS_TRUTH
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.tables import NOTHING
 from sottovoce.evaluation.per_speaker import Interval
 from sottovoce.reporting.audit import interval_of, kept_audit, or_infinite
 from sottovoce.reporting.cells import epsilon_text, integer
 from sottovoce.reporting.layers import norm_profiles
 from sottovoce.reporting.records import RunRecord
-from sottovoce.tables import NOTHING
 
 FILES: Mapping[str, Callable[[RunRecord], Any]] = {
     "results": lambda run: run.results,

@@ -11,12 +11,12 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.evaluation.paired import errors, people
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS, Interval, drawn_rates, percentiles
 from sottovoce.reporting.records import Record, RunRecord
-from sottovoce.seeds import stream
 
 SEED = 1  # of the draws; every difference has a stream of its own, named by what is compared
 

@@ -9,11 +9,11 @@ from typing import Any
 from findings.kept import Kept, find_path, settings_of, short
 from findings.numbers import per_cent, planned, probed
 from findings.rates import dev_wer, scored, start_wer
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.tables import NOTHING
 from sottovoce.reporting.cells import epsilon_text, integer
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.run_facts import RUN_FACTS, short_commit
-from sottovoce.tables import NOTHING
 
 Repeats = Mapping[int, RunRecord]
 

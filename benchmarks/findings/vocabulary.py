@@ -21,7 +21,7 @@ from findings.numbers import (
 )
 from findings.rates import dev_wer, difference, scored, start_wer
 from findings.tables import number_cell, suite_grid, suite_table
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation import paired
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.evaluation.paired_table import between, points

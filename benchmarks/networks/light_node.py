@@ -20,6 +20,7 @@ from typing import Any, final
 
 import numpy as np
 
+from sottovoce.base.signatures import sign
 from sottovoce.deployment import worker
 from sottovoce.deployment.keys import fingerprint, load_certificate, load_private_key
 from sottovoce.deployment.masks import Words
@@ -27,7 +28,6 @@ from sottovoce.deployment.messages import Kind, Order, open_order
 from sottovoce.deployment.roster import load_roster
 from sottovoce.deployment.secure_sum import Client
 from sottovoce.deployment.sum_terms import Attempt, Terms
-from sottovoce.signatures import sign
 
 LARGEST = 1 << 31
 

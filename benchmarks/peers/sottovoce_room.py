@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from workload import CLIP_GRADIENTS, LOCAL_LR, SEED, TOKENS, WORKLOADS, Tally, step_name, user
 
+from sottovoce.base.seeds import name_key
 from sottovoce.federated.client import ClientRoom, LocalTraining, plan_client
 from sottovoce.privacy.sampling import Indices
-from sottovoce.seeds import name_key
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.users import PopulationSettings, build_population

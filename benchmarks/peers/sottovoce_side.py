@@ -34,6 +34,7 @@ from workload import (
     start_parameters,
 )
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
@@ -46,7 +47,6 @@ from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import PrivacySettings, Sampling
-from sottovoce.seeds import torch_stream
 from sottovoce.training.precision import precision
 
 Parameters = Mapping[str, Tensor]

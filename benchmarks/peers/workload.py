@@ -22,12 +22,12 @@ from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.audio.batches import client_batches
+from sottovoce.base.seeds import derive, name_key, stream, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, recordings_heard, step_loss
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Draws, Settings, named_settings
 from sottovoce.models.utterances import Recordings, record_lines
-from sottovoce.seeds import derive, name_key, stream, torch_stream
 
 SEED = 1
 TOKENS = 30

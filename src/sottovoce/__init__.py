@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 # Where each name is at home; `__init__.pyi` says the same to type checkers.
 _HOMES = {
     "Evaluation": "sottovoce.evaluation.evaluate:Evaluation",
-    "InputError": "sottovoce.errors:InputError",
+    "InputError": "sottovoce.base.errors:InputError",
     "Plan": "sottovoce.privacy.plan:Plan",
     "PlannedRun": "sottovoce.privacy.planner:PlannedRun",
     "Population": "sottovoce.users.population:Population",

@@ -1,7 +1,7 @@
+from sottovoce.base.errors import InputError as InputError
 from sottovoce.config.loading import load_recipe as load_recipe
 from sottovoce.config.reading import recipe_names as recipe_names
 from sottovoce.config.recipe import Recipe as Recipe
-from sottovoce.errors import InputError as InputError
 from sottovoce.evaluation.evaluate import Evaluation as Evaluation
 from sottovoce.evaluation.evaluate import evaluate as evaluate
 from sottovoce.evaluation.transcribe import Transcript as Transcript

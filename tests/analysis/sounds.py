@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.seeds import stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.seeds import stream
 
 SECONDS = 10
 TIME = np.arange(SECONDS * SAMPLE_RATE) / SAMPLE_RATE

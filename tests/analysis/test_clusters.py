@@ -11,7 +11,7 @@ from scipy.spatial.distance import pdist
 from sottovoce.analysis import clusters
 from sottovoce.analysis.clusters import k_means, purity
 from sottovoce.analysis.maps import choose_method, flatten, principal_axes
-from sottovoce.seeds import stream
+from sottovoce.base.seeds import stream
 
 
 def cloud(*, points=60, dimensions=5, name="cloud"):

@@ -7,7 +7,7 @@ from tests.analysis.sounds import as_samples, noise, voice
 
 from sottovoce.analysis import embeddings
 from sottovoce.analysis.embeddings import SPECTRUM, choose_embedding
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 
 def test_the_spectrum_is_blind_to_loudness():

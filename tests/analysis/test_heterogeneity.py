@@ -12,10 +12,10 @@ from tests.analysis.sounds import as_samples, noise, voice
 from sottovoce.analysis.embeddings import SPECTRUM
 from sottovoce.analysis.figure import draw
 from sottovoce.analysis.heterogeneity import as_json, excess_kurtosis, measure
+from sottovoce.base.errors import InputError
 from sottovoce.corpora import commonvoice, librispeech
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.errors import InputError
 from sottovoce.store import Store, pack
 
 

@@ -11,7 +11,7 @@ from tests.analysis.sounds import as_samples, noise, sine, voice
 
 from sottovoce.analysis import signals
 from sottovoce.analysis.signals import HEAD_SAMPLES, LPC_ORDER, MEASURES, WINDOW_SAMPLES, describe
-from sottovoce.seeds import stream
+from sottovoce.base.seeds import stream
 
 LOUDNESS, HNR, ENTROPY, SNR = range(len(MEASURES))
 HANN = np.hanning(WINDOW_SAMPLES)

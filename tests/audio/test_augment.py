@@ -22,8 +22,8 @@ from sottovoce.audio.augment import (
     mix_at_snr,
     perturb_speed,
 )
-from sottovoce.errors import InputError
-from sottovoce.seeds import torch_stream
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 
 PAPER = SpecAugmentSettings()
 RATE = 16_000

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sottovoce.audio.batches import Batch, client_batches, collate, in_steps, pieces_of, plan_epoch
 from sottovoce.audio.features import frame_count
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 RATE = 16_000
 lengths_strategy = st.lists(st.integers(1, 20 * RATE), max_size=120).map(lambda n: np.array(n, dtype=np.int64))

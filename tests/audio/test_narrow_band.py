@@ -17,11 +17,11 @@ from torch import Tensor
 from sottovoce.audio.augment import NarrowBandSettings, draw_bands, empty_bands
 from sottovoce.audio.features import Ears, filter_hertz, frame_lengths, log_mel, normalise_filters, raise_floor
 from sottovoce.audio.narrow_band import is_narrow, told
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.corpora.recordings import AUDIO_SUFFIXES
-from sottovoce.errors import InputError
 from sottovoce.models.log_mel import PAPERS_EARS, hear, line_features, narrowed
 from sottovoce.models.utterances import record, record_lines
-from sottovoce.seeds import torch_stream
 
 Samples = NDArray[np.int16]
 ANY_BAND = Ears(normalise="filter", floor_db=40.0)

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from sottovoce.auditing.audit import Audit, Observer, audit_rounds
+from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.engines import Engine, Trained
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.seeds import torch_stream
 
 PEOPLE = 60
 LAYOUT = Layout(("blocks.0.weight", "blocks.0.lora_a", "output"), ((40, 50), (15, 100), (10, 100)))

@@ -23,7 +23,8 @@ from sottovoce.auditing.audit import (
 from sottovoce.auditing.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine
 from sottovoce.auditing.rounds import audited_plan
 from sottovoce.auditing.scores import MatchedFilter, canary_scores, others_in
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Trained
 from sottovoce.federated.round import RoundState, run_round
@@ -33,7 +34,6 @@ from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.strategies import Banded, Blt, column_of, sensitivity
-from sottovoce.seeds import torch_stream
 
 # Canaries.
 

@@ -12,9 +12,9 @@ from tests.auditing.planted import less_noise
 from sottovoce.auditing import of_recipe
 from sottovoce.auditing.audit import AuditVerdict, Observer
 from sottovoce.auditing.of_recipe import AuditSettings, audit_recipe, kept_at
+from sottovoce.base.errors import InputError
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.reporting.audit import audit_alarm, audit_section, kept_audit
 from sottovoce.reporting.parts import Paragraph
 from sottovoce.reporting.records import read_run

@@ -13,7 +13,7 @@ from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople,
 from tests.auditing.planted import Plant, is_far
 
 from sottovoce.auditing.audit import AuditVerdict
-from sottovoce.errors import BrokenPromise
+from sottovoce.base.errors import BrokenPromise
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.ledger import Charge

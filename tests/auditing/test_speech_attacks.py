@@ -18,13 +18,13 @@ from sottovoce.auditing.speech_attacks import (
     played_fast,
 )
 from sottovoce.auditing.speech_audit import attack_words, audit_speech
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.evaluation.losses import recordings_loss
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.utterances import record
-from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training.context import Surroundings

@@ -43,7 +43,7 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from faulty import children
 from faulty.outcome import Tally
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 def fail(error):
     raise error

@@ -11,7 +11,7 @@ from findings.keeping import FILES, PROBE, keep, readable, sparse, thinned
 from findings.kept import Kept
 from tests.benchmarks.rendering import rendered
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.archives import open_path
 from sottovoce.reporting.curves import series

@@ -25,8 +25,8 @@ from tests.doctoring import rechain
 
 from sottovoce.auditing.of_recipe import AUDIT_SUFFIX as AUDIT
 from sottovoce.auditing.of_recipe import config_digest, kept_at
+from sottovoce.base.errors import InputError
 from sottovoce.config import Suite, load_experiment
-from sottovoce.errors import InputError
 from sottovoce.reporting.archives import open_path
 from sottovoce.reporting.records import read_run
 

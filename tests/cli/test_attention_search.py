@@ -9,11 +9,11 @@ import pytest
 import soundfile
 from tests.evaluation.attending import FAMILY, TOKENS, sound_of
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.models.saved import fresh, save
 from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import torch_stream
 from sottovoce.store import pack
 
 Command = Callable[..., Any]

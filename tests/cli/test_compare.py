@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.tones import pack_tones
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.saved import fresh, save
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens
 
 Command = Callable[..., Any]

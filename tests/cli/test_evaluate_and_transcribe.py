@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import soundfile
 
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.models.saved import fresh, save
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import pack
 from sottovoce.text.tokens import CharacterTokens
 

@@ -12,13 +12,13 @@ import yaml
 from tests.tones import pack_tones
 
 import sottovoce as package
-from sottovoce import naming
-from sottovoce.errors import InputError
+from sottovoce.base import naming
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import CONFIG, fresh, load, save
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training.seeding import find_seed
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import soundfile
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import check_file, read_file, read_json, write_json
 from sottovoce.corpora import librilight, tsv
 from sottovoce.corpora.problems import Kind, Unusable
 from sottovoce.corpora.recordings import decode
-from sottovoce.errors import InputError
 from sottovoce.evaluation.live import chunks
 from sottovoce.evaluation.recognise import choose_device
-from sottovoce.files import check_file, read_file, read_json, write_json
 from sottovoce.models.attention_search import Search
 from sottovoce.privacy.mechanisms import single_release_epsilon
 from sottovoce.privacy.noise_planner import Asked, plan_noise

@@ -10,9 +10,9 @@ import pytest
 import soundfile
 from tests.tones import pack_tones
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import fresh, save
-from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import NO_TOKENS
 
 Command = Callable[..., Any]

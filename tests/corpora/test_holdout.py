@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import Clip, Corpus, RenderedSpeaker, Speaker
 from sottovoce.corpora.holdout import hold_out
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.errors import InputError
 
 PEOPLE = [f"spk{number:02}" for number in range(48)]
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import soundfile
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora import kaldi
 from sottovoce.corpora.problems import Kind
 from sottovoce.corpora.recordings import decode
-from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
 

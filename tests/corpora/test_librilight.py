@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.corpora import trees
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora import librilight
 from sottovoce.corpora.problems import Kind
-from sottovoce.errors import InputError
 from sottovoce.store import Store, pack
 
 RATE = 16_000

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora import librispeech
 from sottovoce.corpora.corpus import Corpus, Speaker
 from sottovoce.corpora.problems import Kind
-from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.corpora import trees
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora import mls
 from sottovoce.corpora.problems import Kind
-from sottovoce.errors import InputError
 from sottovoce.store import Store, pack
 
 

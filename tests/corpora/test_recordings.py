@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import Clip, RenderedSpeaker, Speaker
 from sottovoce.corpora.problems import Kind, ProblemLog
 from sottovoce.corpora.recordings import FileRenderer, decode, file_corpus, read_blocks
-from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
 

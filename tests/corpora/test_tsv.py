@@ -9,9 +9,9 @@ import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora import tsv
 from sottovoce.corpora.problems import Kind
-from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
 HEADER = ("client_id", "path", "sentence")

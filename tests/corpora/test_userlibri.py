@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora import userlibri
 from sottovoce.corpora.problems import Kind
-from sottovoce.errors import InputError
 
 WriteTone = Callable[[Path], Path]
 

@@ -11,9 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment import worker
 from sottovoce.deployment.keys import load_private_key
-from sottovoce.errors import InputError
 
 LARGE = b"x" * (3 << 22)  # some chunks
 

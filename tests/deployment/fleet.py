@@ -6,10 +6,10 @@ from functools import lru_cache, partial
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sottovoce.base.signatures import PrivateKey, sign
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.secure_sum import Client, Opened, Server
 from sottovoce.deployment.sum_terms import Attempt, Phase, Terms, Unsafe, Why
-from sottovoce.signatures import PrivateKey, sign
 
 LENGTH = 5
 

@@ -13,6 +13,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
+from sottovoce.base.signatures import PrivateKey, sign
 from sottovoce.deployment.accounts import Accounts
 from sottovoce.deployment.attendance import Attendance, Departures, Needed
 from sottovoce.deployment.conversation import Conversation
@@ -29,8 +31,6 @@ from sottovoce.flat.layout import Layout
 from sottovoce.privacy.client_wer import contribution
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.seeds import torch_stream
-from sottovoce.signatures import PrivateKey, sign
 from sottovoce.training.elsewhere import DEPARTURES
 
 RECIPE, RUN = bytes(range(32)), bytes(range(16))

@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import load_file
 from tests.deployment.village import NAMES, content
 
+from sottovoce.base.files import read_json
 from sottovoce.config import Recipe, load_recipe
 from sottovoce.deployment import keys
 from sottovoce.deployment.link import Answer, LocalLink
@@ -26,7 +27,6 @@ from sottovoce.deployment.roster import entry, load_roster
 from sottovoce.deployment.serving import reach
 from sottovoce.federated.client_wer import ListenersHere
 from sottovoce.federated.cohort import ClientsHere
-from sottovoce.files import read_json
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan

@@ -14,12 +14,12 @@ import pytest
 from tests.deployment.places import Place
 from tests.deployment.village import RUN, Village, content
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment.accepted import RARE, Limits, limits_of, most_asked, usual_spare_attempts
 from sottovoce.deployment.consent import words
 from sottovoce.deployment.link import Answer
 from sottovoce.deployment.messages import Code, Kind, Order, Refused, peek_order
 from sottovoce.deployment.own_ledger import OwnLedger
-from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import poisson_release, repeated
 from sottovoce.privacy.ledger import Ledger, verify

@@ -13,10 +13,10 @@ from tests.deployment.places import ROUNDS, Place
 from tests.deployment.test_network import TOO_SHORT, says, silent_in, summed
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
 from sottovoce.deployment.accounts import ACCOUNTS, Account, Accounts, find_accounts, may_be_kept, read_accounts
 from sottovoce.deployment.messages import Kind
-from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import epsilon, rdp_epsilon
 from sottovoce.privacy.events import composed, fixed_size_release, poisson_release, repeated
 from sottovoce.privacy.ledger import verify

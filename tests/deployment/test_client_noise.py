@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.deployment.fleet import Fleet, attempt_of, terms_of
 
+from sottovoce.base.errors import BrokenPromise
 from sottovoce.deployment import client_noise
 from sottovoce.deployment.client_noise import add_share, epsilon_for_server
 from sottovoce.deployment.payloads import total_of
 from sottovoce.deployment.sum_terms import NoSum, Phase
-from sottovoce.errors import BrokenPromise
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.accounting import epsilon

@@ -14,6 +14,7 @@ from tests.deployment.places import CPU, Place, check_same
 from tests.deployment.village import NAMES, NUMBERS, Village, content, recipe_of
 from tests.tones import pack_tones, say, speaker
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import RenderedSpeaker
 from sottovoce.deployment.consent import words
 from sottovoce.deployment.invitation import Invitation, SecureSums
@@ -23,7 +24,6 @@ from sottovoce.deployment.own_ledger import Quota
 from sottovoce.deployment.own_speech import own_client
 from sottovoce.deployment.own_training import OwnTraining, prepare
 from sottovoce.deployment.payloads import read_words, total_of, write_model
-from sottovoce.errors import InputError
 from sottovoce.federated import client_wer
 from sottovoce.federated.client_wer import held_out_speech
 from sottovoce.models.saved import Recogniser

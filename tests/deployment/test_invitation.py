@@ -15,12 +15,12 @@ from tests.deployment.conftest import Settle
 from tests.deployment.village import Village, content, recipe_of
 
 import sottovoce
+from sottovoce.base.errors import InputError
 from sottovoce.config import Data, Federation, Privacy, Recipe
 from sottovoce.deployment import client_recipe
 from sottovoce.deployment import invitation as invitations
 from sottovoce.deployment.consent import words
 from sottovoce.deployment.invitation import Invitation, SecureSums, opened_letter, sealed_letter
-from sottovoce.errors import InputError
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.planner import plan_run
 

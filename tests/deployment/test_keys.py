@@ -12,10 +12,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment import keys
 from sottovoce.deployment.certificates import key_of_orders
 from sottovoce.deployment.messages import Kind, Order, open_order
-from sottovoce.errors import InputError
 
 NOW = datetime(2031, 5, 1, tzinfo=UTC)
 

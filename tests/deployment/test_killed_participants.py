@@ -23,7 +23,7 @@ ANNA = NAMES[0]
 WRITTEN = Point("sottovoce.deployment.own_ledger:OwnLedger.add")
 TRAINED = Point("sottovoce.deployment.own_training:OwnTraining.update")
 WRITING = Point("sottovoce.privacy.chain:ChainWriter.append", at="call")
-SIGNING = Point("sottovoce.signatures:sign", at="call")
+SIGNING = Point("sottovoce.base.signatures:sign", at="call")
 
 
 def serve(pipe: Connection, key: Path, authority: Path, home: Path, store: Path, point: Point | None) -> None:

@@ -17,8 +17,8 @@ from tests.deployment.village import NAMES
 from tests.points import CHARGED, SAVED, Point
 from tests.training.forked import FORKS, forked
 
+from sottovoce.base.files import read_json
 from sottovoce.deployment.serving import ATTEMPTS
-from sottovoce.files import read_json
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.run_folder import LEDGER

@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment.neighbours import log2_failure, log2_no_sum, neighbours_for
 from sottovoce.deployment.sum_terms import threshold
-from sottovoce.errors import InputError
 
 
 def connected(nodes: set[int], *, ring: int, half: int) -> bool:

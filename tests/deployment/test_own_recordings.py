@@ -7,9 +7,9 @@ import pytest
 from tests.deployment.village import NUMBERS
 from tests.tones import speaker, write_recordings
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import Corpus, Speaker
 from sottovoce.deployment.own_recordings import own_store
-from sottovoce.errors import InputError
 from sottovoce.store import Store, pack
 
 ANNA = speaker(NUMBERS[0], letters=(2, 3), utterances=3)

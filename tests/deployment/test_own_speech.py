@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.deployment.village import NAMES, content, recipe_of
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment.own_speech import own_client
-from sottovoce.errors import InputError
 from sottovoce.store import Store
 
 

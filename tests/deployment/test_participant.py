@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.deployment.conftest import Settle
 from tests.deployment.village import NAMES, NOW, RUN, Village, content, recipe_of
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment import keys, own_ledger, own_training
 from sottovoce.deployment.invitation import SecureSums, sealed_letter
 from sottovoce.deployment.messages import OVERHEAD, Answer, Code, Kind, Order, open_answer
@@ -22,7 +23,6 @@ from sottovoce.deployment.own_home import leave, pause, resume
 from sottovoce.deployment.own_ledger import OwnLedger, Quota, account
 from sottovoce.deployment.payloads import read_model, read_words
 from sottovoce.deployment.sum_terms import Phase
-from sottovoce.errors import InputError
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.noise_shares import NoiseShares
 

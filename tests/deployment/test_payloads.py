@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sottovoce.base.errors import BrokenPromise, InputError
 from sottovoce.deployment.messages import Refused
 from sottovoce.deployment.payloads import (
     read_model,
@@ -20,7 +21,6 @@ from sottovoce.deployment.payloads import (
     write_model,
     write_start,
 )
-from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.federated.cohort import as_sent
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import REGISTERED, find_family

@@ -7,9 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.deployment.village import NAMES, content, recipe_of
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment.people import roster_population
 from sottovoce.deployment.roster import Roster, User
-from sottovoce.errors import InputError
 from sottovoce.store import Store
 from sottovoce.training.speakers import population_of
 

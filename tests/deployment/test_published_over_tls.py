@@ -8,9 +8,9 @@ from tests.deployment.test_published_served import stores_of
 from tests.deployment.test_served import Settled, finished, settled
 from tests.published import clocks, machine, named, search
 
+from sottovoce.base.seeds import name_key
 from sottovoce.deployment.accounts import find_accounts, read_accounts
 from sottovoce.privacy.ledger import verify
-from sottovoce.seeds import name_key
 from sottovoce.training.run_folder import LEDGER
 
 pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")

@@ -19,11 +19,11 @@ from tests.published import (
     still_clock,
 )
 
+from sottovoce.base.seeds import name_key
 from sottovoce.deployment.accounts import find_accounts, read_accounts
 from sottovoce.deployment.network import in_words, with_noise_by_clients
 from sottovoce.privacy.plan import Plan
 from sottovoce.reporting.summary import write_report
-from sottovoce.seeds import name_key
 from sottovoce.store import Store
 
 EVERYBODY = 6

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import name_key
 from sottovoce.deployment.keys import fingerprint, public_line
 from sottovoce.deployment.roster import entry, load_roster
-from sottovoce.errors import InputError
-from sottovoce.seeds import name_key
 
 KEYS = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(3)]
 LINES = [public_line(key) for key in KEYS]

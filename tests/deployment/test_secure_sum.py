@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.deployment.fleet import Fleet, attempt_of, client_of, node_keys, terms_of, vector, vectors_sum
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment.secure_sum import Server
 from sottovoce.deployment.sum_terms import Cohort, NoSum, Phase, Terms, Why, threshold
-from sottovoce.errors import InputError
 
 
 @pytest.mark.parametrize("bits", [32, 64])

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.deployment.fleet import Fleet, attempt_of, client_of, node_keys, say, terms_of, vector, vectors_sum
 
+from sottovoce.base.signatures import sign
 from sottovoce.deployment import secure_sum, shamir
 from sottovoce.deployment.secure_sum import Client, Server
 from sottovoce.deployment.sum_terms import Cohort, NoSum, Phase, Unsafe, Why, threshold
 from sottovoce.privacy.secure_random import SecureRandom
-from sottovoce.signatures import sign
 
 N = 7  # of whom five open a sum
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from tests.tones import pack_tones, speaker
 
+from sottovoce.base.seeds import name_key
+from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import Recipe, validate
 from sottovoce.deployment import keys
 from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
@@ -23,8 +25,6 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
-from sottovoce.seeds import name_key
-from sottovoce.signatures import PrivateKey
 from sottovoce.store import Store
 from sottovoce.training.assemble import starting_model
 from sottovoce.training.trained_part import trained_part

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens

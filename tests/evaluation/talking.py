@@ -5,11 +5,11 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech_lstm.settings import Encoder
 from sottovoce.models.transducer import FAMILY
 from sottovoce.models.transducer.network import Settings, init
-from sottovoce.seeds import stream, torch_stream
 from sottovoce.text.tokens import CharacterTokens
 
 TOKENS = CharacterTokens.seen_in(["ab cd"])

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.evaluation.attending import FAMILY, FRAME_SAMPLES, TOKENS, sound_of
 from tests.evaluation.conftest import identity
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import choose_decoder, usual_decoder
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.recognise import recognise
@@ -25,7 +26,6 @@ from sottovoce.models.decoding import BeamSearch, greedy
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import torch_stream
 from sottovoce.store import Store, pack
 
 SAID = ["..ab.c. .d", "go. .on", ". .", "x..........", "no w. .then"]

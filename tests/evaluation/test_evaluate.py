@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate, score, select
 from sottovoce.evaluation.figure import draw_evaluation
 from sottovoce.evaluation.table import evaluation_notes

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 from tests.evaluation.talking import noise, talkative, wav
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation.live import chunks, transcribe_live
 from sottovoce.evaluation.transcribe import Transcript, transcribe
 from sottovoce.models.saved import Recogniser

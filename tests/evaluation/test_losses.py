@@ -9,12 +9,12 @@ import pytest
 import torch
 from tests.several import in_processes
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import process_group
 from sottovoce.evaluation.losses import mean_figures, recordings_loss, usable_speech
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.utterances import record_lines
-from sottovoce.processes import process_group
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.evaluation.evaluate import score, select
 from sottovoce.evaluation.paired import Comparison, Difference, compare, difference, why_not
 from sottovoce.evaluation.paired_table import comparison_notes, comparison_table
 from sottovoce.evaluation.per_speaker import interval
-from sottovoce.seeds import stream
 from sottovoce.store import Store
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sottovoce.base.seeds import stream
 from sottovoce.evaluation import per_speaker
 from sottovoce.evaluation.per_speaker import interval, rates, spread, sum_by
-from sottovoce.seeds import stream
 
 
 def counts(lengths: list[int], errors: list[int]) -> np.ndarray:

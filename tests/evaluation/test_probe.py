@@ -10,13 +10,13 @@ import torch
 from tests.tones import pack_tones
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.corpora.corpus import RenderedSpeaker
-from sottovoce.errors import InputError
 from sottovoce.evaluation.probe import choose_speech, probe, probe_letters, probe_speakers
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.models.speech import Speech
-from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import NO_TOKENS
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation.recognise import choose_device, emissions, recognise
 from sottovoce.models.decoding import greedy
 from sottovoce.models.saved import Recogniser

@@ -7,11 +7,11 @@ import pytest
 import torch
 from tests.several import in_processes
 
+from sottovoce.base.processes import process_group
 from sottovoce.evaluation.evaluate import evaluate, score, select
 from sottovoce.evaluation.together import recognise_together
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
-from sottovoce.processes import process_group
 from sottovoce.store import Store
 
 

@@ -8,7 +8,7 @@ import soundfile
 import torch
 
 from sottovoce.audio.features import frame_lengths
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation import transcribe as transcription
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.transcribe import Failure, Transcript, find_files, transcribe

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation.wer import count_characters, count_words, tally, word_error_rate
 
 sentences = st.lists(st.sampled_from(["a", "b", "ab", "ba", "c"]), max_size=7).map(" ".join)

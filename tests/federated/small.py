@@ -10,6 +10,7 @@ import torch
 from tests.reference_round import Gradient, Model, train_client
 
 from sottovoce.audio.features import MEL_COUNT
+from sottovoce.base.seeds import torch_stream
 from sottovoce.evaluation.evaluate import select
 from sottovoce.federated.client import (
     ClientRoom,
@@ -33,7 +34,6 @@ from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
-from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import NO_TOKENS, CharacterTokens, Tokens
 from sottovoce.users import PopulationSettings, build_population

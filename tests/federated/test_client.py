@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.federated.small import loaded_client, small_room
 
 from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.client import LocalTraining, Proximal, plan_client
 from sottovoce.models.utterances import Recordings
-from sottovoce.seeds import torch_stream
 
 
 @pytest.mark.parametrize("name", ["fedprox", "distance"])

@@ -10,7 +10,7 @@ import torch
 from tests.federated.small import CPU, Small, as_model, furthest, small
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
 from sottovoce.models.utterances import Features, Recordings

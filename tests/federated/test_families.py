@@ -23,7 +23,9 @@ from tests.several import in_processes
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.audio.features import Ears
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import process_group
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.federated.engines import SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.flat.layout import Layout
@@ -32,8 +34,6 @@ from sottovoce.models.attention_search import GREEDY, Search
 from sottovoce.models.family import DEFAULT, REGISTERED, Family, find_family, not_stacked, recordings_heard
 from sottovoce.models.trainable import parse_part, split
 from sottovoce.models.utterances import record_lines
-from sottovoce.processes import process_group
-from sottovoce.seeds import stream, torch_stream
 
 FROM_THE_GUIDE = "gru_ctc:FAMILY"
 RANDOM: dict[str, Any] = {  # everything that chance decides, and clients of unequal size

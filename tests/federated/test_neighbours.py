@@ -20,11 +20,11 @@ from tests.several import in_processes
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.base.processes import process_group
 from sottovoce.federated.cohort import Clients, ClientsHere
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
-from sottovoce.processes import process_group
 
 COHORT, NEWCOMER = (0, 1, 3, 4, 6, 8), 5
 # With the newcomer, without it, and without each of the others.

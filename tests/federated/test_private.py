@@ -12,12 +12,12 @@ import torch
 from tests.federated.small import Small, small
 from torch import Tensor
 
+from sottovoce.base.processes import ALONE, Processes
+from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.engines import Dropped, Engine, Trained
 from sottovoce.federated.private import Private, whole_cohort
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.weighting import ClientFigures
-from sottovoce.processes import ALONE, Processes
-from sottovoce.seeds import torch_stream
 
 FEW, MANY = 50, 600
 SCALARS = 4 * 8  # bytes that a client may add to what is handed over

@@ -12,12 +12,12 @@ from tests.federated.small import Small, furthest, small
 from tests.reference_round import Model
 from tests.several import in_processes
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import Processes, process_group
 from sottovoce.federated.cohort import ClientsHere, CohortSum
 from sottovoce.federated.engines import StackedEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.privacy.adaptive import AdaptiveClipping
-from sottovoce.processes import Processes, process_group
 from sottovoce.store import Store
 
 CPU = torch.device("cpu")

@@ -14,6 +14,7 @@ from tests.federated.small import AMPLIFIED, CPU, Small, as_model, furthest, rou
 from tests.reference_round import LAMB, SGD, Model, minus, norm, reference_round
 
 from sottovoce.audio.augment import SpecAugmentSettings
+from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.client import LoadedClient, Proximal
 from sottovoce.federated.engines import SequentialEngine, Trained, sequential
 from sottovoce.federated.weighting import WeightedSum
@@ -24,7 +25,6 @@ from sottovoce.models.utterances import record_lines
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.ledger import Charge
-from sottovoce.seeds import torch_stream
 
 LAMB_EPS = 1e-3  # where gradients lie far below eps, LAMB's direction is as well conditioned as they are
 

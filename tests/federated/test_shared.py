@@ -19,7 +19,9 @@ from tests.reference_round import Model, plus, times
 from tests.several import in_processes
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.base.errors import BrokenPromise, InputError
+from sottovoce.base.processes import process_group
+from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.client import Proximal
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import SequentialEngine, SharedEngine, Together
@@ -32,8 +34,6 @@ from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.models.trainable import parse_part, split
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
-from sottovoce.processes import process_group
-from sottovoce.seeds import torch_stream
 
 EVERYBODY = np.arange(9)
 FREE: dict[str, Any] = {"weighting": "utterances", "clip_bound": math.inf, "noise_multiplier": 0.0}

@@ -16,8 +16,9 @@ from tests.federated.test_stacked import relative
 from tests.several import in_processes
 
 from sottovoce.audio.batches import batches_in_order
+from sottovoce.base.errors import BrokenPromise, InputError
+from sottovoce.base.processes import process_group
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.federated.client import ClientRoom, LocalTraining, plan_client
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Dropped, Engine, StackedEngine
@@ -29,7 +30,6 @@ from sottovoce.flat.layout import Layout
 from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.processes import process_group
 
 # Four utterances each, at most two in a batch and two batches in a turn.
 LINE: dict[str, Any] = {

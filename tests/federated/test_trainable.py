@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.federated.small import CPU, EXACT, loaded_client, small_room, start_stream
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.config import Federation
 from sottovoce.federated.client import ClientRoom, Proximal
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
@@ -18,7 +19,6 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.family import step_loss
 from sottovoce.models.trainable import Trainable, parse_part, split
 from sottovoce.privacy.settings import Weighting
-from sottovoce.seeds import torch_stream
 
 EVERYBODY = range(9)
 PARTS = ["lora(r=2, alpha=6)", "lora(r=2), output", "blocks.1, output.bias", "*.norm.*"]

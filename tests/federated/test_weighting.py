@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.federated.small import CPU, Small, as_model, furthest, loaded_client, small, update_of
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Federation
-from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.federated.client import train_locally

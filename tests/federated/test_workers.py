@@ -15,7 +15,7 @@ from tests.federated.small import CPU, Small, small, small_room
 from tests.federated.trouble import Trouble
 
 from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, Trained, shared_memory, workers
 from sottovoce.federated.engines.worker import Job
 from sottovoce.federated.engines.workers import WorkersEngine, most_work_first

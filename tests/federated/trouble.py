@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.federated.client import ClientRoom
 from sottovoce.models.family import StepDraws
 from sottovoce.models.speech import Speech

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.models.toy_decoder import Toy, plain_greedy, score_of
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import attention_search, ctc_prefix
 from sottovoce.models.attention_search import END, GREEDY, JUMP_COST, AttentionDecoder, Found, Search, search
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import ctc
 from sottovoce.models.ctc import BLANK, Span, Word
 from sottovoce.text.tokens import CharacterTokens, Tokens, train_sentence_pieces

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import ctc
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.decoding import BeamSearch, Hypothesis, greedy, read_words

@@ -12,8 +12,8 @@ import torch
 from tests.golden.make_crdnn import FILE, FRAMES, SETTINGS, TOKENS, features, weights
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
-from sottovoce.errors import InputError
 from sottovoce.models import saved
 from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.speechbrain import their_name

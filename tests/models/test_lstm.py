@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models import lstm
-from sottovoce.seeds import torch_stream
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
 

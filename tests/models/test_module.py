@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.models.family import Family
 from sottovoce.models.module import ctc_family, with_corrections
 from sottovoce.models.utterances import Features, record_lines
-from sottovoce.seeds import stream, torch_stream
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import rnnt
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "rnnt.json").read_text(encoding="utf-8"))["cases"]

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.models.saved import CONFIG, PARAMETERS, TOKENS, Recogniser, adapt, fresh, load, save
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens
 
 TOKEN_SET = CharacterTokens("abc ")

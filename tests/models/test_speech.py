@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.errors import InputError
 from sottovoce.models.speech import Place, endless_steps, load_speech
 from sottovoce.models.transformer import FAMILY
 from sottovoce.store import Store, pack

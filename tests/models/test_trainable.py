@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.trainable import Trainable, parse_part, split
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import (
@@ -23,7 +24,6 @@ from sottovoce.models.transformer.network import (
     parameter_shapes,
     run_blocks,
 )
-from sottovoce.seeds import torch_stream
 
 SETTINGS = Settings(layers=3, width=8, tokens=5, heads=2, features=6, dropout=0.0, layer_drop=0.0)
 START = {name: p.double() for name, p in init(SETTINGS, generator=torch_stream(1, "init")).items()}

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.base.seeds import stream
 from sottovoce.models import log_mel
 from sottovoce.models.log_mel import hear
 from sottovoce.models.utterances import end_to_end, record, record_lines
-from sottovoce.seeds import stream
 
 
 def noise(*lengths: int) -> list[np.ndarray]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy.stats import binom
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import RunningEpsilon, delta, epsilon, pld_epsilon, poisson_epsilon, rdp_epsilon
 from sottovoce.privacy.events import (
     Composition,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import poisson_epsilon, rdp_epsilon
 from sottovoce.privacy.calibration import (
     Accountant,

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.base.errors import BrokenPromise, InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.chain import Mark

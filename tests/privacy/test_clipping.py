@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat import segments
 from sottovoce.flat.layout import Layers, Layout, group_layers, tensor_layers
 from sottovoce.privacy.adaptive import AdaptiveClipping, centred_count, next_clip_bound, update_noise_multiplier

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tests.privacy.test_plan import LAYOUT, large_update, plan_of, secure_plan, settings_of
 
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.base.errors import BrokenPromise, InputError
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.correlated import Correlated, Mechanism
 from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, memory_rows, widening

@@ -9,7 +9,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import RunningEpsilon, delta, epsilon, pld_epsilon, rdp_epsilon
 from sottovoce.privacy.calibration import noise_multiplier_for, steps_for
 from sottovoce.privacy.events import (

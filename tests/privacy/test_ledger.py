@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark, read_chain, seal
 from sottovoce.privacy.events import NoGuarantee, poisson_release, repeated

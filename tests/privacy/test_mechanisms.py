@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import pld_epsilon
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.mechanisms import (

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.noise import (
     NoiseScope,
@@ -25,7 +26,6 @@ from sottovoce.privacy.noise import (
     sigma_dp_of,
 )
 from sottovoce.privacy.secure_random import SecureRandom
-from sottovoce.seeds import torch_stream
 
 pytest.importorskip("cryptography", reason="the secure mode draws from cryptography's AES")
 

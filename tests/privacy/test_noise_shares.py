@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from scipy.special import logsumexp
 
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.base.errors import BrokenPromise, InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import round_noise
 from sottovoce.privacy.accounting import epsilon

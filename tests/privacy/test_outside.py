@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import as_yaml, load_recipe
 from sottovoce.deployment.client_recipe import check_closed, check_suited, clients_part
-from sottovoce.errors import InputError
 from sottovoce.federated.weighting import ClientFigures, WeightedSum
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.events import NoGuarantee

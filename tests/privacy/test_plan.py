@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.adaptive import AdaptiveClipping, centred_count
 from sottovoce.privacy.clipping import Normalise, Share

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.figure import draw_population_figure, population_curves, write_figure
 from sottovoce.privacy.paper_tables import (
     PaperTable,

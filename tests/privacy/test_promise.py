@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.base.units import SILO
 from sottovoce.privacy.accounting import epsilon, rdp_epsilon
 from sottovoce.privacy.events import (
     GaussianRelease,
@@ -19,7 +20,6 @@ from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.ledger_records import Header
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.promise import Promise, joint_epsilon, promise_of
-from sottovoce.units import SILO
 
 STEP = poisson_release(4.0, sampling_rate=0.05)
 DELTA = 1e-6

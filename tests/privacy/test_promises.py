@@ -31,7 +31,7 @@ from sottovoce.privacy.noise import add_secure_gaussian
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secure_random import SecureRandom
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.seeds import derive
+from sottovoce.base.seeds import derive
 
 assert False, "assertions are still here: run this with -O"
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import toeplitz
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt, relative_error
 from sottovoce.privacy.strategies import (
     Banded,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.reporting.conftest import MakeRun
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
-from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting import archives
 from sottovoce.reporting.archives import as_typed, open_path, unzip, zip_folder

@@ -14,8 +14,8 @@ from tests.doctoring import rechain
 from tests.reporting.conftest import MakeRun
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
-from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated, replaced
 from sottovoce.reporting.joint import together

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.tones import pack_tones
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
 from sottovoce.config import Federation, Recipe, Suite, load_experiment, load_recipe, recipe_names, validate
-from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import ledger_report, promise
 from sottovoce.privacy.accounting import Epsilon, epsilon, rdp_epsilon

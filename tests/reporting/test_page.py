@@ -18,8 +18,8 @@ from markupsafe import escape
 from tests.reporting.conftest import MakeRun
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
-from sottovoce.errors import InputError
 from sottovoce.evaluation.wer import count_words, tally
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import layer_index, parameter_kind

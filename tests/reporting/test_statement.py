@@ -8,8 +8,8 @@ import pytest
 from tests.reporting.conftest import MakeRun, with_event
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
-from sottovoce.errors import InputError
 from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.promise import promise_of

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.corpora import trees
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora import librilight, pointing
 from sottovoce.corpora.pointing import point_into
 from sottovoce.corpora.problems import Kind, Unusable
-from sottovoce.errors import InputError
 from sottovoce.store import Store, pack
 from sottovoce.users.statistics import statistics
 

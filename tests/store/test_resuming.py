@@ -15,10 +15,10 @@ from tests.corpora import trees
 from tests.points import Point, Watch
 from tests.training.forked import forked
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora import librilight
 from sottovoce.corpora.corpus import Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
-from sottovoce.errors import InputError
 from sottovoce.store import Progress, Store, pack, packing, unfinished
 
 SAVE_EVERY = 3

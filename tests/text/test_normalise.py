@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.text.normalise import NAME, VERSION, alphabet, foreign_characters, normalise
 
 LANGUAGES = ("en", "fr", "de", "it", "es", "iba", "ja", "fa")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.text.normalise import VERSION
 from sottovoce.text.normalisers import PACKAGE, choose_normaliser
 

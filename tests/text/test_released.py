@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.released import spell_as_released
 

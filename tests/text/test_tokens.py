@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.text.tokens import (
     CharacterTokens,
     SentencePieceTokens,

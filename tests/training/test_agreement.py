@@ -19,10 +19,10 @@ from tests.several import in_processes
 from tests.tones import pack_tones, rename
 from tests.training.forked import run_command
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models import saved
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import named_settings
-from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens, save_tokens
 
 Ended = tuple[int, str]

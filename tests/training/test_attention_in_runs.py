@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.models.saved import load
 from sottovoce.reporting.summary import write_report

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.tones import pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Suite, load_experiment, load_recipe, recipe_names
-from sottovoce.errors import InputError
 from sottovoce.training.beforehand import check_stores, make_ready, missing_stores, stages_of
 from sottovoce.training.context import Surroundings
 from sottovoce.training.run_folder import RESULTS

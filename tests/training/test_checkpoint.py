@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.saved import fresh
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training.checkpoint import Checkpoint, load, load_latest, name, prune, save
 

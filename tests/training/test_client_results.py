@@ -10,9 +10,9 @@ import torch
 from tests.several import in_processes
 from tests.tones import pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
-from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.models.saved import load

@@ -14,10 +14,10 @@ from tests.several import in_processes, processes, result
 from tests.training.launched import Kills, calls, launch
 from tests.training.running import run_here
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.models import saved
 from sottovoce.privacy.ledger import verify
-from sottovoce.seeds import stream
 from sottovoce.training import checkpoint
 from sottovoce.training.outcome import Outcome
 

@@ -17,13 +17,13 @@ import torch
 from safetensors.numpy import load_file, save_file
 from tests.doctoring import edit, older, read, rechain
 
+from sottovoce.base.signatures import fingerprint, load_signing_key
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
 from sottovoce.deployment.keys import make_node
 from sottovoce.models.saved_files import description_digest, digests_in
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_signature import write_signature
-from sottovoce.signatures import fingerprint, load_signing_key
 from sottovoce.training.checkpoint import _digests
 from sottovoce.training.context import Surroundings
 from sottovoce.training.marks import check_ledger

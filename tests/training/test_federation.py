@@ -12,8 +12,8 @@ import pytest
 import torch
 from tests.tones import pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.federated import client as client_module
 from sottovoce.models.saved import load
 from sottovoce.models.saved import save as save_model

@@ -14,8 +14,8 @@ from tests.commands import command, finished
 from tests.points import CHARGED, SAVED, Gate, Point
 from tests.training import forked
 
+from sottovoce.base.seeds import stream
 from sottovoce.privacy.ledger import verify
-from sottovoce.seeds import stream
 from sottovoce.training import checkpoint
 
 KILLS = 10

@@ -7,12 +7,12 @@ import pytest
 import torch
 from tests.training.listener import FAMILY
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.config.loading import load_recipe
 from sottovoce.config.recipe import Recipe
-from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh, load, save
-from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training.assemble import starting_model

@@ -12,9 +12,9 @@ import torch
 from tests.doctoring import older, rechain
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app, main
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.archives import open_path
 from sottovoce.training.context import Surroundings

@@ -25,8 +25,8 @@ from tests.published import (
     still_clock,
 )
 
+from sottovoce.base.seeds import name_key
 from sottovoce.cli import main
-from sottovoce.seeds import name_key
 from sottovoce.store import Store
 
 RECIPE = """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.training.run_folder import environment, open_run
 
 INPUTS = {"data.store digest": "1", "number of processes": 1}

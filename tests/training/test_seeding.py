@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.tones import pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.store import Store
 from sottovoce.training.context import Surroundings
 from sottovoce.training.seeding import Heard, Seed, find_seed, folder_of, heard_by

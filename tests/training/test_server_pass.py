@@ -12,10 +12,10 @@ from tests.several import in_processes
 from tests.tones import FEW_WORDS, pack_tones
 from tests.training.running import run_here
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe, as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
 from sottovoce.corpora.corpus import RenderedSpeaker
-from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser, load
 from sottovoce.privacy.ledger import verify

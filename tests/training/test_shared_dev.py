@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.tones import FEW_WORDS, pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
 from sottovoce.corpora.corpus import RenderedSpeaker
-from sottovoce.errors import InputError
 from sottovoce.store import Store
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome

@@ -9,8 +9,8 @@ from tests.points import SAVED
 from tests.tones import pack_tones
 from tests.training import forked
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, load
 from sottovoce.privacy.ledger import verify

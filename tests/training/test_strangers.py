@@ -10,9 +10,9 @@ from tests.tones import FEW_WORDS, identity, pack_tones, speaker
 from tests.training.running import run_here
 
 from sottovoce import load_recipe
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.errors import InputError
 from sottovoce.store import Store, pack
 from sottovoce.training import strangers
 from sottovoce.training.beforehand import Stage, make_ready

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.training.test_federation import _asked_at_once
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
 from sottovoce.config import Privacy, load_recipe
 from sottovoce.config.smoke import smoke
-from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.calibration import noise_of_run

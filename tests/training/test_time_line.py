@@ -17,8 +17,8 @@ from tests.training.launched import launch
 from tests.training.test_distributed_runs import IN_ROUNDS, lost
 from tests.training.test_federation_resume import kill_often, records
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.federated.client import PlannedClient, load_client
 from sottovoce.federated.engines import sequential
 from sottovoce.privacy.ledger import verify

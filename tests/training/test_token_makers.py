@@ -10,11 +10,11 @@ import torch
 from tests.tones import identity, pack_tones, rename, speaker
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
 from sottovoce.config import load_recipe
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.errors import InputError
 from sottovoce.reporting.records import read_run
 from sottovoce.reporting.statement import statement
 from sottovoce.reporting.verdict import verdict_on

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
 from sottovoce.config.smoke import smoke
-from sottovoce.errors import InputError
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import load

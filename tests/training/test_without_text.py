@@ -8,9 +8,9 @@ import pytest
 import torch
 from tests.tones import pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import as_yaml, load_recipe
 from sottovoce.corpora.corpus import RenderedSpeaker
-from sottovoce.errors import InputError
 from sottovoce.models.saved import load
 from sottovoce.models.speech_lstm.settings import encoder_shapes
 from sottovoce.reporting.summary import write_report

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sottovoce.base.seeds import name_key
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.seeds import name_key
 from sottovoce.store import Store, pack
 
 # (split, name) → the length in samples of each utterance

@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 from itertools import pairwise
 
-from sottovoce.seeds import derive, name_key
+from sottovoce.base.seeds import derive, name_key
 
 SEED = 2024
 # Nine speakers in split a, of whom one is in split b too; lengths in samples.

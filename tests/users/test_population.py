@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import name_key
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.seeds import name_key
 from sottovoce.users.groups import Groups
 from sottovoce.users.population import build_population, check_disjoint
 from sottovoce.users.rules import PopulationSettings, SeedPart

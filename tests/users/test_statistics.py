@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sottovoce import files
-from sottovoce.errors import InputError
-from sottovoce.seeds import derive
+from sottovoce.base import files
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive
 from sottovoce.users import figure
 from sottovoce.users.figure import draw
 from sottovoce.users.population import build_population

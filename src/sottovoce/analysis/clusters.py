@@ -6,7 +6,7 @@ N  points    D  dimensions    K  clusters
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.seeds import stream
+from sottovoce.base.seeds import stream
 
 Points = NDArray[np.float32]
 Labels = NDArray[np.int64]

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sottovoce.audio.features import INT16_SCALE, log_mel
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 
 Samples = NDArray[np.int16]
 Points = NDArray[np.float32]

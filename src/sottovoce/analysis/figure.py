@@ -11,9 +11,9 @@ from sottovoce.analysis.heterogeneity import Heterogeneity
 from sottovoce.analysis.maps import choose_method, flatten
 from sottovoce.analysis.signals import MEASURES
 from sottovoce.analysis.table import HEADINGS, notes, rows
-from sottovoce.drawing import COLOURS, FAINT, INK, MARKERS, Page, write_drawing
-from sottovoce.seeds import keyed_order, stream
-from sottovoce.tables import Table
+from sottovoce.base.drawing import COLOURS, FAINT, INK, MARKERS, Page, write_drawing
+from sottovoce.base.seeds import keyed_order, stream
+from sottovoce.base.tables import Table
 
 # More would be one grey cloud, and hours of t-SNE.
 MAP_POINTS = 2000

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from sottovoce.analysis.clusters import k_means, purity
 from sottovoce.analysis.embeddings import Embedding
 from sottovoce.analysis.signals import MEASURES, describe
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import keyed_order
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
-from sottovoce.seeds import keyed_order
 from sottovoce.store import Store
 from sottovoce.users.groups import Groups, offsets_of, spans
 from sottovoce.users.splits import select_speakers

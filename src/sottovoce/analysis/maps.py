@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.seeds import derive
+from sottovoce.base.seeds import derive
 
 Method = Literal["t-SNE", "PCA"]
 INSTALL = "pip install 'sottovoce[analysis]'"

@@ -6,7 +6,7 @@ from rich.console import Group as Lines
 from rich.text import Text
 
 from sottovoce.analysis.signals import MEASURES
-from sottovoce.tables import plain_table
+from sottovoce.base.tables import plain_table
 
 HEADINGS = ("measure", "store", "mean", "std of means", "kurtosis", "mean of stds", "std of stds")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.features import INT16_SCALE, TELEPHONE_HZ, frame_mask
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 Colour = Literal["white", "pink"]
 SPEEDS = (0.9, 1.0, 1.1)

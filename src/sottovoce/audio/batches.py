@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.audio.features import frame_count, sample_count
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import keyed_order
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
-from sottovoce.seeds import keyed_order
 
 # Rungs are at most a tenth apart or, among the shortest, 6 frames: a multiple of what the recogniser's front strides.
 RUNG_FRAMES = 6

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 
 Normalised = Literal["utterance", "filter"]
 MEL_COUNT = 80

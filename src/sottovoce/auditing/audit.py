@@ -26,7 +26,7 @@ from sottovoce.auditing.guesses import GuessBound, bound_epsilon
 from sottovoce.auditing.noise_found import NoiseFound, NoiseMeter
 from sottovoce.auditing.rounds import audited_plan, make_rounds
 from sottovoce.auditing.scores import Floats, MatchedFilter, canary_scores, others_in
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import AfterStep
 from sottovoce.federated.server import Server

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.federated.engines import Dropped, Engine, Together, Trained
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.plan import Plan
-from sottovoce.seeds import stream
 
 LOUD = 100.0  # times the bound: what is not clipped shows, and what is weighted by data has data for so many
 FEWEST, MOST = 20, 100_000

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.auditing.canaries import Canaries
-from sottovoce.seeds import stream
+from sottovoce.base.seeds import stream
 
 DRAWN_LEVEL = 0.999  # of both intervals
 _REACH = 3.2905  # standard errors to either side

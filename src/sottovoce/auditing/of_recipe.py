@@ -10,10 +10,10 @@ from sottovoce import __version__
 from sottovoce.auditing.audit import Audit, Observer, audit_rounds
 from sottovoce.auditing.canaries import FEWEST, MOST
 from sottovoce.auditing.speech_audit import FEWEST_SECRETS, MOST_SECRETS, SpeechAudit, audit_speech
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import write_json
+from sottovoce.base.seeds import derive
 from sottovoce.config import Recipe, as_yaml
-from sottovoce.errors import InputError
-from sottovoce.files import write_json
-from sottovoce.seeds import derive
 from sottovoce.training.context import Surroundings
 from sottovoce.training.engines import engine_of, likely_fastest
 from sottovoce.training.simulation import gather

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, stream
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.corpora.synthetic import LANGUAGES, PRESETS, espeak
 from sottovoce.corpora.synthetic.rooms import recorder
 from sottovoce.corpora.synthetic.speakers import VARIANTS, draw_room, draw_voice, speaking_as
-from sottovoce.errors import InputError
-from sottovoce.seeds import derive, stream
 from sottovoce.store import Store, pack
 
 IN, OUT = "in", "out"

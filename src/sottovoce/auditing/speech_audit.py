@@ -14,13 +14,13 @@ from sottovoce.auditing.canaries import JoinedEngine
 from sottovoce.auditing.rounds import audited_plan, make_rounds
 from sottovoce.auditing.secret_speech import IN, OUT, TAKES, secret_store
 from sottovoce.auditing.speech_attacks import HOW, Exposure, Membership, exposure, exposures, membership, speaker_gain
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import users_of
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.server import Server
 from sottovoce.models.saved import Recogniser
-from sottovoce.seeds import stream
 from sottovoce.store import Store
 from sottovoce.training.assemble import Federation
 from sottovoce.training.context import Surroundings

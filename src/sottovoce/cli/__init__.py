@@ -14,6 +14,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from sottovoce import __version__
+from sottovoce.base.errors import InputError
 from sottovoce.cli import (
     audit,
     compare,
@@ -35,7 +36,6 @@ from sottovoce.cli import (
     transcribe,
 )
 from sottovoce.cli.console import stderr
-from sottovoce.errors import InputError
 
 ABOUT = "Train speech recognisers on speech that never leaves its speaker, and prove how little they tell about anyone."
 

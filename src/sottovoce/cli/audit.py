@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, end_interrupted, print_json, print_wide, say, stdout
 from sottovoce.cli.run import surroundings
-from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table

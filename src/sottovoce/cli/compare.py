@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, print_json, progress_bar, stdout
 from sottovoce.cli.evaluate import store_and_split
 from sottovoce.cli.recognition import Device, Normaliser, OutsideFamily
-from sottovoce.errors import InputError
 from sottovoce.text.normalisers import NormaliserName
 
 Test = Mapping[str, Any]
@@ -74,7 +74,7 @@ def _spelling(test: Test) -> dict[str, Any]:
 
 def _kept_tests(path: Path) -> Mapping[str, Test]:
     """What the run in `path` has said of its test sets; nothing where it is a model, or not finished."""
-    from sottovoce.files import read_json
+    from sottovoce.base.files import read_json
     from sottovoce.reporting.archives import open_path
     from sottovoce.training.run_folder import CONFIG, RESULTS
 

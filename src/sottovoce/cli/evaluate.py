@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr, stdout
 from sottovoce.cli.recognition import (
     BeamWidth,
@@ -24,7 +25,6 @@ from sottovoce.cli.recognition import (
     Words,
     WordScore,
 )
-from sottovoce.errors import InputError
 from sottovoce.text.normalisers import NormaliserName, choose_normaliser
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def evaluate(
     Example: sottovoce evaluate runs/demo/global --on stores/demo-crowd:test --plot wer.html
     """
     from sottovoce.audio.narrow_band import narrow_in
-    from sottovoce.drawing import check_plot
+    from sottovoce.base.drawing import check_plot
     from sottovoce.evaluation.decoder import choose_decoder
     from sottovoce.evaluation.evaluate import check_language, score, select, told_collapsed
     from sottovoce.evaluation.figure import draw_evaluation
@@ -184,7 +184,7 @@ def store_and_split(on: str) -> tuple[Path, str | None]:
 
 
 def _write_texts(out: Path, ids: tuple[str, ...], references: tuple[str, ...], hypotheses: list[str]) -> None:
-    from sottovoce.files import as_utf8, written_atomically
+    from sottovoce.base.files import as_utf8, written_atomically
 
     with written_atomically(out) as file:
         for id, reference, hypothesis in zip(ids, references, hypotheses, strict=True):

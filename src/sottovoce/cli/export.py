@@ -25,7 +25,7 @@ def export(
 
     Example: sottovoce export runs/lora --merged --out models/lora
     """
-    from sottovoce.errors import InputError
+    from sottovoce.base.errors import InputError
     from sottovoce.models.saved import digests, load
     from sottovoce.models.saved import export as export_to
     from sottovoce.models.saved_files import digests_in

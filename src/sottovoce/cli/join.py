@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.interrupts import ended_in_order
 from sottovoce.cli.console import say, stderr, stdout
 from sottovoce.cli.serve import NEEDS
-from sottovoce.errors import InputError
-from sottovoce.interrupts import ended_in_order
 
 if TYPE_CHECKING:
     from sottovoce.corpora.corpus import Corpus, Speaker

@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, print_json, say, stderr, stdout
-from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.privacy.ledger_report import LedgerReport
@@ -51,7 +51,7 @@ def ledger(
 
     Of a run that was served with open sums it shows everybody's own account besides: in how many rounds they were.
     """
-    from sottovoce.signatures import expected_fingerprint
+    from sottovoce.base.signatures import expected_fingerprint
 
     expected = None if key is None else expected_fingerprint(key)
     if len(runs) > 1:
@@ -135,7 +135,7 @@ def _ledger_of(run: Path) -> Path:
 
 def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
     """The ledger of a run, verified; raises InputError where it does not hold."""
-    from sottovoce.files import named_inside
+    from sottovoce.base.files import named_inside
     from sottovoce.privacy.ledger import verify
     from sottovoce.privacy.ledger_signature import check_signature
     from sottovoce.reporting.archives import open_path

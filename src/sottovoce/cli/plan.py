@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, print_json, print_wide, progress_bar, say, stderr, stdout
-from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.privacy.noise_planner import Asked

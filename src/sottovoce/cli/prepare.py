@@ -6,9 +6,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import INTERRUPTED, Json, print_json, progress_bar, say, stdout
 from sottovoce.corpora.corpus import Corpus, Speaker
-from sottovoce.errors import InputError
 from sottovoce.store import Progress, Store, pack, unfinished
 
 app = typer.Typer(help="Turn a corpus into a store, packed by user.", no_args_is_help=True)

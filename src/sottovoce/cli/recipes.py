@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, print_json, stdout
-from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.config import Experiment
@@ -62,9 +62,9 @@ def recipes(
 
 
 def _show(words: Sequence[str], json: bool) -> None:
+    from sottovoce.base.naming import importing_nothing
     from sottovoce.config import Suite, load_experiment
     from sottovoce.config.keys import commented, plain
-    from sottovoce.naming import importing_nothing
 
     if not words:
         raise InputError("expected `recipes show NAME [KEY=VALUE…]`")

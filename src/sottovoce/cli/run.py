@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, end_interrupted, fits, print_json, print_wide, progress_bar, say, stderr, stdout
-from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.config import Recipe
@@ -76,9 +76,9 @@ def run(
     Exit code 0: it is finished, or at an end that was asked for (a budget, patience: `ended` in --json says which);
     130: it was interrupted and is saved; 2: something has to be mended first.
     """
+    from sottovoce.base.signatures import load_signing_key
     from sottovoce.config import Suite, load_experiment
     from sottovoce.models.family import find_family
-    from sottovoce.signatures import load_signing_key
     from sottovoce.training.seeding import folder_of
     from sottovoce.training.smoke_runs import run_smoke
     from sottovoce.training.stages import run_recipe
@@ -158,7 +158,7 @@ def beforehand(
 
     What takes no more operations than `above` is counted and not measured; None is for what is worth it.
     """
-    from sottovoce.processes import own_device, process_group
+    from sottovoce.base.processes import own_device, process_group
     from sottovoce.training.agreement import agreeing
     from sottovoce.training.beforehand import make_ready, stages_of
     from sottovoce.training.estimate import estimate

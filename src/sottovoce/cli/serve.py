@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, end_interrupted, print_json, say
 from sottovoce.cli.run import label_of, show_finished, surroundings
-from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.deployment.link import Link

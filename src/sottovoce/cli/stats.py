@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, print_json, say, stdout
-from sottovoce.errors import InputError
 
 
 def stats(
@@ -70,7 +70,7 @@ def stats(
     from sottovoce.store import Store
 
     if plot is not None:
-        from sottovoce.drawing import check_plot  # only here: matplotlib takes its time to load
+        from sottovoce.base.drawing import check_plot  # only here: matplotlib takes its time to load
 
         check_plot(plot)
     stores = [Store(path) for path in (store, against) if path is not None]

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, print_json, say, stdout
-from sottovoce.errors import InputError
 
 
 def tokens(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr
 from sottovoce.cli.recognition import (
     BeamWidth,
@@ -26,7 +27,6 @@ from sottovoce.cli.recognition import (
     Words,
     WordScore,
 )
-from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.evaluation.transcribe import Transcript
@@ -215,7 +215,7 @@ def _formatted(transcript: "Transcript", format: Format) -> str:
 
 
 def _write(path: Path, content: str) -> None:
-    from sottovoce.files import as_utf8, written_atomically
+    from sottovoce.base.files import as_utf8, written_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_atomically(path) as file:

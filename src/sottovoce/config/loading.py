@@ -13,12 +13,12 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.parsing import shortened, shown
 from sottovoce.config.reading import override, read
 from sottovoce.config.recipe import Experiment, Recipe, Suite, is_suite
 from sottovoce.config.sections import read_model, section_of
-from sottovoce.errors import InputError
 from sottovoce.models.family import DEFAULT
-from sottovoce.parsing import shortened, shown
 
 S = TypeVar("S", bound=BaseModel)
 

@@ -14,11 +14,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_file
+from sottovoce.base.parsing import DEEPEST, Unreadable, parse_yaml, shortened, shown
 from sottovoce.config.recipe import is_suite
-from sottovoce.errors import InputError
-from sottovoce.files import read_file
 from sottovoce.models.family import DEFAULT
-from sottovoce.parsing import DEEPEST, Unreadable, parse_yaml, shortened, shown
 
 Content = dict[str, Any]
 

@@ -4,12 +4,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import Corpus, Speaker
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.corpora.recordings import file_corpus, wrong_layout
 from sottovoce.corpora.tables import open_table
 from sottovoce.corpora.tsv import CLIPS, Columns, Manifest, list_speakers
-from sottovoce.errors import InputError
 
 _STANDARD_SPLITS = ("train", "dev", "test")
 _FALLBACK_SPLIT = "validated"  # every usable clip, of which the standard splits are a part

@@ -9,13 +9,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import check_file
 from sottovoce.corpora import tsv
 from sottovoce.corpora.corpus import Clip, Corpus, Speaker
 from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
 from sottovoce.corpora.recordings import AUDIO_SUFFIXES, file_corpus, wrong_layout
-from sottovoce.errors import InputError
-from sottovoce.files import check_file
 
 TABLES = (".tsv", ".csv", ".jsonl")
 TEXT = ".txt"

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import keyed_order, name_key
 from sottovoce.corpora.corpus import Corpus, Speaker
-from sottovoce.errors import InputError
-from sottovoce.seeds import keyed_order, name_key
 
 
 def hold_out(corpus: Corpus[Speaker], counts: Mapping[str, int], *, seed: int) -> Corpus[Speaker]:

@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import check_file, lines_of
 from sottovoce.corpora.corpus import Clip, Corpus, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
 from sottovoce.corpora.recordings import (
@@ -22,8 +24,6 @@ from sottovoce.corpora.recordings import (
     wrong_layout,
 )
 from sottovoce.corpora.tsv import segment, split_called
-from sottovoce.errors import InputError
-from sottovoce.files import check_file, lines_of
 
 SOUNDS, SPEAKERS, TEXTS, SEGMENTS, GENDERS = "wav.scp", "utt2spk", "text", "segments", "spk2gender"
 _LAYOUT = f"{SOUNDS} and {SPEAKERS}, with {TEXTS} and {SEGMENTS} where there are any"

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_file
+from sottovoce.base.parsing import Unreadable, parse_json
 from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.librispeech import audio_files, chosen_splits, subfolders
 from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
 from sottovoce.corpora.recordings import LONGEST_SECONDS, FileRenderer, file_corpus, part, wrong_layout
-from sottovoce.errors import InputError
-from sottovoce.files import read_file
-from sottovoce.parsing import Unreadable, parse_json
 
 # The paper's rounds come to 15 to 22 s for each of their utterances (48 or 70 clients with 8 each, 51,934 hours).
 CUT_SECONDS = 20.0

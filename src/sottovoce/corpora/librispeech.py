@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import check_file, lines_of
 from sottovoce.corpora.corpus import Clip, Corpus, Metadata, Speaker
 from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.corpora.recordings import AUDIO_SUFFIXES, NO_METADATA, file_corpus, wrong_layout
-from sottovoce.errors import InputError
-from sottovoce.files import check_file, lines_of
 
 TRANSCRIPT_SUFFIX = ".trans.txt"
 _LAYOUT = "<split>/<speaker>/<chapter>/<speaker>-<chapter>.trans.txt, as in LibriSpeech/train-clean-100/19/198/"

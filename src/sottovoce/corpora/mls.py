@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import lines_of
 from sottovoce.corpora.corpus import Clip, Corpus, Metadata, Speaker
 from sottovoce.corpora.librispeech import audio_files, chosen_splits, subfolders
 from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 from sottovoce.corpora.recordings import NO_METADATA, file_corpus, wrong_layout
-from sottovoce.errors import InputError
-from sottovoce.files import lines_of
 
 _STANDARD_SPLITS = ("train", "dev", "test")
 _LIMITED = "limited_supervision"

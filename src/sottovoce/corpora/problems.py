@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 EXAMPLES_KEPT = 3
 

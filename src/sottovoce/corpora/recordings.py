@@ -14,6 +14,7 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import (
     SAMPLE_RATE,
     Clip,
@@ -27,7 +28,6 @@ from sottovoce.corpora.corpus import (
 from sottovoce.corpora.pointing import point_into
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
 from sottovoce.corpora.truncation import cut_short
-from sottovoce.errors import InputError
 from sottovoce.text.normalise import alphabet, foreign_characters, normalise
 from sottovoce.text.released import spell_as_released
 

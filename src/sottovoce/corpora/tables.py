@@ -5,10 +5,10 @@ import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import check_file, lines_of
+from sottovoce.base.parsing import Unreadable, parse_json
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
-from sottovoce.errors import InputError
-from sottovoce.files import check_file, lines_of
-from sottovoce.parsing import Unreadable, parse_json
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json")
 _NOT_UTF8 = "\ufffd"  # what a broken byte is read as

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import Clip, Corpus, Metadata, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
 from sottovoce.corpora.recordings import (
@@ -23,7 +24,6 @@ from sottovoce.corpora.recordings import (
     path_inside,
 )
 from sottovoce.corpora.tables import column_position, open_table
-from sottovoce.errors import InputError
 
 CLIPS = "clips"
 # What is known of the person, and the names that its column has had in Common Voice.

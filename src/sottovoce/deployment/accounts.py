@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, sealed, unsealed
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, sealed, unsealed
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.events import GaussianRelease, repeated, run_event
 from sottovoce.privacy.plan import Plan

@@ -18,9 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import final
 
+from sottovoce.base.files import read_json, sealed, unsealed, written_atomically
 from sottovoce.deployment.messages import Code
 from sottovoce.deployment.roster import Roster
-from sottovoce.files import read_json, sealed, unsealed, written_atomically
 from sottovoce.training.elsewhere import TooFewClients
 
 LEFT, REVOKED, SENT_ALL = "left for good", "revoked", "has sent all that was accepted"

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from sottovoce.errors import InputError
-from sottovoce.signatures import PrivateKey, PublicKey
+from sottovoce.base.errors import InputError
+from sottovoce.base.signatures import PrivateKey, PublicKey
 
 SIGNS_ORDERS = x509.ObjectIdentifier("2.25.281913087194356122098765409115022731001")  # made of a random UUID
 

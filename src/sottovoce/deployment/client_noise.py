@@ -4,9 +4,9 @@ How much is the plan's business (`privacy.noise_shares`); that fewer than `least
 each client (`sum_terms.Terms`), and both must say the same number.
 """
 
+from sottovoce.base.errors import BrokenPromise, promise
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.sum_terms import Terms
-from sottovoce.errors import BrokenPromise, promise
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.discrete_gaussian import DiscreteGaussian
 from sottovoce.privacy.events import repeated

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe, validate
-from sottovoce.errors import InputError
 from sottovoce.models.family import REGISTERED
 from sottovoce.optimisers.registry import OPTIMISERS
 from sottovoce.privacy.outside import PARTS

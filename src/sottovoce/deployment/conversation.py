@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sottovoce.base.signatures import PrivateKey
 from sottovoce.deployment.link import Link
 from sottovoce.deployment.messages import (
     OVERHEAD,
@@ -20,7 +21,6 @@ from sottovoce.deployment.messages import (
     open_answer,
 )
 from sottovoce.deployment.roster import Roster
-from sottovoce.signatures import PrivateKey
 
 AWAY = "away, or too late, or with too much to say"
 

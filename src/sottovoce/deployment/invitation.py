@@ -22,15 +22,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import ValidationError
 
 import sottovoce
+from sottovoce.base.errors import InputError
+from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.seeds import derive
+from sottovoce.base.signatures import PublicKey
 from sottovoce.config import Recipe
 from sottovoce.config.sections import Section
 from sottovoce.deployment.accepted import Limits, limits_of
 from sottovoce.deployment.client_recipe import check_closed, check_suited, client_recipe, clients_part
 from sottovoce.deployment.keys import fingerprint
 from sottovoce.deployment.sum_terms import Terms
-from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
-from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import LARGEST_STEPS, NoGuarantee
@@ -38,8 +40,6 @@ from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.promise import Promise
 from sottovoce.privacy.settings import Mode, PrivacySettings
-from sottovoce.seeds import derive
-from sottovoce.signatures import PublicKey
 from sottovoce.users.population import PRIVACY_UNITS
 
 LARGEST = 1 << 26  # bytes of an invitation: half a million nodes

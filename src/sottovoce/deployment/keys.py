@@ -26,6 +26,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_bounded, read_json, sealed, sync_folder, unsealed, write_json, written_atomically
+from sottovoce.base.signatures import LARGEST_KEY_FILE, PrivateKey
+from sottovoce.base.signatures import fingerprint as fingerprint
+from sottovoce.base.signatures import load_private_key as load_private_key
+from sottovoce.base.signatures import load_public_key as load_public_key
+from sottovoce.base.signatures import parse_public_key as parse_public_key
+from sottovoce.base.signatures import public_line as public_line
 from sottovoce.deployment.certificates import (
     as_pem,
     check_valid,
@@ -35,14 +43,6 @@ from sottovoce.deployment.certificates import (
     parse_certificate,
     self_signed,
 )
-from sottovoce.errors import InputError
-from sottovoce.files import read_bounded, read_json, sealed, sync_folder, unsealed, write_json, written_atomically
-from sottovoce.signatures import LARGEST_KEY_FILE, PrivateKey
-from sottovoce.signatures import fingerprint as fingerprint
-from sottovoce.signatures import load_private_key as load_private_key
-from sottovoce.signatures import load_public_key as load_public_key
-from sottovoce.signatures import parse_public_key as parse_public_key
-from sottovoce.signatures import public_line as public_line
 
 AUTHORITY_KEY, AUTHORITY, REVOKED = "ca.key", "ca.pem", "revoked.json"
 SERVER_KEY, SERVER = "server.key", "server.pem"

@@ -17,7 +17,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 SECONDS = 10.0  # for a handshake, and for the head of a request
 HEAD_BYTES = 1 << 14

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
 
-from sottovoce.errors import promise
-from sottovoce.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, verified
+from sottovoce.base.errors import promise
+from sottovoce.base.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, verified
 
 _HEADER = struct.Struct(">4sBBxx16sII16s32s32sQ")
 _ORDER, _ANSWER = b"SVo1", b"SVa1"

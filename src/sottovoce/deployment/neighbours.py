@@ -15,8 +15,8 @@ Both are tails of hypergeometric distributions; the first for each of n people, 
 
 import math
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment.sum_terms import FEWEST, threshold
-from sottovoce.errors import InputError
 
 
 def log2_failure(neighbours: int, *, clients: int, colluding: float) -> float:

@@ -21,6 +21,8 @@ from typing import final
 
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, sealed, unsealed, write_json
 from sottovoce.deployment.accounts import Accounts, may_be_kept
 from sottovoce.deployment.attendance import LEFT, SENT_ALL, Attendance
 from sottovoce.deployment.conversation import Answers, Conversation
@@ -29,10 +31,8 @@ from sottovoce.deployment.payloads import read_words, terms_of, total_of, update
 from sottovoce.deployment.secure_sum import Opened
 from sottovoce.deployment.secure_sum import Server as SecureSum
 from sottovoce.deployment.sum_terms import Attempt, NoSum, Terms
-from sottovoce.errors import InputError
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.federated.private import Private
-from sottovoce.files import read_json, sealed, unsealed, write_json
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.clipping import Clipper, Normalise
 from sottovoce.privacy.noise_shares import NoiseShares, largest_cohort

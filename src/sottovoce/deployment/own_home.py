@@ -10,9 +10,9 @@ nothing. Homes of older releases have no `node.json`; they are known by their le
 
 from pathlib import Path
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_bounded, sync_folder, write_json
-from sottovoce.parsing import Unreadable, parse_json, shown
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_bounded, sync_folder, write_json
+from sottovoce.base.parsing import Unreadable, parse_json, shown
 from sottovoce.privacy.chain import read_chain
 
 MARK, LEDGER, PAUSED, LEFT = "node.json", "ledger.jsonl", "paused", "left"

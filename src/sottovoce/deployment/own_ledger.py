@@ -18,10 +18,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment.accepted import Limits
 from sottovoce.deployment.messages import Code, Kind, Order, Refused
 from sottovoce.deployment.own_home import LEDGER, LEFT, PAUSED, check_home, claim, standing
-from sottovoce.errors import InputError
 from sottovoce.privacy.chain import ChainWriter, read_chain
 
 

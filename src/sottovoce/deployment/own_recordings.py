@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sottovoce.base.files import read_json, write_json
 from sottovoce.corpora import folder
 from sottovoce.corpora.corpus import Corpus, Speaker
-from sottovoce.files import read_json, write_json
 from sottovoce.store import Store
 from sottovoce.store.on_disk import HEADER
 

@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
-from sottovoce.seeds import derive
 from sottovoce.store import Store
 from sottovoce.users.groups import Groups
 from sottovoce.users.population import Population, build_population, populate

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import final
 
+from sottovoce.base.signatures import PrivateKey, sign
 from sottovoce.deployment.client_noise import add_share
 from sottovoce.deployment.invitation import Invitation
 from sottovoce.deployment.masks import Words
@@ -15,7 +16,6 @@ from sottovoce.deployment.payloads import terms_of
 from sottovoce.deployment.secure_sum import Client
 from sottovoce.deployment.sum_terms import Attempt, Phase, Unsafe
 from sottovoce.privacy.plan import Plan
-from sottovoce.signatures import PrivateKey, sign
 
 
 @final

@@ -25,6 +25,9 @@ from typing import final
 import torch
 from cryptography import x509
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import written_atomically
+from sottovoce.base.signatures import PrivateKey, PublicKey
 from sottovoce.deployment.certificates import check_valid, key_of_orders, parse_certificate
 from sottovoce.deployment.invitation import Invitation, opened_letter
 from sottovoce.deployment.keys import fingerprint
@@ -44,10 +47,7 @@ from sottovoce.deployment.own_ledger import OwnLedger, Quota
 from sottovoce.deployment.own_sum import OwnSum
 from sottovoce.deployment.own_training import OwnTraining, nothing, prepare
 from sottovoce.deployment.payloads import read_model, read_start, update_bytes
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
 from sottovoce.privacy.plan import Plan
-from sottovoce.signatures import PrivateKey, PublicKey
 from sottovoce.store import Store
 
 START = "start"

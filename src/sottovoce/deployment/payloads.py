@@ -19,10 +19,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from sottovoce.base.errors import InputError, promise
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Refused
 from sottovoce.deployment.sum_terms import Terms
-from sottovoce.errors import InputError, promise
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Options, find_family
 from sottovoce.models.saved import Recogniser, check_parameters

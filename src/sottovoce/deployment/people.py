@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, name_key
 from sottovoce.config import Recipe
 from sottovoce.deployment.roster import Roster
-from sottovoce.errors import InputError
 from sottovoce.privacy.settings import Mode
-from sottovoce.seeds import derive, name_key
 from sottovoce.users.groups import Groups, Integers
 from sottovoce.users.population import LeftOut, Population
 from sottovoce.users.splits import Named

@@ -15,12 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_bounded
+from sottovoce.base.parsing import Unreadable, parse_yaml, shown
+from sottovoce.base.seeds import name_key
+from sottovoce.base.signatures import PublicKey
 from sottovoce.deployment.keys import fingerprint, parse_public_key, public_line
-from sottovoce.errors import InputError
-from sottovoce.files import read_bounded
-from sottovoce.parsing import Unreadable, parse_yaml, shown
-from sottovoce.seeds import name_key
-from sottovoce.signatures import PublicKey
 
 _FIELDS = ("name", "key", "revoked")
 _LARGEST_FILE = 1 << 28

@@ -27,6 +27,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from sottovoce.base.errors import promise
+from sottovoce.base.signatures import SIGNATURE_BYTES, verified
 from sottovoce.deployment import shamir
 from sottovoce.deployment.masks import Words, add_mask
 from sottovoce.deployment.sum_terms import (
@@ -43,9 +45,7 @@ from sottovoce.deployment.sum_terms import (
     rows_of,
     threshold,
 )
-from sottovoce.errors import promise
 from sottovoce.privacy.secure_random import SecureRandom
-from sottovoce.signatures import SIGNATURE_BYTES, verified
 
 _PIECES = shamir.pieces_of(KEY_BYTES)
 _SHARE_BYTES = 4 * _PIECES  # of one secret

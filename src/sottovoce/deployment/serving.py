@@ -5,6 +5,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from sottovoce.base.errors import InputError, promise
 from sottovoce.config import Recipe
 from sottovoce.deployment.accounts import Accounts, may_be_kept
 from sottovoce.deployment.attendance import Attendance, Departures, Needed
@@ -16,7 +17,6 @@ from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, Pa
 from sottovoce.deployment.payloads import write_start
 from sottovoce.deployment.roster import Roster
 from sottovoce.deployment.sum_terms import FEWEST
-from sottovoce.errors import InputError, promise
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secret_files import SECRETS

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import promise
+from sottovoce.base.errors import promise
 from sottovoce.privacy.secure_random import SecureRandom
 
 PRIME = 2**31 - 1

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import final
 
+from sottovoce.base.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, verified
 from sottovoce.deployment.gate import REPLAYED, UNKNOWN, Caller
-from sottovoce.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, verified
 
 PROOF_HEADER, SESSION_HEADER = "sottovoce-proof", "sottovoce-session"
 SESSION_BYTES = NONCE_BYTES = 16

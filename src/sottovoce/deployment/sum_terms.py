@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sottovoce.errors import InputError
-from sottovoce.signatures import SIGNATURE_BYTES, PublicKey, verified
+from sottovoce.base.errors import InputError
+from sottovoce.base.signatures import SIGNATURE_BYTES, PublicKey, verified
 
 KEY_BYTES = 32
 _ADVERT = struct.Struct(f"<I{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")

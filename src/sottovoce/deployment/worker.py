@@ -33,6 +33,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClient, Protobu
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from sottovoce.base.errors import InputError
 from sottovoce.deployment.link import Answer
 from sottovoce.deployment.parcels import (
     CHUNK,
@@ -46,7 +47,6 @@ from sottovoce.deployment.parcels import (
     unpacked,
 )
 from sottovoce.deployment.signed_requests import PROOF_HEADER, SESSION_BYTES, SESSION_HEADER, prove
-from sottovoce.errors import InputError
 
 T = TypeVar("T")
 Say = Callable[[str], None]

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.attention_search import GREEDY, Search
 from sottovoce.models.decoding import BeamSearch, Hypothesis, greedy, read_words, whole_text_scorer
 from sottovoce.models.family import Family

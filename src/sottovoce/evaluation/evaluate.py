@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder
 from sottovoce.evaluation.per_speaker import Interval, Spread, interval, rates, spread, sum_by
 from sottovoce.evaluation.recognise import Progress, recognise
 from sottovoce.evaluation.wer import Counts, Tally, count_characters, count_words, tally
 from sottovoce.models.attention_search import Search
 from sottovoce.models.saved import Recogniser
-from sottovoce.seeds import stream
 from sottovoce.store import Store
 from sottovoce.text.normalisers import OURS, Normaliser, choose_normaliser
 

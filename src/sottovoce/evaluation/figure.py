@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
+from sottovoce.base.drawing import COLOURS, FAINT, INK, Page, write_drawing
 from sottovoce.evaluation.evaluate import Evaluation, Group
 from sottovoce.evaluation.per_speaker import rates
 from sottovoce.evaluation.table import error_table_of, evaluation_notes, group_words, largest_groups, rate_text

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.parsing import Record
+from sottovoce.base.seeds import stream
 from sottovoce.evaluation.evaluate import FACTS, OTHERS, UNKNOWN, pooled
 from sottovoce.evaluation.paired import PAIRED_DRAWS, errors, expanded, people
 from sottovoce.evaluation.per_speaker import CONFIDENCE, FEWEST_SPEAKERS, Interval, drawn_rates, percentiles
-from sottovoce.parsing import Record
-from sottovoce.seeds import stream
 
 WORST_GROUP = "worst_group"  # in a release's results: nobody can find it there afterwards
 

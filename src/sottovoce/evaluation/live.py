@@ -13,8 +13,8 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import placed, recognition_of
 from sottovoce.evaluation.sound import Samples
 from sottovoce.models.decoding import WORD_BOUNDARY

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.batches import plan_epoch
+from sottovoce.base.processes import ALONE, Processes, deal
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS, check_language, users_of
 from sottovoce.evaluation.prefetch import ahead
@@ -21,7 +22,6 @@ from sottovoce.models.family import recordings_heard
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Speech, load_batch, load_speech
 from sottovoce.models.utterances import Recordings
-from sottovoce.processes import ALONE, Processes, deal
 from sottovoce.store import Store
 
 

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.parsing import Record as Record
+from sottovoce.base.seeds import stream
 from sottovoce.evaluation.evaluate import FACTS, UNKNOWN, in_order
 from sottovoce.evaluation.per_speaker import CONFIDENCE, FEWEST_SPEAKERS, Interval, drawn_rates, percentiles
-from sottovoce.parsing import Record as Record
-from sottovoce.seeds import stream
 
 PAIRED_DRAWS = 10_000  # of few people nearly all are held, so that the ends hang on a few draws
 LESS_START = "less_start"  # in a release's results: the difference from the model that it started from

@@ -3,10 +3,10 @@
 from rich.console import Group as Lines
 from rich.text import Text
 
+from sottovoce.base.tables import NOTHING, Row
 from sottovoce.evaluation.paired import Comparison, Difference
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS, Interval
 from sottovoce.evaluation.table import grouped_table, rate_text
-from sottovoce.tables import NOTHING, Row
 
 RATES_OF_BOTH = ("group", "speakers", "words", "A", "B", "A − B", "95 % interval")
 

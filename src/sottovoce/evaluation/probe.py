@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sottovoce.audio.batches import plan_epoch
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, keyed_order, name_key, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS, speakers_in, users_of
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.evaluation.recognise import batch_seconds_on, placed, spell
@@ -35,7 +36,6 @@ from sottovoce.models.family import recordings_heard
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Speech, load_batch, load_speech
 from sottovoce.models.utterances import padded_tokens
-from sottovoce.seeds import derive, keyed_order, name_key, torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.users.used_utterances import utterance_keys

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.audio.batches import Batch, plan_epoch
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation.decoder import Decoder, usual_decoder
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.models.attention_search import Found, Search

@@ -6,9 +6,9 @@ from typing import TypeVar
 from rich.console import Group as Lines
 from rich.text import Text
 
+from sottovoce.base.tables import NOTHING, Row, Table
 from sottovoce.evaluation.evaluate import Evaluation, Group
 from sottovoce.evaluation.per_speaker import Interval
-from sottovoce.tables import NOTHING, Row, Table
 from sottovoce.text.normalisers import OURS
 
 # A crowd describes its accents in hundreds of ways; the largest groups are shown, all are in the JSON.

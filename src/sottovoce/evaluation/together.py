@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.processes import Processes, deal
 from sottovoce.evaluation.recognise import Progress, recognise
 from sottovoce.models.saved import Recogniser
-from sottovoce.processes import Processes, deal
 from sottovoce.store import Store
 
 

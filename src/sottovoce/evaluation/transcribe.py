@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.corpora.problems import Unusable
-from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder, usual_decoder
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.evaluation.recognise import batch_seconds_on, emissions, placed, recognition_of, searched

@@ -11,7 +11,7 @@ import jiwer
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 Counts = NDArray[np.int64]
 # What jiwer calls each kind of step; "equal" is none of them, and its releases name a substitution in two ways.

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.audio.batches import Batch, client_batches
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
 from sottovoce.federated.time_line import NOTHING_LEFT, TimeLine, turns_of
 from sottovoce.models.family import Family, Progress, StepDraws, draw_steps, step_loss
@@ -33,7 +34,6 @@ from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.models.utterances import Features, Recordings, record
 from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.optimisers.weights import Weights
-from sottovoce.seeds import derive, torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.users.population import Client, Population

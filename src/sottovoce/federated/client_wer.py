@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS
 from sottovoce.evaluation.recognise import placed, recognise
 from sottovoce.evaluation.wer import count_words, tally

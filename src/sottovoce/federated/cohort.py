@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sottovoce.errors import promise
+from sottovoce.base.errors import promise
 from sottovoce.federated.engines.engine import Dropped, Engine, Together
 from sottovoce.federated.private import Private
 from sottovoce.federated.weighting import WeightedSum

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.base.processes import Processes, deal
 from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
 from sottovoce.federated.engines.engine import Engine
 from sottovoce.federated.private import Private, whole_cohort
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
-from sottovoce.processes import Processes, deal
 
 
 @dataclass(frozen=True, eq=False)

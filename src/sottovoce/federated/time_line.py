@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sottovoce.audio.batches import Batch, Rows, batches_in_order
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 NOTHING_LEFT = "nothing is left of its time line"
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.base.errors import InputError, promise
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError, promise
 from sottovoce.federated.client import ClientRoom
 from sottovoce.privacy.sampling import Indices
 

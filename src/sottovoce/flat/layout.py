@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, promise
 
 # Every tensor starts on a multiple of 32 elements, so that a GPU reads it in full 128-byte lines. The few elements
 # in between are padding: always zero, never part of a norm, never noised.

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sottovoce.errors import promise
+from sottovoce.base.errors import promise
 from sottovoce.flat.layout import ALIGNMENT, Layers
 from sottovoce.flat.triton import tl, triton
 

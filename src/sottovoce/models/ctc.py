@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.kernels import triton_kernels
 
 # Token sets number their tokens from 1, so that the model's output 0 is free for it.

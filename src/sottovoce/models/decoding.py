@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_file
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_file
 from sottovoce.models.ctc import BLANK
 from sottovoce.text.tokens import WORD_START
 

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.naming import imported
 from sottovoce.models import log_mel
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.log_mel import Narrow
 from sottovoce.models.utterances import Features, Recordings
-from sottovoce.naming import imported
 
 Parameters = Mapping[str, Tensor]
 S = TypeVar("S")  # a family's settings: its architecture

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.features import MEL_COUNT
-from sottovoce.errors import InputError
-from sottovoce.files import check_file, read_file
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import check_file, read_file
+from sottovoce.base.parsing import shortened, shown
 from sottovoce.models.crdnn import FAMILY
 from sottovoce.models.crdnn.speechbrain import COUNTER, converted, settings_of
 from sottovoce.models.saved import Recogniser
-from sottovoce.parsing import shortened, shown
 from sottovoce.text.tokens import SentencePieceTokens
 
 WEIGHTS = ("model.ckpt", "asr.ckpt")

@@ -23,7 +23,7 @@ from sottovoce.audio.features import (
     normalise_filters,
     raise_floor,
 )
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.utterances import Features, Recordings
 
 # Features [U, T, F], their frames [U] and a band of each [U, 2]: what would have been heard had there been no more.

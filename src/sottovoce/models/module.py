@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, frame_count
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import seeded_kernels
 from sottovoce.models import ctc
 from sottovoce.models.family import Family, Parameters, Place, Recognition
 from sottovoce.models.log_mel import Narrow, narrowing
 from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.utterances import Features
-from sottovoce.seeds import seeded_kernels
 
 Build = Callable[[Any], nn.Module]
 

@@ -23,10 +23,12 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as as_bytes
 from torch import Tensor
 
+from sottovoce.base.digests import content_digest, weights_digest
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import check_file, named_inside, read_file, sealed, unsealed, write_json, written_atomically
+from sottovoce.base.naming import importing_nothing
+from sottovoce.base.parsing import Unreadable, parse_json, shown
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.digests import content_digest, weights_digest
-from sottovoce.errors import InputError
-from sottovoce.files import check_file, named_inside, read_file, sealed, unsealed, write_json, written_atomically
 from sottovoce.models.family import Family, Parameters, find_family
 from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.saved_files import CONFIG as CONFIG
@@ -36,8 +38,6 @@ from sottovoce.models.saved_files import PART as PART
 from sottovoce.models.saved_files import TOKENS as TOKENS
 from sottovoce.models.saved_files import description_digest
 from sottovoce.models.trainable import Frozen
-from sottovoce.naming import importing_nothing
-from sottovoce.parsing import Unreadable, parse_json, shown
 from sottovoce.text.tokens import Tokens, load_tokens, save_tokens, written_tokens
 
 NAME_FAMILY = "--family {name}, if you trust it"

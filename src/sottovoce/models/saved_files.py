@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sottovoce.digests import content_digest, safetensors_digest
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, unsealed
+from sottovoce.base.digests import content_digest, safetensors_digest
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, unsealed
 
 PARAMETERS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokens.json"
 PART, FROZEN = "part.safetensors", "frozen.safetensors"

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.audio.batches import Batch, Piece, in_steps, pieces_of, plan_epoch
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 from sottovoce.models.family import Family
 from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.store import Store

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.family import Parameters
 from sottovoce.models.low_rank import low_rank_names
 

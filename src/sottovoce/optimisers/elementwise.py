@@ -15,7 +15,7 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step
 from sottovoce.optimisers.ranges import check_range
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.optimisers.ranges import check_range
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 
 def check_range(owner: object, *names: str, low: float, below: float = math.inf) -> None:

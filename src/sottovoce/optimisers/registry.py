@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sottovoce.errors import InputError
-from sottovoce.naming import built, imported, nearest
+from sottovoce.base.errors import InputError
+from sottovoce.base.naming import built, imported, nearest
+from sottovoce.base.parsing import shown
 from sottovoce.optimisers.elementwise import SGD, Adadelta, AdaGrad, Adam
 from sottovoce.optimisers.lamb import LAMB
 from sottovoce.optimisers.lars import LARS
@@ -18,7 +19,6 @@ from sottovoce.optimisers.schedules import (
     WarmupCosine,
     WarmupInverseSqrt,
 )
-from sottovoce.parsing import shown
 
 OPTIMISERS: Mapping[str, type[Optimiser]] = {
     "sgd": SGD,
@@ -47,7 +47,7 @@ def build_optimiser(name: str = "", **settings: Any) -> Optimiser:
     LARS(momentum=0.8, trust_coefficient=0.001, weight_decay=0.0, eps=0.0)
     >>> build_optimiser("lars", trust=0.01)
     Traceback (most recent call last):
-    sottovoce.errors.InputError: optimiser lars: unknown setting 'trust', did you mean 'trust_coefficient'? \
+    sottovoce.base.errors.InputError: optimiser lars: unknown setting 'trust', did you mean 'trust_coefficient'? \
 (known: momentum, trust_coefficient, weight_decay, eps)
     """
     return _build("optimiser", _known(OPTIMISERS, name, what="optimiser", kind=Optimiser), name, settings)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.optimisers.ranges import check_count, check_range
 
 

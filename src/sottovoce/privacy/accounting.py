@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.events import Event, Neighbouring, poisson_release, repeated
 from sottovoce.privacy.pld import CAREFUL, SMALLEST_DELTA, Pld, PldCap, compose_pld
 from sottovoce.privacy.rdp import (

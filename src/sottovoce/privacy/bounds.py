@@ -10,7 +10,7 @@ equations. Two steps of the printed proofs deserve a caveat, and the results car
 import math
 from dataclasses import dataclass
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 
 @dataclass(frozen=True)

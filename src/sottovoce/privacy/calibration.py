@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Literal
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import pld_epsilon, rdp_epsilon
 from sottovoce.privacy.correlated import Correlated
 from sottovoce.privacy.events import (

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from sottovoce.errors import InputError
-from sottovoce.files import naming, read_file, sync_folder
-from sottovoce.parsing import parse_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import naming, read_file, sync_folder
+from sottovoce.base.parsing import parse_json
 
 Record = dict[str, Any]
 _GENESIS = "0" * 64

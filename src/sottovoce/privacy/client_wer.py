@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import LARGEST_MULTIPLIER, SMALLEST_MULTIPLIER, Measured, event_to_json
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
-from sottovoce.seeds import derive
 
 PAIR = Layout(("misheard", "understood"), ((1,), (1,)))
 LARGEST_WORDS = 10**9

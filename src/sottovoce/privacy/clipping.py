@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, promise
 from sottovoce.flat import segments
 from sottovoce.flat.layout import Layers
 

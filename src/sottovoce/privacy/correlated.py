@@ -10,7 +10,7 @@ its ledger: whoever verifies that works out nothing again.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.strategies import Banded, Strategy, strategy_to_json

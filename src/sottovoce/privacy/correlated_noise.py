@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, promise
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.secret_files import written_secretly
 from sottovoce.privacy.strategies import Banded, Blt, Strategy, column_of

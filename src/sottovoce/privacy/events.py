@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.strategies import Banded, Strategy, sensitivity, strategy_from_json, strategy_to_json
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import written_atomically
 from sottovoce.privacy.calibration import event_epsilon
 from sottovoce.privacy.planner import PlannedRun, grown
 from sottovoce.privacy.scale import GUARANTEE

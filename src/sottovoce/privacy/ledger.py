@@ -20,7 +20,8 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, promise
+from sottovoce.base.signatures import PrivateKey, fingerprint
 from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
 from sottovoce.privacy.events import (
     NoGuarantee,
@@ -39,7 +40,6 @@ from sottovoce.privacy.ledger_records import (
 from sottovoce.privacy.ledger_report import LedgerReport, json_number
 from sottovoce.privacy.ledger_signature import write_signature
 from sottovoce.privacy.sampling import Indices
-from sottovoce.signatures import PrivateKey, fingerprint
 
 
 class BudgetSpent(Exception):

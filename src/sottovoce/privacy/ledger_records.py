@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, promise
 from sottovoce.privacy.accounting import RunningEpsilon
 from sottovoce.privacy.chain import Chain, Record
 from sottovoce.privacy.events import (

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, write_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, write_json
+from sottovoce.base.signatures import PrivateKey, fingerprint, parse_public_key, public_line, sign, verified
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger_report import LedgerReport
-from sottovoce.signatures import PrivateKey, fingerprint, parse_public_key, public_line, sign, verified
 
 SIGNATURE = "ledger.signature.json"
 VERSION = 1

@@ -30,7 +30,7 @@ from types import ModuleType
 import torch
 from torch import Generator, Tensor
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, promise
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Groups, Layout, match_groups
 from sottovoce.privacy.discrete_gaussian import DiscreteGaussian

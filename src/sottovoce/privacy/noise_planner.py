@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.calibration import SMALLEST_TARGET, Accountant
 from sottovoce.privacy.events import LARGEST_POPULATION, check_whole
 from sottovoce.privacy.mechanisms import (

@@ -19,7 +19,7 @@ decisions/024 has both arguments.
 import math
 from dataclasses import dataclass
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.search import smallest_whole
 
 SMALLEST_STD = 32.0  # of a share, in cells of the grid: below, `log_gap` would begin to count

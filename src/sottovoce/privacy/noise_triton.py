@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sottovoce.errors import promise
+from sottovoce.base.errors import promise
 from sottovoce.flat.layout import ALIGNMENT, Layout, tensor_layers
 from sottovoce.flat.segments_triton import CHUNK, WARPS, chunk_table
 from sottovoce.flat.triton import tl, triton

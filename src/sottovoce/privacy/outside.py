@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.naming import built, imported
-from sottovoce.parsing import shown
+from sottovoce.base.errors import InputError
+from sottovoce.base.naming import built, imported
+from sottovoce.base.parsing import shown
 
 PARTS = ("clip_rule", "weights", "sampler")
 

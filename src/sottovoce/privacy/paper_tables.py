@@ -10,7 +10,7 @@ import yaml
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.plan_tables import coloured, number
 from sottovoce.privacy.planner import PlannedRun, plan_run
 from sottovoce.privacy.pld import QUICK, PldCap

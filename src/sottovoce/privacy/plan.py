@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sottovoce.errors import BrokenPromise, InputError, promise
+from sottovoce.base.errors import BrokenPromise, InputError, promise
 from sottovoce.flat.layout import Layout, group_layers, tensor_layers
 from sottovoce.privacy import telling
 from sottovoce.privacy.adaptive import next_clip_bound, update_noise_multiplier

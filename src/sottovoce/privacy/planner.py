@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.calibration import Accountant, check_target, event_epsilon, noise_of_run
 from sottovoce.privacy.events import (

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.units import PrivacyUnit, unit_named
 from sottovoce.privacy.accounting import Epsilon, RunningEpsilon, epsilon
 from sottovoce.privacy.calibration import steps_for
 from sottovoce.privacy.client_wer import ClientWer, is_due, planned
@@ -33,7 +34,6 @@ from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.outside import rests_on
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
-from sottovoce.units import PrivacyUnit, unit_named
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sottovoce.errors import promise
+from sottovoce.base.errors import promise
+from sottovoce.base.seeds import derive, stream
 from sottovoce.privacy.sampling import Words
 from sottovoce.privacy.secure_random import SecureRandom
-from sottovoce.seeds import derive, stream
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sottovoce.errors import BrokenPromise, promise
+from sottovoce.base.errors import BrokenPromise, promise
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.correlated_noise import CorrelatedNoise
 from sottovoce.privacy.noise import (

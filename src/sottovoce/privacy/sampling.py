@@ -13,8 +13,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
-from sottovoce.seeds import keyed_order
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import keyed_order
 
 Words = Callable[[int], NDArray[np.uint64]]
 Indices = NDArray[np.int64]
@@ -39,7 +39,7 @@ class PoissonSampler:
     def sample(self, population_size: int, *, words: Words) -> Indices:
         """The users of one cohort, ascending. Work and memory grow with the cohort, not with the population.
 
-        >>> from sottovoce.seeds import stream
+        >>> from sottovoce.base.seeds import stream
         >>> words = stream(1, "cohort", 0).bit_generator.random_raw
         >>> len(PoissonSampler(sampling_rate=1e-6).sample(70_000_000, words=words))
         62

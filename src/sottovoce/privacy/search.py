@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 
 class Unreachable(InputError):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from sottovoce.files import sweep, sync_folder, written_atomically
+from sottovoce.base.files import sweep, sync_folder, written_atomically
 
 SECRETS = "secrets"
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.layout import Groups
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.clipping import Normalise, Share
@@ -76,7 +76,7 @@ class PrivacyOptions:
 class PrivacySettings(PrivacyOptions):
     """Everything a plan is made of. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
 
-    `privacy_unit` is who is protected, as in `sottovoce.units` ("speaker", "silo with all its speakers"), or None
+    `privacy_unit` is who is protected, as in `sottovoce.base.units` ("speaker", "silo with all its speakers"), or None
     with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
     seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
     nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). With a `mechanism` noise is

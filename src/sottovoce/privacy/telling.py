@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.ledger_records import Header
 from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY

@@ -12,8 +12,8 @@ import zlib
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import written_atomically
 
 ZIP = ".zip"
 # The same files give the same archive: zip's own beginning of time.

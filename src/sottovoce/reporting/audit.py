@@ -6,12 +6,12 @@ from typing import Any
 from sottovoce.auditing.audit import Observer, interval_words
 from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.auditing.speech_audit import attack_words
-from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.tables import NOTHING, Table
 from sottovoce.privacy.events import NoGuarantee, poisson_release
 from sottovoce.reporting.cells import epsilon_text, percent, said_once
 from sottovoce.reporting.parts import Chapter, PagePart, Paragraph, chapter, notice
 from sottovoce.reporting.records import RunRecord
-from sottovoce.tables import NOTHING, Table
 from sottovoce.training.run_folder import CONFIG
 
 _INTRO = (

@@ -4,8 +4,8 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from sottovoce.base.tables import NOTHING
 from sottovoce.privacy.promise import written_out
-from sottovoce.tables import NOTHING
 
 NAMED = 4  # more labels than this make a list that nobody reads
 Said = TypeVar("Said", bound=Hashable)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from sottovoce.base.tables import Row, Table
 from sottovoce.reporting.cells import integer, number_text, percent, said_once
 from sottovoce.reporting.drawings import Drawing, sorted_rates
 from sottovoce.reporting.parts import Chapter, PagePart, chapter
 from sottovoce.reporting.records import Record, RunRecord
-from sottovoce.tables import Row, Table
 
 _INTRO = (
     "Clients, unlike test speakers, have been trained on; here is each on speech that it has held out. This is a "

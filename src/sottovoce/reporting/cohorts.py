@@ -7,7 +7,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from sottovoce.drawing import FAINT
+from sottovoce.base.drawing import FAINT
 from sottovoce.reporting.cells import text
 from sottovoce.reporting.curves import LinePoints, told_ends
 from sottovoce.reporting.drawings import Drawing, dress, new_axes, pens, percents, plot

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.layout import Layers, Layout, group_layers, tensor_layers
 from sottovoce.optimisers import build_optimiser
 from sottovoce.optimisers.lamb import LAMB

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from sottovoce.drawing import FAINT
+from sottovoce.base.drawing import FAINT
 from sottovoce.evaluation.measures import MEASURES, WER, Measure
 from sottovoce.reporting.cells import slugs
 from sottovoce.reporting.drawings import Drawing, dress, label_decades, new_axes, number_labels, pens, percents, plot

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from sottovoce.base.tables import NOTHING, Row, Table
 from sottovoce.evaluation.paired import LESS_START, difference, why_not
 from sottovoce.evaluation.paired_table import between, points
 from sottovoce.reporting.cells import said_once
 from sottovoce.reporting.records import Record, RunRecord
-from sottovoce.tables import NOTHING, Row, Table
 
 PAIRED_HEADINGS = ("", "test set", "points of WER", "95 % interval", "better / worse / same")
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, MARKERS, in_theme
+from sottovoce.base.drawing import COLOURS, FAINT, INK, LINE_STYLES, MARKERS, in_theme
 
 WIDTH, HEIGHT = 4.8, 3.1  # inches
 LETTERS = 62  # that fit beside one another in a legend; its lines and gaps take seven for each entry

@@ -8,7 +8,8 @@ from statistics import fmean
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sottovoce.drawing import COLOURS, INK
+from sottovoce.base.drawing import COLOURS, INK
+from sottovoce.base.tables import Table
 from sottovoce.reporting.cells import number_text, slugs
 from sottovoce.reporting.drawings import WIDTH, Drawing, bare, data_id, label_decades
 from sottovoce.reporting.layers import (
@@ -23,7 +24,6 @@ from sottovoce.reporting.layers import (
 )
 from sottovoce.reporting.parts import Chapter, Fold, PagePart, by_run, chapter
 from sottovoce.reporting.records import Record, RunRecord
-from sottovoce.tables import Table
 
 NORMS, DEVIATIONS = "gradient_norms", "gradient_deviations"
 PANELS = 3  # beside one another

@@ -10,10 +10,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from sottovoce.base.tables import NOTHING, Table
 from sottovoce.models.family import Place
 from sottovoce.reporting.drawings import Drawing, data_id, dress, label_decades, new_axes, pens, plot
 from sottovoce.reporting.records import Record, RunRecord
-from sottovoce.tables import NOTHING, Table
 
 Placing = Callable[[str], Place]
 Kinds = Mapping[str, str]

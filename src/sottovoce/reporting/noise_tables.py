@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
+from sottovoce.base.tables import NOTHING, Row, Table
 from sottovoce.reporting.cells import epsilon_text, integer, number_text
 from sottovoce.reporting.records import Record, RunRecord
-from sottovoce.tables import NOTHING, Row, Table
 
 CLIPPING_SHARES = ("global", "uniform", "dim")
 ROW = ("share", "sigma_dp", "noise_multiplier", "clip_bound", "extrapolate")  # of privacy: what rows and columns say

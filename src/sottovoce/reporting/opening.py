@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from sottovoce.base.tables import NOTHING, Row, Table
 from sottovoce.evaluation.paired_table import between, points
 from sottovoce.reporting.cells import epsilon_text, listed
 from sottovoce.reporting.parts import Chapter, Fold, MacroPart, PagePart, Paragraph
 from sottovoce.reporting.verdict import EVERY_TIME, Verdict, odds_words, of_hundred, told_together
-from sottovoce.tables import NOTHING, Row, Table
 
 WORDS = 4  # columns of the table, before the numbers
 IN_WORDS = 6  # runs, beyond which nobody reads a verdict on each

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from sottovoce import __version__
-from sottovoce.drawing import Page, fill_template, write_drawing
-from sottovoce.errors import InputError
+from sottovoce.base.drawing import Page, fill_template, write_drawing
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import as_utf8, written_atomically
+from sottovoce.base.tables import NOTHING, Table
 from sottovoce.evaluation.measures import MEASURES
-from sottovoce.files import as_utf8, written_atomically
 from sottovoce.reporting.audit import audit_alarm, audit_section
 from sottovoce.reporting.cells import epsilon_text, integer, number_text, percent, said_once
 from sottovoce.reporting.clients import client_results_section
@@ -40,7 +41,6 @@ from sottovoce.reporting.sections import (
 )
 from sottovoce.reporting.titles import about_of
 from sottovoce.reporting.verdict import Verdict, verdicts
-from sottovoce.tables import NOTHING, Table
 
 
 @dataclass(frozen=True)

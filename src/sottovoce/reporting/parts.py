@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sottovoce.base.tables import Table
 from sottovoce.reporting.drawings import Drawing
-from sottovoce.tables import Table
 
 UNFOLDED = 3  # runs, beyond which what belongs to a single one is folded away
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sottovoce.drawing import COLOURS
+from sottovoce.base.drawing import COLOURS
 from sottovoce.evaluation.table import GROUPS_SHOWN
 from sottovoce.reporting.drawings import (
     Drawing,

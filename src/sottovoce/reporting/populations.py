@@ -10,7 +10,7 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from sottovoce.drawing import FAINT
+from sottovoce.base.drawing import FAINT
 from sottovoce.privacy.calibration import Accountant
 from sottovoce.privacy.events import LARGEST_POPULATION, GaussianRelease, Measured, parts_of
 from sottovoce.privacy.figure import population_curves

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_file
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_file
+from sottovoce.base.parsing import Record as Record
+from sottovoce.base.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.models.family import DEFAULT, REGISTERED, Family, Place, find_family
 from sottovoce.models.module import place as place_by_name
-from sottovoce.parsing import Record as Record
-from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import NoGuarantee, repeated
 from sottovoce.privacy.ledger_report import LedgerReport

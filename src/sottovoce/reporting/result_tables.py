@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+from sottovoce.base.tables import NOTHING, Row, Table
 from sottovoce.reporting.cells import epsilon_text, integer, number_text, percent, said_once, text
 from sottovoce.reporting.convergence import TERMS, convergence, premise_words
 from sottovoce.reporting.curves import series
 from sottovoce.reporting.people import group_list
 from sottovoce.reporting.records import LedgerCheck, Record, RunRecord
-from sottovoce.tables import NOTHING, Row, Table
 
 PAPER_WER = "paper-wer"
 

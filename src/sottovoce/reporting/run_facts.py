@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sottovoce.base.tables import NOTHING, Table
 from sottovoce.reporting.cells import integer, text
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.titles import about_of
-from sottovoce.tables import NOTHING, Table
 
 RUN_FACTS: dict[str, Callable[[RunRecord], str]] = {
     "recipe": lambda run: text(about_of(run)),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.reporting.records import Record, RunRecord
 
 SEED_PART = "seed"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sottovoce import __version__
-from sottovoce.errors import InputError
-from sottovoce.files import as_utf8, written_atomically
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import as_utf8, written_atomically
+from sottovoce.base.units import PrivacyUnit
 from sottovoce.privacy.events import CorrelatedRelease, GaussianRelease, NoGuarantee, Release
 from sottovoce.privacy.promise import Promise, written_out
 from sottovoce.privacy.scale import step_of
@@ -18,7 +19,6 @@ from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.reporting.run_facts import short_commit
 from sottovoce.reporting.titles import about_of
 from sottovoce.reporting.verdict import Verdict, odds_words
-from sottovoce.units import PrivacyUnit
 
 NOT_COVERED = (
     "Settings that were chosen by trying runs on the same people which are not reported. Were there any? [yes or no; "

@@ -10,8 +10,9 @@ from typing import Any
 
 from rich.table import Table as TerminalTable
 
+from sottovoce.base.files import as_utf8, written_atomically
+from sottovoce.base.tables import Table
 from sottovoce.evaluation.evaluate import MANY_COLLAPSED, told_collapsed
-from sottovoce.files import as_utf8, written_atomically
 from sottovoce.privacy.calibration import Accountant
 from sottovoce.reporting.cells import epsilon_text
 from sottovoce.reporting.differences import difference_table
@@ -24,7 +25,6 @@ from sottovoce.reporting.result_tables import PAPER_WER, paper_tables
 from sottovoce.reporting.shared_people import NOBODY, Declared
 from sottovoce.reporting.titles import title_for
 from sottovoce.reporting.verdict import Verdict, told_together, verdicts
-from sottovoce.tables import Table
 from sottovoce.training.run_folder import RESULTS, hide_times
 from sottovoce.training.trained_part import told_bytes
 

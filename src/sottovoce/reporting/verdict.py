@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from sottovoce.base.units import PrivacyUnit
 from sottovoce.evaluation.gaps import Gap
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, accounted
 from sottovoce.privacy.odds import Odds, believed, odds
@@ -19,7 +20,6 @@ from sottovoce.reporting.cells import integer, listed
 from sottovoce.reporting.costs import PrivacyCost, cost_of, gap_of, gap_words
 from sottovoce.reporting.larger_population import accountant_of, larger_population
 from sottovoce.reporting.records import RunRecord
-from sottovoce.units import PrivacyUnit
 
 EVERY_TIME = 0.995
 PRIOR = 0.01

@@ -20,13 +20,13 @@ from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from sottovoce import __version__
-from sottovoce.children import ChildKilled, children, in_order
+from sottovoce.base.children import ChildKilled, children, in_order
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import sealed, sweep, sync_folder, write_json
+from sottovoce.base.interrupts import ended_in_order
+from sottovoce.base.parsing import parse_json
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, Speaker
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.errors import InputError
-from sottovoce.files import sealed, sweep, sync_folder, write_json
-from sottovoce.interrupts import ended_in_order
-from sottovoce.parsing import parse_json
 from sottovoce.store import on_disk
 from sottovoce.store.saved import Saved
 from sottovoce.store.writing import Writer, can_resume

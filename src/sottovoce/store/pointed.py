@@ -7,9 +7,9 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import AudioFile
 from sottovoce.corpora.pointing import Changed, check_samples, check_unchanged, read_span
-from sottovoce.errors import InputError
 from sottovoce.store import on_disk
 from sottovoce.store.tables import load_column, load_record, map_file
 

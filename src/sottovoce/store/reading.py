@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_file, unsealed
+from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.seeds import name_key
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
-from sottovoce.files import read_file, unsealed
-from sottovoce.parsing import Unreadable, parse_json
-from sottovoce.seeds import name_key
 from sottovoce.store import on_disk
 from sottovoce.store.pointed import PointedAudio
 from sottovoce.store.tables import load_column, load_record, map_file

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, sealed, unsealed, write_json
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, sealed, unsealed, write_json
 from sottovoce.store import on_disk
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
-from sottovoce.parsing import parse_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.parsing import parse_json
 
 
 def load_column(path: Path, dtype: type[np.int64 | np.uint64 | np.bool_], length: int) -> Any:

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.files import as_utf8, sync
+from sottovoce.base.seeds import name_key
 from sottovoce.corpora.corpus import SAMPLE_RATE, AudioFile, RenderedSpeaker, RenderedUtterance, Span
 from sottovoce.corpora.problems import Kind, Problem
-from sottovoce.files import as_utf8, sync
-from sottovoce.seeds import name_key
 from sottovoce.store import on_disk
 
 _PART = ".part"  # a column as far as it was saved: bare numbers, to which more are appended

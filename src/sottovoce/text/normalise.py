@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from unidecode import unidecode
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 # Written beside every error rate. Whatever changes what `normalise` gives back raises the version: rates of texts that
 # were spelled by other rules cannot be compared.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import version
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.text import normalise
 
 PACKAGE = "whisper-normalizer"

@@ -14,7 +14,7 @@ import unicodedata
 
 from unidecode import unidecode
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.text.normalise import alphabet, spoken_signs
 
 PUNCTUATION = frozenset('!"#$%&()*+,./:;<=>?@[\\]^_`{|}~')

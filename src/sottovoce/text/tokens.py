@@ -19,9 +19,9 @@ from typing import Protocol
 
 import sentencepiece
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_file, write_json
-from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_file, write_json
+from sottovoce.base.parsing import Unreadable, parse_json
 
 DEFAULT_PIECES = 2_500
 MADE_FROM = "made_from"

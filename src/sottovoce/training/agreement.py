@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import sottovoce
-from sottovoce.errors import InputError
-from sottovoce.processes import Processes
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import Processes
 
 Facts = dict[str, object]
 

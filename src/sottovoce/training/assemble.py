@@ -9,9 +9,11 @@ Nothing is trained or written: engines, the server and what runs after its steps
 import hashlib
 from dataclasses import dataclass, replace
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import ALONE, Processes
+from sottovoce.base.seeds import derive
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.measures import Measure
 from sottovoce.federated.client import SharedSpeech
@@ -23,8 +25,6 @@ from sottovoce.models.speech import Speech
 from sottovoce.models.trainable import Trainable
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
-from sottovoce.processes import ALONE, Processes
-from sottovoce.seeds import derive
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.training import central

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import ManifestCorpus, Recipe
-from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, sketch
 from sottovoce.store import Store

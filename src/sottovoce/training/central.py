@@ -14,6 +14,8 @@ from torch import Tensor
 
 from sottovoce.audio.augment import add_noise, perturb_speed
 from sottovoce.audio.batches import Piece
+from sottovoce.base.processes import ALONE, Processes
+from sottovoce.base.seeds import torch_stream
 from sottovoce.config import Augmentation, Central, Recipe
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.losses import mean_figures
@@ -29,8 +31,6 @@ from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.models.utterances import Recordings
 from sottovoce.optimisers import Annealed
 from sottovoce.optimisers.weights import Weights
-from sottovoce.processes import ALONE, Processes
-from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.training.checkpoint import Checkpoint

@@ -1,10 +1,10 @@
 """A central run: a recipe's training set and start model, trained and tested."""
 
+from sottovoce.base.processes import ALONE, Processes
 from sottovoce.config import Recipe
 from sottovoce.models.saved import describe_inherited
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.models.speech import load_speech
-from sottovoce.processes import ALONE, Processes
 from sottovoce.training import central
 from sottovoce.training.agreement import Sealed, agreeing, sealed, sealed_tensors
 from sottovoce.training.context import Surroundings

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, sealed, sync_folder, unsealed, write_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, sealed, sync_folder, unsealed, write_json
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
 from sottovoce.training.run_folder import STATE as STATE

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import promise
+from sottovoce.base.seeds import derive, stream
 from sottovoce.config import Recipe
-from sottovoce.errors import promise
 from sottovoce.evaluation.per_speaker import rates, spread, sum_by
 from sottovoce.evaluation.wer import Counts, count_words
 from sottovoce.federated.client_wer import held_out_speech
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.settings import Mode
-from sottovoce.seeds import derive, stream
 from sottovoce.store import Store
 from sottovoce.training.team import Team
 from sottovoce.users.population import Client, Population

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
 from sottovoce.federated.client_wer import ListenersHere
 from sottovoce.models.saved import Recogniser
 from sottovoce.training.run_folder import RunFolder

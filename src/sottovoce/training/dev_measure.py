@@ -1,7 +1,7 @@
 """What the best model of a run is chosen by, on its dev set."""
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import emits, searches
 from sottovoce.evaluation.losses import usable_speech
 from sottovoce.evaluation.measures import LOSS, MEASURES, Measure

@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from sottovoce.base.errors import InputError, promise
+from sottovoce.base.files import read_json, write_json
+from sottovoce.base.processes import ALONE, Processes
+from sottovoce.base.seeds import derive, stream
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError, promise
 from sottovoce.federated.client import ClientRoom, SharedSpeech
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import (
@@ -22,13 +25,10 @@ from sottovoce.federated.engines import (
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.turns import Turns, schedule_of
-from sottovoce.files import read_json, write_json
 from sottovoce.models.family import Family, Parameters, not_stacked, sped_up
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
-from sottovoce.processes import ALONE, Processes
-from sottovoce.seeds import derive, stream
 from sottovoce.training.assemble import Federation
 from sottovoce.training.precision import precision
 from sottovoce.training.run_folder import ENGINE, RunFolder

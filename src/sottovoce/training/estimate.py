@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.config import Recipe
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.saved import Recogniser, fresh
@@ -20,7 +21,6 @@ from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.promise import both
 from sottovoce.privacy.settings import Mode
-from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.training.assemble import Federation
 from sottovoce.training.beforehand import Ready, Stage

@@ -4,16 +4,16 @@ from typing import Any
 
 import numpy as np
 
+from sottovoce.base.files import write_json
+from sottovoce.base.processes import Processes
+from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import Recipe
 from sottovoce.federated.ranks import ClientsOverRanks
-from sottovoce.files import write_json
 from sottovoce.models.saved import load as load_recogniser
 from sottovoce.privacy.correlated_noise import MEMORY
 from sottovoce.privacy.ledger import record_results
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import SECRETS, forget
-from sottovoce.processes import Processes
-from sottovoce.signatures import PrivateKey
 from sottovoce.training.assemble import Federation, assemble
 from sottovoce.training.client_results import client_results
 from sottovoce.training.client_wer import measured_wers

@@ -17,10 +17,11 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, final
 
+from sottovoce.base.digests import safetensors_digest
+from sottovoce.base.errors import InputError
+from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import as_yaml
-from sottovoce.digests import safetensors_digest
-from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Score, scored
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.ranks import ClientsOverRanks
@@ -32,7 +33,6 @@ from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger import BudgetSpent, Ledger
 from sottovoce.privacy.ledger_records import AttemptsUsed
 from sottovoce.privacy.secret_files import SECRETS
-from sottovoce.signatures import PrivateKey
 from sottovoce.training.assemble import Federation
 from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint, name
 from sottovoce.training.client_wer_rounds import ClientWers

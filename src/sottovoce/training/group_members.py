@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, sealed, unsealed
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, sealed, unsealed
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import written_secretly
 from sottovoce.users.population import Population

@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.interrupts import interruptible
+from sottovoce.base.processes import ALONE, Processes
 from sottovoce.evaluation.evaluate import MANY_COLLAPSED, Evaluation, told_collapsed
 from sottovoce.evaluation.measures import Measure, Score
-from sottovoce.interrupts import interruptible
 from sottovoce.models.saved import Recogniser
-from sottovoce.processes import ALONE, Processes
 from sottovoce.training import checkpoint
 from sottovoce.training.agreement import Sealed, agreeing, sealed_tensors
 from sottovoce.training.checkpoint import Checkpoint

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_file
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_file
+from sottovoce.base.parsing import parse_json
 from sottovoce.models.saved_files import CONFIG as MODEL_CONFIG
-from sottovoce.parsing import parse_json
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.events import poisson_release, repeated, run_event

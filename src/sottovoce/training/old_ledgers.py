@@ -4,12 +4,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from sottovoce.digests import flat_fingerprint
-from sottovoce.errors import InputError
+from sottovoce.base.digests import flat_fingerprint
+from sottovoce.base.errors import InputError
+from sottovoce.base.parsing import parse_yaml
 from sottovoce.flat.layout import ALIGNMENT
 from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.models.saved_files import PARAMETERS, read_config
-from sottovoce.parsing import parse_yaml
 from sottovoce.training.run_folder import CONFIG
 
 

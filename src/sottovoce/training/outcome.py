@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sottovoce.base.files import read_json, write_json
+from sottovoce.base.processes import Processes
 from sottovoce.config import Recipe, as_yaml
-from sottovoce.files import read_json, write_json
-from sottovoce.processes import Processes
 from sottovoce.training.agreement import agreeing
 from sottovoce.training.keeper import INTERRUPTED, Ended
 from sottovoce.training.marks import check_resumable

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
+from sottovoce.base.processes import Processes
 from sottovoce.config import Recipe
 from sottovoce.models.saved import Recogniser
-from sottovoce.processes import Processes
 from sottovoce.store import Store
 from sottovoce.training.agreement import Facts, Sealed
 from sottovoce.training.seeding import SERVER_PASS, SHARED_DEV

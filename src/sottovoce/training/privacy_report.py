@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Federation
-from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.calibration import Accountant
 from sottovoce.privacy.events import Measured

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sottovoce.digests import content_digest, file_digest, lines_digest, safetensors_digest
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, unsealed
+from sottovoce.base.digests import content_digest, file_digest, lines_digest, safetensors_digest
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, unsealed
+from sottovoce.base.parsing import parse_json
 from sottovoce.models.saved_files import CONFIG as MODEL_CONFIG
 from sottovoce.models.saved_files import (
     FROZEN,
@@ -29,7 +30,6 @@ from sottovoce.models.saved_files import (
     scores_in,
     weights_file,
 )
-from sottovoce.parsing import parse_json
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.training.run_folder import (
     CHECKPOINTS,

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce import __version__
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, sweep, write_json, written_atomically
-from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, sweep, write_json, written_atomically
+from sottovoce.base.parsing import Unreadable, parse_json
 
 CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "environment.json"
 METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json
+from sottovoce.base.naming import importing_nothing
 from sottovoce.config import Recipe, as_yaml, is_recipe, load_recipe, plain_name
-from sottovoce.errors import InputError
-from sottovoce.files import read_json
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.models.saved import load as load_recogniser
-from sottovoce.naming import importing_nothing
 from sottovoce.store import Store
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
 from sottovoce.training.speakers import speakers_of

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.batches import Piece
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, torch_stream
 from sottovoce.config import PassSettings, Recipe
-from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.round import AfterStep
 from sottovoce.flat.layout import Layout
@@ -23,7 +24,6 @@ from sottovoce.models.family import sped_up
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Loaded, Place, Speech, endless_steps, load_speech
 from sottovoce.optimisers.weights import Weights
-from sottovoce.seeds import derive, torch_stream
 from sottovoce.store import Store
 from sottovoce.training.central import train_step
 from sottovoce.training.precision import precision

@@ -2,13 +2,13 @@
 
 import numpy as np
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, keyed_order
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import select
 from sottovoce.federated.client import SharedSpeech
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.settings import Weighting
-from sottovoce.seeds import derive, keyed_order
 from sottovoce.store import Store
 from sottovoce.users.used_utterances import utterance_keys
 

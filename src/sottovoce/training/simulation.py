@@ -16,9 +16,9 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import choose_device
 from sottovoce.federated.cohort import ClientsHere, as_sent
 from sottovoce.federated.engines import Dropped, Trained

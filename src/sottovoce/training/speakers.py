@@ -5,12 +5,12 @@ from typing import Literal
 
 import numpy as np
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import Rows
-from sottovoce.seeds import derive
 from sottovoce.store import Store
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import (

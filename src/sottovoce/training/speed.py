@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import ALONE
+from sottovoce.base.seeds import derive, stream
 from sottovoce.config import Recipe
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import select
 from sottovoce.evaluation.measures import LOSS, MEASURES
 from sottovoce.federated.client import plan_client
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import load_speech
-from sottovoce.processes import ALONE
-from sottovoce.seeds import derive, stream
 from sottovoce.training.assemble import Federation
 from sottovoce.training.central import CentralLoop
 from sottovoce.training.context import Surroundings

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import Processes, own_device, process_group, restarted
+from sottovoce.base.signatures import load_signing_key
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
-from sottovoce.processes import Processes, own_device, process_group, restarted
-from sottovoce.signatures import load_signing_key
 from sottovoce.training.agreement import agreeing, code_version
 from sottovoce.training.central_run import run_central
 from sottovoce.training.context import Surroundings

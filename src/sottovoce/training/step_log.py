@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.files import naming
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import naming
 from sottovoce.models.family import Place
 from sottovoce.training.run_folder import RunFolder
 

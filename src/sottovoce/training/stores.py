@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import ManifestCorpus, Recipe, SyntheticCorpus
 from sottovoce.corpora import synthetic, tsv
 from sottovoce.corpora.holdout import hold_out
-from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language, select
 from sottovoce.evaluation.losses import usable_speech
 from sottovoce.models.saved import Recogniser

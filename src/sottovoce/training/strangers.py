@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError
 from sottovoce.models.speech import Rows
 from sottovoce.privacy.settings import Mode
 from sottovoce.store import Store

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from sottovoce.children import ChildKilled, Children, children
+from sottovoce.base.children import ChildKilled, Children, children
+from sottovoce.base.errors import InputError
+from sottovoce.base.interrupts import interruptible
+from sottovoce.base.naming import imported, named
+from sottovoce.base.processes import own_device, process_group
 from sottovoce.config import Recipe, Suite, load_recipe
-from sottovoce.errors import InputError
-from sottovoce.interrupts import interruptible
-from sottovoce.naming import imported, named
-from sottovoce.processes import own_device, process_group
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome
 from sottovoce.training.seeding import Seed, ancestors, seed_of

@@ -1,7 +1,7 @@
 """A target ε in a recipe: whether its run can keep it, and which noise followed from it."""
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Federation
-from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.plan import Plan

@@ -14,18 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.interrupts import interruptible
+from sottovoce.base.processes import Processes
 from sottovoce.evaluation.evaluate import Evaluation, score, select
 from sottovoce.evaluation.losses import mean_figures
 from sottovoce.evaluation.recognise import Progress
 from sottovoce.evaluation.together import recognise_together
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.flat.layout import Layout
-from sottovoce.interrupts import interruptible
 from sottovoce.models.decoding import greedy
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
-from sottovoce.processes import Processes
 from sottovoce.store import Store
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json
 from sottovoce.config import Recipe, load_recipe
-from sottovoce.errors import InputError
-from sottovoce.files import read_json
 from sottovoce.models.family import find_family
 from sottovoce.models.speech import Rows
 from sottovoce.privacy.settings import Mode

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.config import Recipe
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.trainable import Trainable, parse_part, split
-from sottovoce.seeds import torch_stream
 
 BYTES = 4  # float32, as everything is sent but for models where a recipe says 16 bits
 

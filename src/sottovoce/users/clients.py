@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sottovoce.seeds import keyed_group, keyed_order
+from sottovoce.base.seeds import keyed_group, keyed_order
 from sottovoce.users.groups import Groups, group_by
 from sottovoce.users.splits import Speakers, UserIndex
 from sottovoce.users.used_utterances import utterance_keys, utterances_of

@@ -15,8 +15,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, Page, write_drawing
-from sottovoce.tables import Table
+from sottovoce.base.drawing import COLOURS, FAINT, INK, LINE_STYLES, Page, write_drawing
+from sottovoce.base.tables import Table
 from sottovoce.users.splits import UserIndex, select_speakers
 from sottovoce.users.statistics import (
     minutes_per_speaker,

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import name_key
+from sottovoce.base.units import SILO, SPEAKER
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
-from sottovoce.seeds import name_key
-from sottovoce.units import SILO, SPEAKER
 from sottovoce.users.clients import dealt, devices, shuffled, silos
 from sottovoce.users.groups import Groups, Integers
 from sottovoce.users.rules import ClientRule, PopulationSettings, exactly

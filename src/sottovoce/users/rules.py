@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 ClientRule = Literal["speaker", "device", "silo", "iid", "iid_uniform"]
 DEALT: frozenset[ClientRule] = frozenset({"iid", "iid_uniform"})  # rules that deal out utterances, and no speakers

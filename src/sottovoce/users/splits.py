@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
-from sottovoce.seeds import keyed_order
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import keyed_order
 from sottovoce.users.groups import Groups, Integers, offsets_of
 from sottovoce.users.rules import SeedPart, exactly
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
+from sottovoce.base.tables import plain_table
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.tables import plain_table
 from sottovoce.users.population import Population, build_population
 from sottovoce.users.rules import PopulationSettings
 from sottovoce.users.splits import Speakers, UserIndex, select_speakers, user_counts

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import yaml
 
-from sottovoce.errors import InputError
-from sottovoce.seeds import derive
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive
 from sottovoce.users.rules import SeedPart
 from sottovoce.users.splits import Speakers, UserIndex, select_speakers, split_off_seed
 from sottovoce.users.statistics import speaker_statistics

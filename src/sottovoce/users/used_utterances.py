@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.seeds import keyed_order, name_key
+from sottovoce.base.seeds import keyed_order, name_key
 from sottovoce.users.groups import Groups, Integers, offsets_of, spans
 from sottovoce.users.rules import exactly
 from sottovoce.users.splits import UserIndex

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.synthetic import espeak
 from sottovoce.corpora.synthetic.speakers import ACCENTS
-from sottovoce.errors import InputError
 
 pytest.importorskip("espeakng_loader", reason="needs the extra `demo`")
 HELLO = {

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import signal
 
+from sottovoce.base.seeds import stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.corpora.synthetic.rooms import NOISES, Room, background, impulse_response, recorder
-from sottovoce.seeds import stream
 
 ESPEAK_RATE = 22_050
 # Nothing but the wave itself: no echo worth the name, a flat microphone, noise far below 16 bits.

@@ -3,9 +3,9 @@ import re
 import numpy as np
 import pytest
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.synthetic.presets import PRESETS
 from sottovoce.corpora.synthetic.sentences import LANGUAGES, digit_string, grammar, sentence
-from sottovoce.errors import InputError
 from sottovoce.text.normalise import foreign_characters, normalise
 
 SLOT = re.compile(r"\{[^}]*\}")

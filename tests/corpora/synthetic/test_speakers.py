@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.synthetic.presets import PRESETS
 from sottovoce.corpora.synthetic.speakers import (
     LARGEST_SECONDS,
@@ -13,7 +14,6 @@ from sottovoce.corpora.synthetic.speakers import (
     draw_amounts,
     draw_voice,
 )
-from sottovoce.errors import InputError
 
 SHARES = {"train": 0.8, "dev": 0.1, "test": 0.1}
 

@@ -6,9 +6,9 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE, RenderedSpeaker
 from sottovoce.corpora.synthetic import PRESETS, read, render
-from sottovoce.errors import InputError
 from sottovoce.text.normalise import foreign_characters, normalise
 
 pytest.importorskip("espeakng_loader", reason="needs the extra `demo`")

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.models import speech_lstm
 from sottovoce.models.cpc.family import FAMILY, Options, contrasted, draw, encode, figures, hear, loss, unusable
 from sottovoce.models.cpc.loss import accuracies
@@ -17,7 +18,6 @@ from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, adapt
 from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes
 from sottovoce.models.utterances import record_lines
-from sottovoce.seeds import stream, torch_stream
 from sottovoce.text.tokens import NO_TOKENS, CharacterTokens
 
 ENCODER = Encoder(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.cpc.loss import (
     PLACE_BITS,
     accuracies,
@@ -15,7 +16,6 @@ from sottovoce.models.cpc.loss import (
     rival_steps,
     scores_of,
 )
-from sottovoce.seeds import torch_stream
 
 DISTANCES, RIVALS, D, C, SCALE = 3, 5, 4, 6, 0.7
 LENGTHS = [9, 4, 13]

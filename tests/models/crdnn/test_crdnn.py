@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.golden.make_crdnn import FRAMES, SETTINGS, TOKENS, features, weights
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.models.attention_search import Search
 from sottovoce.models.crdnn.decoder import start, step, teacher_forced
 from sottovoce.models.crdnn.family import FAMILY, Draws, Options, at, loss, search, unusable
@@ -17,7 +18,6 @@ from sottovoce.models.crdnn.settings import Settings, parameter_shapes, statisti
 from sottovoce.models.crdnn.speechbrain import converted, settings_of
 from sottovoce.models.family import Progress
 from sottovoce.models.utterances import Features, padded_tokens, record, record_lines
-from sottovoce.seeds import stream
 
 OURS = replace(SETTINGS, as_released=False)
 PLAIN = replace(OURS, norm="layer")

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.crdnn.network import reflected
-from sottovoce.seeds import torch_stream
 
 ENDS = torch.tensor([9, 1, 2, 8, 7, 5])  # of nine frames: the whole batch, one or two frames, near its end
 

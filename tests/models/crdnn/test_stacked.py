@@ -11,6 +11,7 @@ from tests.models.again import Again
 from tests.models.crdnn.test_crdnn import CLOSE, PLAIN, heard, own_weights
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models import lstm
 from sottovoce.models.crdnn.family import FAMILY, Draws, loss, losses
 from sottovoce.models.crdnn.fast import RecordedStacks
@@ -18,7 +19,6 @@ from sottovoce.models.crdnn.settings import Settings
 from sottovoce.models.crdnn.stacked import attention_kernels, draw_masks, gru_cell, in_lines
 from sottovoce.models.family import not_stacked
 from sottovoce.models.utterances import Features, end_to_end
-from sottovoce.seeds import torch_stream
 
 DROPPED = replace(PLAIN, dropout=0.3)
 BATCHES = ((0, 1), (), (1,), (1, 0, 1))  # golden utterances of four clients, one of which has no batch any more

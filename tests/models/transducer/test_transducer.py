@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream as random_stream
+from sottovoce.base.seeds import torch_stream
 from sottovoce.evaluation.decoder import choose_decoder
 from sottovoce.models import rnnt
 from sottovoce.models.attention_search import GREEDY, Search
@@ -24,8 +26,6 @@ from sottovoce.models.transducer.family import FAMILY, Options, hear, loss, sear
 from sottovoce.models.transducer.network import Settings, init, joint, parameter_shapes, predict, predict_next
 from sottovoce.models.transducer.stream import Heard, stream
 from sottovoce.models.utterances import record, record_lines
-from sottovoce.seeds import stream as random_stream
-from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens
 
 ENCODER = Encoder(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)

@@ -12,10 +12,10 @@ import torch
 from tests.models.again import Again
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer.graphs import GraphedBlocks, graphed_blocks
 from sottovoce.models.transformer.network import BLOCK_NAMES, BlockWeights, Draws, Settings, draw, forward, init
-from sottovoce.seeds import torch_stream
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")

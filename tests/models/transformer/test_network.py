@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import ctc
 from sottovoce.models.transformer import network
 from sottovoce.models.transformer.network import (

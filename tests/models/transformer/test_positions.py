@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.transformer.positions import Cape, cape_positions, draw_positions, plain_positions, sinusoids
 
 CPU = torch.device("cpu")

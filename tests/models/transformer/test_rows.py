@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.transformer.network import Stacking, forward, init, named_settings
 from sottovoce.models.transformer.rows import plan_packing
-from sottovoce.seeds import torch_stream
 
 CPU = torch.device("cpu")
 

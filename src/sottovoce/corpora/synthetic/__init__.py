@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, stream
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.corpora.synthetic import espeak
@@ -30,8 +32,6 @@ from sottovoce.corpora.synthetic.speakers import (
     draw_voice,
     speaking_as,
 )
-from sottovoce.errors import InputError
-from sottovoce.seeds import derive, stream
 from sottovoce.text.normalise import normalise
 
 __all__ = ["LANGUAGES", "PRESETS", "SyntheticSpeaker", "read", "render"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 SAMPLE_RATE = 22_050
 Say = Callable[[str], NDArray[np.int16]]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from sottovoce.base.seeds import stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.seeds import stream
 
 Samples = NDArray[np.float32]
 Record = Callable[[NDArray[np.int16], np.random.Generator], NDArray[np.int16]]

@@ -13,8 +13,8 @@ from importlib import resources
 import numpy as np
 import yaml
 
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.synthetic.numerals import spell
-from sottovoce.errors import InputError
 
 LANGUAGES = ("en", "fr", "de", "it")
 _SLOT = re.compile(r"\{(\w+)(?::(\d+)-(\d+))?\}")

@@ -13,11 +13,11 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, stream
 from sottovoce.corpora.synthetic import espeak
 from sottovoce.corpora.synthetic.presets import Preset, Range
 from sottovoce.corpora.synthetic.rooms import Room
-from sottovoce.errors import InputError
-from sottovoce.seeds import derive, stream
 
 _VOICES = yaml.safe_load((resources.files(__package__) / "voices.yaml").read_text(encoding="utf-8"))
 ACCENTS: Mapping[str, Mapping[str, float]] = _VOICES["accents"]

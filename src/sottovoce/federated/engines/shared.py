@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import ClientRoom, LoadedClient, PlannedClient, gradients_of, load_client, plan_client
 from sottovoce.federated.engines.engine import Dropped, Engine, Summed, Together, Trained, excuse, with_turns

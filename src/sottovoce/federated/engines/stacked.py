@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import (
     ClientRoom,

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from sottovoce.children import leave_with
-from sottovoce.errors import InputError
+from sottovoce.base.children import leave_with
+from sottovoce.base.errors import InputError
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.engines import shared_memory
 from sottovoce.federated.engines.engine import Dropped, excuse

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, promise
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.engines import shared_memory
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained, with_turns

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import module
 from sottovoce.models.cpc import shared as sharing
 from sottovoce.models.cpc import stacked as stacking

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.speech_lstm import settings as speech_lstm
 from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes, linear_shapes
 

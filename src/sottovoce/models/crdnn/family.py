@@ -14,7 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, Ears
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import seeded_kernels
 from sottovoce.models import attention_search, ctc, module
 from sottovoce.models.attention_search import AttentionDecoder, Found, Search
 from sottovoce.models.crdnn import settings as architecture
@@ -34,7 +35,6 @@ from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, named_sett
 from sottovoce.models.family import Family, Parameters, Progress, Recognition, Stacked
 from sottovoce.models.log_mel import Narrow, check_ears, narrowing
 from sottovoce.models.utterances import Features
-from sottovoce.seeds import seeded_kernels
 
 
 @dataclass(frozen=True, kw_only=True)

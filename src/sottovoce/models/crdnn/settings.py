@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.audio.features import MEL_COUNT, Ears
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.log_mel import check_ears
 
 POOLING = 4  # frames that become one encoder step: 40 ms

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.audio.features import MEL_COUNT
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.crdnn.settings import Settings, parameter_shapes
 
 _PLAIN = {

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.base.seeds import seeded_kernels
 from sottovoce.models import ctc, lstm, stacks
 from sottovoce.models.crdnn.decoder import BEGIN, END
 from sottovoce.models.crdnn.network import EPS, SLOPE, log_softmax, reflected
@@ -28,7 +29,6 @@ from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings, param
 from sottovoce.models.family import Parameters
 from sottovoce.models.stacks import Weights, line_places, linear, stacked_weights
 from sottovoce.models.utterances import Features
-from sottovoce.seeds import seeded_kernels
 
 
 @dataclass(frozen=True, eq=False)

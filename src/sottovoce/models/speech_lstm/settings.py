@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.features import BIN_COUNT, HOP_SAMPLES, frame_count
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.lstm import NAMES
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import module, rnnt
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.family import Family, Parameters, Recognition

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import lstm
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.family import Parameters

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sottovoce.audio.augment import apply_masks
 from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, Ears, compiled, frame_count
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 from sottovoce.models import ctc, log_mel
 from sottovoce.models.family import DEFAULT, Family, Parameters, Place, Recognition, Stacked
 from sottovoce.models.transformer import network

@@ -26,8 +26,8 @@ from sottovoce.audio.features import (
     frame_lengths,
     normalise,
 )
+from sottovoce.base.errors import InputError
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
 from sottovoce.models import log_mel
 from sottovoce.models.transformer.network import Settings
 from sottovoce.models.utterances import Features, Recordings

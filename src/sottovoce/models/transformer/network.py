@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sottovoce.audio.features import Ears, normalise
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import seeded_kernels
 from sottovoce.models.family import Parameters
 from sottovoce.models.log_mel import check_ears
 from sottovoce.models.low_rank import low_rank_names
@@ -44,7 +45,6 @@ from sottovoce.models.transformer.positions import (
 )
 from sottovoce.models.transformer.relu_dropout import relu_dropout
 from sottovoce.models.transformer.rows import ROW_MULTIPLE, Packing, plan_packing
-from sottovoce.seeds import seeded_kernels
 
 KERNEL, STRIDE = 7, 3
 CONTEXT = (KERNEL - STRIDE) // 2  # output frame i is centred on the input frames 3i, 3i+1, 3i+2 that it replaces

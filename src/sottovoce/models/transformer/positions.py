@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 # CAPE counts seconds, and its fastest sinusoid turns 30 rad/s: 0.9 rad per 30 ms frame, where plain positions turn 1.
 CAPE_FREQUENCY_SCALE = 30.0

@@ -13,7 +13,7 @@ import math
 
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.family import Parameters
 from sottovoce.models.transformer.network import Settings, parameter_shapes
 

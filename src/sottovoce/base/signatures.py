@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 from cryptography.hazmat.primitives.hashes import SHA384
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_bounded
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_bounded
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey

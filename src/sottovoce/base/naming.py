@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from sottovoce.errors import InputError, told_import
+from sottovoce.base.errors import InputError, told_import
 
 T = TypeVar("T")
 

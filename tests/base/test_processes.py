@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.processes import deal
+from sottovoce.base.processes import deal
 
 AMOUNTS = st.lists(st.floats(0, 1e6), max_size=60).map(np.array)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from tests import calls
 
-from sottovoce.children import ChildKilled, Children, children, in_order
-from sottovoce.errors import InputError
+from sottovoce.base.children import ChildKilled, Children, children, in_order
+from sottovoce.base.errors import InputError
 
 
 @pytest.fixture

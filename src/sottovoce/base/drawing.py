@@ -13,9 +13,9 @@ import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
-from sottovoce.tables import Table
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import written_atomically
+from sottovoce.base.tables import Table
 
 SUFFIXES = (".png", ".svg", ".html")
 

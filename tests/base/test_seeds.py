@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce import seeds
-from sottovoce.seeds import derive, keyed_order, stream, torch_stream
+from sottovoce.base import seeds
+from sottovoce.base.seeds import derive, keyed_order, stream, torch_stream
 
 names = st.lists(st.integers(-(2**70), 2**70) | st.text(max_size=5), max_size=3)
 

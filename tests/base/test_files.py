@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.files import write_json, written_atomically
+from sottovoce.base.files import write_json, written_atomically
 
 FORKS = multiprocessing.get_context("forkserver")
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from sottovoce.errors import InputError
-from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.parsing import Unreadable, parse_json
 
 _SEAL = "seal"
 _NAMED = 12  # folders that one line names

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.errors import InputError
-from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.parsing import Unreadable, parse_json
 
 LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
 # Of records of rounds: what depends on the machine and its load, so that a run made again has other values.

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.parsing import MOST_NODES, Unreadable, parse_json, parse_yaml
+from sottovoce.base.parsing import MOST_NODES, Unreadable, parse_json, parse_yaml
 
 # The library that writes YAML here does not quote all that must be (line ends beyond ASCII, 1e5).
 words = st.text("abcxyz {}[]:,#é'\"\n", max_size=20)

@@ -32,7 +32,7 @@ def parse_json(text: str | bytes) -> Any:
     {'step': 7}
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
-    sottovoce.parsing.Unreadable: nested too deeply
+    sottovoce.base.parsing.Unreadable: nested too deeply
     """
     try:
         return _JSON.decode(text if isinstance(text, str) else text.decode("utf-8"))

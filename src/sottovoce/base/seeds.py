@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import promise
+from sottovoce.base.errors import promise
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Any, TypeVar, final
 
-from sottovoce.interrupts import SIGNALS
+from sottovoce.base.interrupts import SIGNALS
 
 T = TypeVar("T")
 R = TypeVar("R")
