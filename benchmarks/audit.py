@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from sottovoce.auditing.audit import Audit, audit_rounds
+from sottovoce.audit.canary_audit import Audit, audit_rounds
 from sottovoce.base.files import write_json
 from sottovoce.base.seeds import derive
 from sottovoce.federated.server import Server, ServerSettings

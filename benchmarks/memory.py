@@ -20,8 +20,8 @@ from torch import Tensor
 from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.federated.client import ClientRoom, LocalTraining
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.client import ClientContext, LocalTraining
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
@@ -44,10 +44,10 @@ def noise_user(number: int, *, samples: int) -> RenderedSpeaker:
     return RenderedSpeaker(name=name, split="train", utterances=[spoken])
 
 
-def make_room(folder: Path, *, users: int, cohort: int, seconds: float) -> ClientRoom:
+def make_room(folder: Path, *, users: int, cohort: int, seconds: float) -> ClientContext:
     render = partial(noise_user, samples=int(seconds * SAMPLE_RATE))
     pack(Corpus("noise", "en", range(users), render, ProblemLog()), folder, workers=1)
-    return ClientRoom(
+    return ClientContext(
         build_population(Store(folder), PopulationSettings(split="train"), seed=SEED),
         LETTERS,
         FAMILY,
@@ -72,7 +72,7 @@ class WatchedEngine(SequentialEngine):
     seen = 0
 
     def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
         for trained in super().train(server_P, cohort, step=step):
             yield trained
@@ -108,7 +108,7 @@ def main() -> None:
         engine.every = max(1, options.rounds * options.cohort // 10)
         server_P = layout.flatten(parameters)
         for step in range(options.rounds):
-            ClientsHere(engine).sum(server_P, plan.sample(step), plan=plan, step=step)
+            LocalClients(engine).sum(server_P, plan.sample(step), plan=plan, step=step)
 
 
 if __name__ == "__main__":

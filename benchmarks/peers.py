@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.base.files import written_atomically
+from sottovoce.base.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
@@ -296,7 +296,7 @@ def main() -> None:
         title = f"{hardware}, {options.rounds} rounds each, in rotation: median with quartiles"
         written.append(show(workload, found, title=title, against=options.against))
     if options.markdown is not None:
-        with written_atomically(options.markdown) as file:
+        with write_atomically(options.markdown) as file:
             file.write("\n".join([PREFACE.format(hardware=hardware_name()), *written]).encode())
 
 

@@ -25,8 +25,8 @@ from sottovoce.base.processes import process_group
 from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.federated.client import ClientRoom, LocalTraining
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.client import ClientContext, LocalTraining
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import SequentialEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.federated.round import RoundState, run_round
@@ -77,7 +77,7 @@ def member(arguments: argparse.Namespace) -> None:
     layout = Layout.of(parameters)
     local = LocalTraining(batch_seconds=arguments.seconds / 2, lr=1e-6, local_steps=arguments.local_steps)
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
-    room = ClientRoom(population, tokens, FAMILY, model, local, seed=SEED, cohort_size=arguments.cohort)
+    room = ClientContext(population, tokens, FAMILY, model, local, seed=SEED, cohort_size=arguments.cohort)
     settings = PrivacySettings(
         population_size=len(population),
         privacy_unit="speaker",
@@ -94,20 +94,20 @@ def member(arguments: argparse.Namespace) -> None:
     engine = SequentialEngine(room, layout, device=CPU)
     with process_group(CPU) as processes:
         over_ranks = ClientsOverRanks(engine, processes, seconds=population.seconds)
-        if not processes.first:
-            while (order := cast(RoundOrder | None, cast(Any, processes.share(None)))) is not None:
+        if not processes.is_first:
+            while (order := cast(RoundOrder | None, cast(Any, processes.broadcast_object(None)))) is not None:
                 over_ranks.take_part(order, server.parameters_P, plan=plan)
             return
         ledger = Ledger(Path(arguments.ledger), header=plan.ledger_header(run="ranks"))
         state = RoundState(server, plan, ledger)
         for step, _ in enumerate(sys.stdin):
             begun = time.perf_counter()
-            clients = over_ranks if processes.several else ClientsHere(engine)
+            clients = over_ranks if processes.is_distributed else LocalClients(engine)
             done = run_round(state, clients, step=step)
             assert done.private is not None
             assert not done.private.dropped
             print(time.perf_counter() - begun, done.private.audio_seconds, flush=True)
-        processes.share(None)
+        processes.broadcast_object(None)
 
 
 class Members:

@@ -37,10 +37,10 @@ from rich.table import Table
 from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.client import ClientContext, LoadedClient, LocalTraining, load_client, plan_client
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, SharedEngine, StackedEngine
-from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
+from sottovoce.federated.feature_cache import FeatureCache, feature_cache_bytes
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
@@ -91,7 +91,7 @@ class Setting:
     """Everything that the rows share."""
 
     arguments: argparse.Namespace
-    room: ClientRoom
+    room: ClientContext
     layout: Layout
     start_P: torch.Tensor
     device: torch.device
@@ -170,7 +170,7 @@ class Rounds(Row):
                 assert not isinstance(trained, Dropped), trained
 
     def work(self, step: int) -> float:
-        done = run_round(self._state, ClientsHere(self._engine), step=step)
+        done = run_round(self._state, LocalClients(self._engine), step=step)
         assert done.private is not None
         assert not done.private.dropped, done.private.dropped
         self.waited = done.private.waited_seconds
@@ -195,7 +195,7 @@ class Floor(Row):
         )
         self._weights.reset(setting.start_P)
         self._room = replace(room, family=setting.faster(self._weights.working))
-        self._before = HeardBefore(room_for_hearing(setting.device))
+        self._before = FeatureCache(feature_cache_bytes(setting.device))
         self._loaded: list[LoadedClient] = []
 
     def prepare(self, step: int) -> None:
@@ -261,7 +261,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
         clip_gradients=math.inf if "shared" in arguments.engines else 1.0,
     )
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
-    room = ClientRoom(population, tokens, family, model, local, seed=SEED, cohort_size=arguments.cohort)
+    room = ClientContext(population, tokens, family, model, local, seed=SEED, cohort_size=arguments.cohort)
     setting = Setting(arguments, room, layout, layout.flatten(parameters).to(device), device, folder)
     rows: dict[str, Row] = {}
     if "sequential" in arguments.engines:

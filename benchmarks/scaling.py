@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.base.processes import deal
+from sottovoce.base.processes import split_by_load
 from sottovoce.base.seeds import stream
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
@@ -116,8 +116,8 @@ def paying(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, str]]
 def dealing(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     rng = stream(SEED, "seconds")
     seconds = rng.lognormal(math.log(MEDIAN_SECONDS), SPREAD, arguments.cohort)
-    took = timed(lambda _: deal(seconds, arguments.ranks), repeats=3)
-    loads = np.array([seconds[part].sum() for part in deal(seconds, arguments.ranks)])
+    took = timed(lambda _: split_by_load(seconds, arguments.ranks), repeats=3)
+    loads = np.array([seconds[part].sum() for part in split_by_load(seconds, arguments.ranks)])
     equal = np.array([part.sum() for part in np.array_split(seconds, arguments.ranks)])
     return [
         (f"dealing them out to {arguments.ranks} processes by seconds", f"{took:.2f} s"),

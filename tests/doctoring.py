@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.base.digests import file_digest
-from sottovoce.base.files import sealed
+from sottovoce.base.files import add_digest
 from sottovoce.privacy.chain import read_chain, seal
 from sottovoce.training.recorded_files import digests_at_end
 
@@ -28,7 +28,7 @@ def edit(path: Path, change: Callable[[Record], object], *, with_seal: bool = Fa
     change(content)
     if with_seal:
         content.pop("seal", None)
-        content = sealed(content)
+        content = add_digest(content)
     write(path, content)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from findings.keeping import PLANNED, PROBE
 from findings.kept import Kept
 from findings.rates import Difference, scored
-from sottovoce.auditing.audit import HOLDS_TRUTH
+from sottovoce.audit.canary_audit import HOLDS_TRUTH
 from sottovoce.base.errors import InputError
 from sottovoce.base.tables import NOTHING
 from sottovoce.evaluation.per_speaker import Interval

@@ -18,7 +18,7 @@ from sottovoce.config import Recipe, load_recipe
 from sottovoce.deployment import keys
 from sottovoce.deployment.network import in_words
 from sottovoce.deployment.roster import entry
-from sottovoce.federated.cohort import ClientsHere, CohortSum
+from sottovoce.federated.cohort import CohortSum, LocalClients
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
@@ -72,7 +72,7 @@ def simulate(place: Place, out: Path, *more: str) -> float:
     population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
 
     def clients(run: RunFolder, plan: Plan, start: Recogniser) -> _Here:
-        return _Here(ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)))
+        return _Here(LocalClients(build_engine("sequential", recipe, population, start, plan, device=CPU)))
 
     begun = sum(os.times()[:2])
     run_recipe(recipe, out=out, resume=False, around=place.around, elsewhere=Elsewhere(population, in_words, clients))
@@ -83,7 +83,7 @@ def simulate(place: Place, out: Path, *more: str) -> float:
 class _Here:
     """All clients in this process, always ready."""
 
-    here: ClientsHere
+    here: LocalClients
 
     def ready(self, interrupted: Callable[[], bool]) -> bool:
         return True

@@ -12,7 +12,7 @@ import numpy as np
 from workload import CLIP_GRADIENTS, LOCAL_LR, SEED, TOKENS, WORKLOADS, Tally, step_name, user
 
 from sottovoce.base.seeds import name_key
-from sottovoce.federated.client import ClientRoom, LocalTraining, plan_client
+from sottovoce.federated.client import ClientContext, LocalTraining, plan_client
 from sottovoce.privacy.sampling import Indices
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
@@ -49,7 +49,7 @@ class UsersInMemory(Store):
         return SimpleNamespace(name=str(row))
 
 
-def workload_room(name: str) -> ClientRoom:
+def workload_room(name: str) -> ClientContext:
     workload = WORKLOADS[name]
     population = build_population(UsersInMemory(name), PopulationSettings(split=("train",)), seed=SEED)
     local = LocalTraining(
@@ -59,7 +59,7 @@ def workload_room(name: str) -> ClientRoom:
         clip_gradients=CLIP_GRADIENTS,
         spec_augment=workload.spec_augment,
     )
-    return ClientRoom(
+    return ClientContext(
         population,
         LETTERS,
         workload.family,
@@ -70,7 +70,7 @@ def workload_room(name: str) -> ClientRoom:
     )
 
 
-def planned_work(room: ClientRoom, clients: Indices, *, round_number: int) -> Tally:
+def planned_work(room: ClientContext, clients: Indices, *, round_number: int) -> Tally:
     """What these clients will compute in a round, by what they plan themselves."""
     tally = Tally()
     for index in clients.tolist():
@@ -85,7 +85,7 @@ def planned_work(room: ClientRoom, clients: Indices, *, round_number: int) -> Ta
     return tally
 
 
-def indices_of(room: ClientRoom) -> Callable[[Sequence[int]], Indices]:
+def indices_of(room: ClientContext) -> Callable[[Sequence[int]], Indices]:
     """Gives the clients that are the users of some numbers."""
     place = {int(client.id): client.index for client in room.population}
     return lambda numbers: np.array([place[number] for number in numbers], dtype=np.int64)

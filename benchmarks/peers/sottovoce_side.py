@@ -35,8 +35,8 @@ from workload import (
 )
 
 from sottovoce.base.seeds import torch_stream
-from sottovoce.federated.client import ClientRoom
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.client import ClientContext
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.round import RoundState, run_round
@@ -155,7 +155,7 @@ def rounds(task: Task, name: str, engine_name: str) -> Round:
     )
     settings = ServerSettings(optimiser={"name": "sgd"}, schedule={"name": "constant", "lr": SERVER_LR})
     server = Server(settings, layout, layout.flatten(parameters).to(task.device))
-    clients = ClientsHere(_engine(engine_name, room, layout, task))
+    clients = LocalClients(_engine(engine_name, room, layout, task))
     # Not in the timed rounds, and in a room of its own: what the engine's room knows of its clients saves it work.
     checked = workload_room(name)
     planned = [
@@ -186,7 +186,7 @@ class FixedCohorts(Plan):
         return self.cohorts(step)
 
 
-def _engine(name: str, room: ClientRoom, layout: Layout, task: Task) -> Engine:
+def _engine(name: str, room: ClientContext, layout: Layout, task: Task) -> Engine:
     device, dtype = task.device, precision("auto", task.device)
     if name == "workers":
         workers = WorkersEngine(room, layout, dtype=dtype)

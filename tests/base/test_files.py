@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.base.files import write_json, written_atomically
+from sottovoce.base.files import write_atomically, write_json
 
 FORKS = multiprocessing.get_context("forkserver")
 
@@ -45,7 +45,7 @@ def test_what_a_killed_writer_left_is_swept_when_the_file_is_written_again(tmp_p
 
 def test_two_writers_do_not_take_one_anothers_file_away(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    with written_atomically(path) as slow:
+    with write_atomically(path) as slow:
         slow.write(b"slow")
         write_json(path, "quick")
     assert path.read_bytes() == b"slow"
@@ -73,6 +73,6 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path, monke
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: .*a\.json'$"):
         write_json(tmp_path / "a.json", 1)
-    with pytest.raises(FileNotFoundError, match="somewhere else"), written_atomically(tmp_path / "a.json"):
+    with pytest.raises(FileNotFoundError, match="somewhere else"), write_atomically(tmp_path / "a.json"):
         raise FileNotFoundError(errno.ENOENT, "gone", "somewhere else")
     assert os.listdir(tmp_path) == ["folder"]

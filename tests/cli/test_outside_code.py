@@ -12,7 +12,7 @@ import yaml
 from tests.tones import pack_tones
 
 import sottovoce as package
-from sottovoce.base import naming
+from sottovoce.base import importing
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import torch_stream
 from sottovoce.models.family import find_family
@@ -52,7 +52,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     mark = tmp_path / "was-run"
     (tmp_path / f"{name}.py").write_text(MODULE.format(mark=str(mark), name=name))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(naming, "_named", set())
+    monkeypatch.setattr(importing, "_named", set())
     return f"{name}:FAMILY", mark
 
 

@@ -25,8 +25,8 @@ from sottovoce.deployment.participant import Participant
 from sottovoce.deployment.people import roster_population
 from sottovoce.deployment.roster import entry, load_roster
 from sottovoce.deployment.serving import reach
-from sottovoce.federated.client_wer import ListenersHere
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.client_wer import LocalEvaluationClients
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
@@ -89,7 +89,7 @@ class Place:
 
         def clients(run: RunFolder, plan: Plan, start: Recogniser) -> _Here:
             return _Here(
-                ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)),
+                LocalClients(build_engine("sequential", recipe, population, start, plan, device=CPU)),
                 listeners_here(recipe, population, start, device=CPU),
             )
 
@@ -165,8 +165,8 @@ def _as_it_is(answer: Answer) -> Answer:
 class _Here:
     """All clients in this process, always ready."""
 
-    here: ClientsHere
-    listeners: ListenersHere | None = None
+    here: LocalClients
+    evaluation_clients: LocalEvaluationClients | None = None
 
     def ready(self, interrupted: Callable[[], bool]) -> bool:
         return True
@@ -178,8 +178,8 @@ class _Here:
         return self.here.sum(*arguments, **named)
 
     def wer(self, *arguments: Any, **named: Any) -> Any:
-        assert self.listeners is not None
-        return self.listeners.wer(*arguments, **named)
+        assert self.evaluation_clients is not None
+        return self.evaluation_clients.wer(*arguments, **named)
 
     def close(self) -> None:
         self.here.close()

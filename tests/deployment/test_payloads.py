@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.base.errors import BrokenPromise, InputError
+from sottovoce.base.errors import InputError, InvariantError
 from sottovoce.deployment.messages import Refused
 from sottovoce.deployment.payloads import (
     read_model,
@@ -21,7 +21,7 @@ from sottovoce.deployment.payloads import (
     write_model,
     write_start,
 )
-from sottovoce.federated.cohort import as_sent
+from sottovoce.federated.cohort import quantise_model
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.models.saved import Recogniser, fresh
@@ -65,22 +65,22 @@ WILD = [0.0, 1.0, -1 / 3, 1e-9, 6e-8, -1e30, 70_000.0, 65_504.0, torch.inf, -tor
 def test_of_16_bits_it_is_half_as_long_and_comes_back_as_it_was_rounded() -> None:
     model_P = updates(1)[0]
     model_P[: len(WILD)] = torch.tensor(WILD)
-    sent_P = as_sent(model_P, 16)
+    sent_P = quantise_model(model_P, 16)
     sent = write_model(sent_P, LAYOUT, model_bits=16)
     assert len(sent) == 2 * LAYOUT.dimension
     assert torch.equal(read_model(sent, LAYOUT, model_bits=16), sent_P)
-    assert torch.equal(as_sent(sent_P, 16), sent_P)
-    assert as_sent(model_P, None) is model_P
+    assert torch.equal(quantise_model(sent_P, 16), sent_P)
+    assert quantise_model(model_P, None) is model_P
     with pytest.raises(Refused):
         read_model(sent, LAYOUT)
-    with pytest.raises(BrokenPromise, match="more bits than it is sent with"):
+    with pytest.raises(InvariantError, match="more bits than it is sent with"):
         write_model(updates(1)[0], LAYOUT, model_bits=16)
 
 
 @given(st.floats(width=32, allow_nan=False))
 def test_float16_is_within_half_of_its_last_place(value: float) -> None:
     """2⁻¹¹ of itself where float16 is normal, 2⁻²⁵ below that; and never infinite."""
-    rounded = float(as_sent(torch.tensor([value]), 16))
+    rounded = float(quantise_model(torch.tensor([value]), 16))
     kept = min(max(value, -65_504.0), 65_504.0)
     assert abs(rounded - kept) <= max(abs(kept) * 2.0**-11, 2.0**-25)
 
@@ -149,13 +149,13 @@ def test_what_cannot_be_summed_is_refused() -> None:
     plan = plan_of(64)
     off = plan.new_total()
     off[0] = (plan.grid or 1.0) / 2
-    with pytest.raises(BrokenPromise, match="off the grid"):
+    with pytest.raises(InvariantError, match="off the grid"):
         words_of(off, plan)
     small = plan_of(32)
     for cells in (2.0**31, -(2.0**31) - 1, 2.0**70, float("nan")):
         large = small.new_total()
         large[0] = cells * (small.grid or 1.0)
-        with pytest.raises(BrokenPromise, match="too large for a word"):
+        with pytest.raises(InvariantError, match="too large for a word"):
             words_of(large, small)
     with pytest.raises(Refused):
         read_words(bytes(8), plan)

@@ -11,7 +11,7 @@ from tests.deployment.village import NUMBERS, Village, content, recipe_of
 from tests.tones import pack_tones, speaker
 
 from sottovoce.deployment.invitation import SecureSums
-from sottovoce.federated.cohort import Clients, ClientsHere
+from sottovoce.federated.cohort import Clients, LocalClients
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server
 from sottovoce.models.family import REGISTERED, find_family
@@ -30,7 +30,7 @@ def simulated(village: Village, plan: Plan) -> Clients:
     recipe = village.recipe
     population = population_of(recipe, village.store, recipe.federated.clients.population(recipe.data))
     engine = build_engine("sequential", recipe, population, village.start, plan, device=torch.device("cpu"))
-    return ClientsHere(engine)
+    return LocalClients(engine)
 
 
 def trained(village: Village, clients: Clients, plan: Plan, ledger: Path) -> torch.Tensor:

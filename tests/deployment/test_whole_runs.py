@@ -17,7 +17,7 @@ from tests.deployment.places import ROUNDS, Place, check_same
 from sottovoce.deployment.link import Answer
 from sottovoce.deployment.messages import Kind, peek_order
 from sottovoce.deployment.network import with_noise_by_clients
-from sottovoce.federated.cohort import as_sent
+from sottovoce.federated.cohort import quantise_model
 from sottovoce.models.saved import PARAMETERS
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.checkpoint import LATEST
@@ -133,7 +133,7 @@ def test_models_of_16_bits_make_the_simulation_s_run_and_take_half_the_bytes(set
     assert set(sent) == {told["bytes_down"]}
     assert 2 * told["bytes_down"] == told["bytes_up"]
     model = load_file(outcome.folder / "checkpoints" / LATEST / PARAMETERS)
-    assert any(not torch.equal(as_sent(tensor, 16), tensor) for tensor in model.values())
+    assert any(not torch.equal(quantise_model(tensor, 16), tensor) for tensor in model.values())
 
 
 def test_a_simulation_of_16_bits_is_another_run(settled: Settled) -> None:

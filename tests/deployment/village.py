@@ -160,7 +160,7 @@ class Village:
     # As the clients of a run.
 
     def sum(
-        self, server_P: torch.Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+        self, server_P: torch.Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
     ) -> CohortSum:
         self.attempt += 1
         payload, when = write_model(server_P, self.layout), {"step": step, "attempt": self.attempt}

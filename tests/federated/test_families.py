@@ -118,7 +118,7 @@ def test_rounds_are_those_of_the_twin(kind: Kind, tones: Path, tmp_path: Path) -
 def test_worker_processes_have_the_sequential_engines_bits(family: Kind, tones: Path, tmp_path: Path) -> None:
     ours = federation(family, tones, tmp_path / "ledger.jsonl")
     expected = updates_of(ours.engine, ours)
-    with closing(WorkersEngine(ours.room, ours.layout, workers=2)) as engine:
+    with closing(WorkersEngine(ours.context, ours.layout, workers=2)) as engine:
         found = updates_of(engine, ours)
     assert found.keys() == expected.keys() == set(range(9))
     assert all(torch.equal(found[client], expected[client]) for client in expected)
@@ -140,11 +140,11 @@ def test_ranks_come_to_the_same(family: Kind, tones: Path, tmp_path: Path) -> No
 def test_stacked_clients_move_as_they_do_one_by_one_or_are_refused(kind: Kind, tones: Path, tmp_path: Path) -> None:
     ours = federation(kind, tones, tmp_path / "ledger.jsonl", dtype=torch.float64)
     options: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "size": 4}
-    if not_stacked(ours.room.family, ours.room.model) is not None:
+    if not_stacked(ours.context.family, ours.context.model) is not None:
         with pytest.raises(InputError, match=f"engine=stacked: models of family={kind.family} cannot be stacked"):
-            StackedEngine(ours.room, ours.layout, **options)
+            StackedEngine(ours.context, ours.layout, **options)
     else:
-        found = updates_of(StackedEngine(ours.room, ours.layout, **options), ours)
+        found = updates_of(StackedEngine(ours.context, ours.layout, **options), ours)
         assert max(relative(found, updates_of(ours.engine, ours)).values()) < EXACT
 
 
@@ -261,13 +261,13 @@ def test_without_draws_the_loss_is_that_of_evaluation(untrained: Any) -> None:
 
 
 def test_low_rank_corrections_begin_at_nothing_and_are_trained(ours: Small) -> None:
-    parameters, room = ours.layout.views(ours.server.parameters_P), ours.room
-    options: dict[str, Any] = {"corrected": room.family.corrected, "generator": torch_stream(3, "low rank")}
+    parameters, context = ours.layout.views(ours.server.parameters_P), ours.context
+    options: dict[str, Any] = {"corrected": context.family.corrected, "generator": torch_stream(3, "low rank")}
     part = split(parse_part("lora(r=2)"), dict(parameters), **options)
     merged = part.frozen.merged(part.initial)
     assert all(torch.equal(merged[name], tensor) for name, tensor in parameters.items())
     layout = Layout.of(part.initial)
-    engine = SequentialEngine(replace(room, frozen=part.frozen), layout, device=CPU)
+    engine = SequentialEngine(replace(context, frozen=part.frozen), layout, device=CPU)
     (trained,) = engine.train(layout.flatten(part.initial), [4], step=0)
     assert trained.update.any()  # type: ignore[union-attr]
 

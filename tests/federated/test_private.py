@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sottovoce.base.processes import ALONE, Processes
 from sottovoce.base.seeds import torch_stream
+from sottovoce.federated.diagnostics import RoundDiagnostics, merge_diagnostics
 from sottovoce.federated.engines import Dropped, Engine, Trained
-from sottovoce.federated.private import Private, whole_cohort
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.weighting import ClientFigures
 
@@ -48,7 +48,7 @@ class GivenUpdates(Engine):
         self._ours = ours
 
     def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
         return trained_clients(self._ours, cohort)
 
@@ -67,8 +67,8 @@ def test_what_a_process_hands_over_does_not_grow_with_its_clients(ours: Small, m
     assert handed_over[1] - handed_over[0] <= SCALARS * (MANY - FEW)
 
 
-def figures_of(ours: Small, clients: Sequence[int]) -> Private:
-    private, total = Private(cohort=len(clients)), ours.plan.new_total()
+def figures_of(ours: Small, clients: Sequence[int]) -> RoundDiagnostics:
+    private, total = RoundDiagnostics(cohort=len(clients)), ours.plan.new_total()
     for trained in trained_clients(ours, clients):
         private.add(ours.plan.accumulate(total, trained.update), trained)
     return private.on_host()
@@ -82,7 +82,7 @@ def test_figures_are_means_over_the_finite_clients_however_they_are_divided(ours
     norms_NH = np.array([[float(layer.norm()) for layer in update.values()] for update in updates])
     bounds_H = np.array(ours.plan.clipper.layer_bounds)
     norm_N = np.sqrt((norms_NH**2).sum(axis=1))
-    for private in (figures_of(ours, range(MANY)), whole_cohort(parts)):
+    for private in (figures_of(ours, range(MANY)), merge_diagnostics(parts)):
         private.signal_H = torch.zeros(len(names))
         found: Any = private.as_json(ours.plan)
         assert found["updates"] == found["cohort"] == MANY

@@ -73,21 +73,21 @@ def test_three_rounds_are_those_of_the_twin(name: str, tones: Path, tmp_path: Pa
 
 def twin_of(ours: Small, step: int, *, opt: SGD | LAMB, lr: float) -> Model:
     """What Algorithm 1 makes of our model in round `step`."""
-    proximal = ours.room.local.proximal
+    proximal = ours.context.local.proximal
     return reference_round(
         ours.model(),
         [ours.gradients(index, step=step) for index in ours.plan.sample(step).tolist()],
         opt=opt,
         server_lr=lr,
-        local_lr=ours.room.local.lr,
-        local_bound=ours.room.local.clip_gradients,
+        local_lr=ours.context.local.lr,
+        local_bound=ours.context.local.clip_gradients,
         expected_cohort=ours.plan.cohort_size,
         bound=ours.plan.clip_bound,
         share=str(ours.plan.settings.share),
         normalise=str(ours.plan.settings.normalise),
         proximal=None if proximal is None else (proximal.name, proximal.mu),
         noise=_noise(ours, step),
-        statistics=ours.room.family.statistics(ours.room.model),
+        statistics=ours.context.family.statistics(ours.context.model),
     )
 
 
@@ -169,7 +169,7 @@ def test_in_float32_ordinary_updates_are_as_precise_as_its_sums(name: str, tones
     for index, step in itertools.product(range(9), (0, 1)):
         expected = update_of(ours, index, step=step)
         for dtype, found in apart.items():
-            engine = SequentialEngine(ours.room, ours.layout, device=CPU, dtype=dtype)
+            engine = SequentialEngine(ours.context, ours.layout, device=CPU, dtype=dtype)
             (trained,) = engine.train(ours.server.parameters_P, [index], step=step)
             assert isinstance(trained, Trained)
             found.append(norm(minus(as_model(ours.layout, trained.update), expected)) / norm(expected))
@@ -198,7 +198,7 @@ def test_without_privacy_one_local_step_of_everybody_is_a_central_step_on_all_th
         dtype=torch.float64,
     )
     assert ours.plan.sampling_rate == 1
-    counts = {len(ours.room.speech(client).rows) for client in ours.room.population}
+    counts = {len(ours.context.speech(client).rows) for client in ours.context.population}
     assert (len(counts) > 1) == bool(people)
 
     for step in range(3):
@@ -211,12 +211,12 @@ def test_without_privacy_one_local_step_of_everybody_is_a_central_step_on_all_th
 def _central_gradient(ours: Small, parameters_P: torch.Tensor) -> torch.Tensor:
     """Of the mean loss over everybody's utterances, in one batch."""
     samples, texts = [], []
-    for index in range(len(ours.room.population)):
-        speech = ours.room.speech(ours.room.population.client(index))
-        samples += [ours.room.store.samples(int(row)) for row in speech.rows]
+    for index in range(len(ours.context.population)):
+        speech = ours.context.speech(ours.context.population.client(index))
+        samples += [ours.context.store.samples(int(row)) for row in speech.rows]
         texts += [ids.tolist() for ids in speech.tokens]
     flat_P = parameters_P.clone().requires_grad_()
-    family, settings = ours.room.family, ours.room.model
+    family, settings = ours.context.family, ours.context.model
     heard = recordings_heard(family, record_lines(samples, texts), settings=settings)
     assert family.recognition is not None
     emitted = family.recognition.emit(ours.layout.views(flat_P), heard, settings=settings)
@@ -240,7 +240,8 @@ def test_the_sum_is_divided_by_the_public_cohort_size_whoever_came(tones: Path, 
     alone = small(tones, tmp_path / "nobody.jsonl")
     figures = alone.figures(nobody)
     assert torch.equal(
-        alone.server.parameters_P, ours.layout.flatten(ours.room.family.init(ours.room.model, generator=start_stream()))
+        alone.server.parameters_P,
+        ours.layout.flatten(ours.context.family.init(ours.context.model, generator=start_stream())),
     )
     assert figures.as_json(alone.plan)["cohort"] == 0
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from sottovoce.base.seeds import torch_stream
 from sottovoce.flat.layout import Layout
 from sottovoce.optimisers import LAMB, LARS, SGD, Adadelta, AdaGrad, Adam, Optimiser, tensor_norms
-from sottovoce.optimisers import fused as fused_module
-from sottovoce.optimisers.fused import FlatOptimiser
+from sottovoce.optimisers import weights as fused_module
+from sottovoce.optimisers.weights import FlatOptimiser
 
 SHAPES = {"w": (37, 5), "b": (3,), "zero": (40,), "v": (2, 2, 9)}
 LAYOUT = Layout(tuple(SHAPES), tuple(SHAPES.values()))

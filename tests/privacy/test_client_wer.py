@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sottovoce.base.errors import BrokenPromise, InputError
+from sottovoce.base.errors import InputError, InvariantError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.chain import Mark
@@ -130,7 +130,7 @@ def charge_of(plan: Plan) -> Charge:
 
 def test_a_round_s_charge_does_not_pay_for_it() -> None:
     plan = ASKED.plan(training())
-    with pytest.raises(BrokenPromise, match="was charged as"):
+    with pytest.raises(InvariantError, match="was charged as"):
         plan.add_noise(plan.new_total(), charge_of(training()))
 
 
@@ -386,17 +386,17 @@ def test_a_release_pays_for_every_attempt(tmp_path: Path) -> None:
 def test_never_twice_and_never_of_nothing(tmp_path: Path) -> None:
     plan = training()
     with opened(tmp_path / "l", plan) as ledger:
-        with pytest.raises(BrokenPromise):
+        with pytest.raises(InvariantError):
             measure(ledger, plan, 0)
         intend(ledger, plan, 0)
-        with pytest.raises(BrokenPromise, match="the step after the last is 1"):
+        with pytest.raises(InvariantError, match="the step after the last is 1"):
             measure(ledger, plan, 2)
         charge = measure(ledger, plan, 1)
-        with pytest.raises(BrokenPromise, match="a second one"):
+        with pytest.raises(InvariantError, match="a second one"):
             measure(ledger, plan, 1)
     wer = ASKED.plan(plan)
     wer.add_noise(wer.new_total(), charge)
-    with pytest.raises(BrokenPromise, match="a second sum"):
+    with pytest.raises(InvariantError, match="a second sum"):
         wer.add_noise(wer.new_total(), charge)
 
 
@@ -404,7 +404,7 @@ def test_a_run_that_never_said_so_measures_nothing(tmp_path: Path) -> None:
     plan = training()
     ledger = Ledger(tmp_path / "l", header=plan.ledger_header(run="x"))
     intend(ledger, plan, 0)
-    with pytest.raises(BrokenPromise, match="the header accounts for None"):
+    with pytest.raises(InvariantError, match="the header accounts for None"):
         measure(ledger, plan, 1)
     ledger.close()
     with pytest.raises(InputError, match="belongs to another run: it says client_wer"), opened(tmp_path / "l", plan):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tests.privacy.test_plan import LAYOUT, large_update, plan_of, secure_plan, settings_of
 
-from sottovoce.base.errors import BrokenPromise, InputError
+from sottovoce.base.errors import InputError, InvariantError
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.correlated import Correlated, Mechanism
 from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, memory_rows, widening
@@ -349,21 +349,21 @@ def test_a_row_is_given_out_once_and_in_its_turn() -> None:
     assert correlated is not None
     correlated.row(0)
     for row in (0, 2):
-        with pytest.raises(BrokenPromise, match="none is for two sums"):
+        with pytest.raises(InvariantError, match="none is for two sums"):
             correlated.row(row)
-    with pytest.raises(BrokenPromise, match="two sums"):
+    with pytest.raises(InvariantError, match="two sums"):
         correlated.go_on(0)
 
 
 def test_noise_of_another_kind_than_the_plans_is_refused() -> None:
     alone, plan = plan_of(), plan_of(mechanism=MECHANISMS[0])
-    with pytest.raises(BrokenPromise, match="another kind"):
+    with pytest.raises(InvariantError, match="another kind"):
         plan.add_noise(plan.new_total(), paid(plan, 0))
-    with pytest.raises(BrokenPromise, match="another kind"):
+    with pytest.raises(InvariantError, match="another kind"):
         alone.add_noise(alone.new_total(), paid(alone, 0), correlated=plan.correlated_noise())
-    with pytest.raises(BrokenPromise, match="vault"):
+    with pytest.raises(InvariantError, match="vault"):
         secure_plan(mechanism=MECHANISMS[0]).correlated_noise()
-    with pytest.raises(BrokenPromise, match="vault"):
+    with pytest.raises(InvariantError, match="vault"):
         plan.correlated_noise(vault=Path("anywhere"))
 
 

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from scipy.special import logsumexp
 
-from sottovoce.base.errors import BrokenPromise, InputError
+from sottovoce.base.errors import InputError, InvariantError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import round_noise
 from sottovoce.privacy.accounting import epsilon
@@ -81,9 +81,9 @@ def test_nothing_opened_is_nothing_summed_and_the_server_adds_all_of_the_noise()
 
 
 def test_too_few_shares_are_no_release() -> None:
-    with pytest.raises(BrokenPromise, match="5 shares of noise"):
+    with pytest.raises(InvariantError, match="5 shares of noise"):
         noised(PLAN, shares=5)
-    with pytest.raises(BrokenPromise, match="shares of noise"):
+    with pytest.raises(InvariantError, match="shares of noise"):
         noised(dataclasses.replace(PLAN, noise_shares=None), shares=8)
 
 

@@ -9,8 +9,8 @@ from tests.doctoring import rechain
 from tests.reporting.conftest import MakeRun, with_event
 from typer.testing import CliRunner
 
-from sottovoce.auditing.audit import DRAWN_BY_CHANCE, HOLDS_TRUTH
-from sottovoce.auditing.of_recipe import config_digest, kept_at
+from sottovoce.audit.canary_audit import DRAWN_BY_CHANCE, HOLDS_TRUTH
+from sottovoce.audit.recipe import audit_path, config_digest
 from sottovoce.cli import app
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import fixed_size_release, poisson_release
@@ -353,4 +353,4 @@ def _audited(folder: Path, *, verdict: str, why: str) -> None:
         "noise": None,
         "canaries": 100,
     }
-    kept_at(folder).write_text(json.dumps(found))
+    audit_path(folder).write_text(json.dumps(found))

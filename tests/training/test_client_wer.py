@@ -19,7 +19,7 @@ ASKED = ["federation.clients.holdout=0.5", "federation.client_wer={words: 3, noi
 # Before any answer: just charged. Then when all have answered, and nothing of it is on the disk.
 POINTS = {
     "charged": Point("sottovoce.privacy.ledger:Ledger.measure"),
-    "answered": Point("sottovoce.federated.client_wer:ListenersHere.wer"),
+    "answered": Point("sottovoce.federated.client_wer:LocalEvaluationClients.wer"),
     "the second time": Point("sottovoce.privacy.ledger:Ledger.measure", nth=2),
 }
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.parsing import ParseError, parse_json
 
 LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
 # Of records of rounds: what depends on the machine and its load, so that a run made again has other values.
@@ -140,7 +140,7 @@ def lines_digest(path: Path) -> str:
         for line in path.read_text(encoding="utf-8").splitlines():
             record = parse_json(line)
             found.update(_line({name: value for name, value in record.items() if name not in MEASURED}))
-    except (Unreadable, UnicodeDecodeError, AttributeError, ValueError) as problem:
+    except (ParseError, UnicodeDecodeError, AttributeError, ValueError) as problem:
         raise InputError(f"{path} is damaged ({problem})") from None
     return found.hexdigest()
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import written_atomically
+from sottovoce.base.files import write_atomically
 from sottovoce.base.tables import Table
 
 SUFFIXES = (".png", ".svg", ".html")
@@ -78,7 +78,7 @@ def write_drawing(path: Path | str, figure: Callable[[], Figure], page: Callable
         else:
             content = _rendered(figure(), suffix[1:], background=PAPER)
     try:
-        with written_atomically(path) as file:
+        with write_atomically(path) as file:
             file.write(content)
     except OSError as error:
         raise InputError(f"plot={path}: cannot be written ({error.strerror})") from None

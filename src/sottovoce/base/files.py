@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.parsing import ParseError, parse_json
 
 _SEAL = "seal"
 _NAMED = 12  # folders that one line names
@@ -22,18 +22,18 @@ _TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}", re.DOTALL)
 
 
 @contextmanager
-def written_atomically(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+def write_atomically(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A binary file that takes `path`'s place, flushed to disk, when the block ends without an exception.
 
     An `OSError` names `path`. What a killed process left of writing it is removed. A `private` file is its owner's.
     """
-    with naming(path):
-        sweep(path.parent, path.name)
+    with name_in_errors(path):
+        remove_leftovers(path.parent, path.name)
         temporary, file = _temporary_for(path)
         with file:
             try:
                 yield file
-                sync(file)
+                sync_file(file)
                 if not private:
                     os.chmod(temporary, 0o666 & ~_umask())
                 os.replace(temporary, path)
@@ -43,7 +43,7 @@ def written_atomically(path: Path, *, private: bool = False) -> Iterator[IO[byte
         sync_folder(path.parent)
 
 
-def named_inside(folder: Path, file: str) -> str:
+def list_folders_holding(folder: Path, file: str) -> str:
     """The folders in `folder` that hold `file`, for a line that asks for one of them; empty where there is none."""
     if not folder.is_dir():
         return ""
@@ -52,7 +52,7 @@ def named_inside(folder: Path, file: str) -> str:
     return ", ".join(found[:_NAMED]) + more
 
 
-def sweep(folder: Path, *targets: str) -> None:
+def remove_leftovers(folder: Path, *targets: str) -> None:
     """Remove what processes that are no more have left of writing the files `targets` of `folder`."""
     for name in os.listdir(folder):
         if (found := _TEMPORARY.fullmatch(name)) is not None and found["target"] in targets:
@@ -81,7 +81,7 @@ def _temporary_for(path: Path) -> tuple[Path, IO[bytes]]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_in_errors(path: Path) -> Iterator[None]:
     """Within, an `OSError` that names no file, or a temporary one in `path`'s place, names `path`.
 
     A full disk shows when an open file is written or flushed, and such errors do not say which."""
@@ -96,14 +96,14 @@ def naming(path: Path) -> Iterator[None]:
 
 def write_json(path: Path, content: Any) -> None:
     """`content` as readable JSON, atomically."""
-    with written_atomically(path) as file:
-        file.write(as_utf8(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
+    with write_atomically(path) as file:
+        file.write(encode_utf8(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
 
 
-def as_utf8(text: str) -> bytes:
+def encode_utf8(text: str) -> bytes:
     """`text` to be written. The name of a file need not be UTF-8: what it has instead becomes an escape of JSON's.
 
-    >>> as_utf8(json.dumps("caf\\udce9", ensure_ascii=False))
+    >>> encode_utf8(json.dumps("caf\\udce9", ensure_ascii=False))
     b'"caf\\\\udce9"'
     """
     return text.encode(errors="backslashreplace")
@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = parse_json(read_file(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
-    except Unreadable as error:
+    except ParseError as error:
         raise InputError(f"{path} is damaged ({error})") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged (it holds no JSON object)")
@@ -145,7 +145,7 @@ def read_file(path: Path, *, most: int = LARGEST, what: str = "such a file can b
 LONGEST_LINE = 1 << 24  # characters of a line in any table
 
 
-def lines_of(file: IO[str], *, path: Path | str) -> Iterator[str]:
+def read_lines(file: IO[str], *, path: Path | str) -> Iterator[str]:
     """The lines of an open text, as they are read; `InputError` for one that no table has."""
     while line := file.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
@@ -174,12 +174,12 @@ _NO_FILES = {
 }
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` with a digest of itself, which `unsealed` checks: JSON with one letter changed is often JSON still."""
+def add_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with its digest, for `check_digest`: JSON with one letter changed is often JSON still."""
     return {**content, _SEAL: _digest_of(content)}
 
 
-def unsealed(content: Mapping[str, Any], *, where: Path) -> dict[str, Any]:
+def check_digest(content: Mapping[str, Any], *, where: Path) -> dict[str, Any]:
     """What was sealed; `InputError` where it was changed since. What never was (by older releases) comes as it is."""
     opened = {name: value for name, value in content.items() if name != _SEAL}
     if content.get(_SEAL, _digest_of(opened)) != _digest_of(opened):
@@ -193,7 +193,7 @@ def _digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def sync(file: IO[bytes]) -> None:
+def sync_file(file: IO[bytes]) -> None:
     """Flush `file` through to the disk."""
     file.flush()
     os.fsync(file.fileno())

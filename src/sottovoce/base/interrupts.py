@@ -27,7 +27,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def exit_cleanly_on_signals() -> Iterator[None]:
     """Within this scope any of the signals ends the program by an exception, as Ctrl-C does: files are put in order and
     processes ended on its way out. The first one decides; more of them do not disturb that.
 

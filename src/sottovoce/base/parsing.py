@@ -1,4 +1,4 @@
-"""JSON and YAML from anybody's hand: plain data comes out, or `Unreadable` with one line that says why not.
+"""JSON and YAML from anybody's hand: plain data comes out, or `ParseError` with one line that says why not.
 
 Both are bounded before anything is built of them: a few bytes can otherwise mean a gigabyte ("billion laughs"), more
 levels than the interpreter's stack has, or a number that nothing can hold.
@@ -21,7 +21,7 @@ _LONGEST_QUOTE = 80
 _TOO_DEEP = "nested too deeply"
 
 
-class Unreadable(ValueError):
+class ParseError(ValueError):
     """A text that is no JSON or YAML, or too much of it."""
 
 
@@ -32,14 +32,14 @@ def parse_json(text: str | bytes) -> Any:
     {'step': 7}
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
-    sottovoce.base.parsing.Unreadable: nested too deeply
+    sottovoce.base.parsing.ParseError: nested too deeply
     """
     try:
         return _JSON.decode(text if isinstance(text, str) else text.decode("utf-8"))
     except RecursionError:
-        raise Unreadable(_TOO_DEEP) from None
+        raise ParseError(_TOO_DEEP) from None
     except ValueError as error:
-        raise Unreadable(str(error)) from None
+        raise ParseError(str(error)) from None
 
 
 def parse_yaml(text: str) -> Any:
@@ -57,21 +57,21 @@ def parse_yaml(text: str) -> Any:
         _check_size(node)
         return _apart(loader.construct_document(node))
     except RecursionError:
-        raise Unreadable(_TOO_DEEP) from None
+        raise ParseError(_TOO_DEEP) from None
     except (yaml.YAMLError, ValueError, LookupError) as error:  # the last two from `!!int x` and `!!bool x`
-        raise Unreadable(" ".join(str(error).split())) from None
+        raise ParseError(" ".join(str(error).split())) from None
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """`value` as an error may quote it: on one line that can be read.
 
-    >>> shown("a" * 200) == "'" + "a" * 78 + "…"
+    >>> quote("a" * 200) == "'" + "a" * 78 + "…"
     True
     """
-    return shortened(repr(value))
+    return shorten(repr(value))
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """The beginning of a text that is too long for one line."""
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 1] + "…"
 
@@ -82,7 +82,7 @@ def _check_depth(text: str) -> None:
     for event in yaml.parse(text, Loader=_FAST):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise Unreadable(_TOO_DEEP)
+            raise ParseError(_TOO_DEEP)
 
 
 def _check_size(root: yaml.Node) -> None:
@@ -91,15 +91,15 @@ def _check_size(root: yaml.Node) -> None:
 
     def size(node: yaml.Node, depth: int) -> int:
         if depth > DEEPEST:
-            raise Unreadable(_TOO_DEEP)
+            raise ParseError(_TOO_DEEP)
         if id(node) not in known:
             known[id(node)] = None
             known[id(node)] = 1 + sum(size(child, depth + 1) for child in _children(node))
         found = known[id(node)]
         if found is None:
-            raise Unreadable("an alias stands inside what it names")
+            raise ParseError("an alias stands inside what it names")
         if found > MOST_NODES:
-            raise Unreadable(f"more than {MOST_NODES:,} values, those that aliases repeat counted each time")
+            raise ParseError(f"more than {MOST_NODES:,} values, those that aliases repeat counted each time")
         return found
 
     size(root, 0)
@@ -120,7 +120,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 def _whole_number(digits: str) -> int:
     if len(digits) > LONGEST_NUMBER:
-        raise Unreadable(f"a number of {len(digits):,} digits, expected at most {LONGEST_NUMBER}")
+        raise ParseError(f"a number of {len(digits):,} digits, expected at most {LONGEST_NUMBER}")
     return int(digits)
 
 
@@ -136,7 +136,7 @@ class _Loader(_FAST):  # type: ignore[misc]
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
     if len(node.value) > LONGEST_NUMBER:
-        raise Unreadable(f"a number of {len(node.value):,} digits, expected at most {LONGEST_NUMBER}")
+        raise ParseError(f"a number of {len(node.value):,} digits, expected at most {LONGEST_NUMBER}")
     return loader.construct_yaml_int(node)
 
 
@@ -144,7 +144,7 @@ def _words(loader: _Loader, node: yaml.ScalarNode) -> str:
     """Words may become names of files and lines on a screen: neither can hold a zero byte or half a character."""
     words = str(loader.construct_scalar(node))
     if "\0" in words or any("\ud800" <= letter <= "\udfff" for letter in words):
-        raise Unreadable(f"a word with a zero byte or half a character in it{node.start_mark}")
+        raise ParseError(f"a word with a zero byte or half a character in it{node.start_mark}")
     return words
 
 

@@ -1,4 +1,4 @@
-"""Several processes under torchrun: who this one is, how work is dealt out, and what they tell one another.
+"""Several processes under torchrun: this one's rank, how work is split, and what they exchange.
 
 Objects travel over gloo on the host, tensors over gloo or NCCL, as they lie on the host or on a GPU.
 """
@@ -37,32 +37,32 @@ class Processes:
     world: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         return self.rank == 0
 
     @property
-    def several(self) -> bool:
+    def is_distributed(self) -> bool:
         return self.world > 1
 
-    def total(self, *tensors: Tensor) -> None:
+    def all_reduce(self, *tensors: Tensor) -> None:
         """Replace each tensor by its sum over all processes, in place."""
-        if self.several:
+        if self.is_distributed:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
-    def add_up(self, tensor: Tensor) -> None:
+    def reduce(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all processes, in the first one; elsewhere it is worth nothing then."""
-        if self.several:
+        if self.is_distributed:
             dist.reduce(tensor, dst=0)
 
-    def spread(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Replace `tensor` by the first process's, in place."""
-        if self.several:
+        if self.is_distributed:
             dist.broadcast(tensor, src=0)
 
-    def share(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         """The first process's `value`, in all of them."""
-        if not self.several:
+        if not self.is_distributed:
             return value
         box: list[Any] = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
@@ -71,15 +71,15 @@ class Processes:
 
     def gather(self, value: T) -> list[T]:
         """Every process's `value`, in the order of their ranks, in the first one; nothing elsewhere."""
-        if not self.several:
+        if not self.is_distributed:
             return [value]
-        found: list[Any] = [None] * self.world if self.first else []
-        dist.gather_object(value, found if self.first else None, dst=0)
+        found: list[Any] = [None] * self.world if self.is_first else []
+        dist.gather_object(value, found if self.is_first else None, dst=0)
         return found
 
-    def largest(self, value: float) -> float:
+    def all_reduce_max(self, value: float) -> float:
         """The largest `value` of any process."""
-        if not self.several:
+        if not self.is_distributed:
             return value
         found = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
@@ -87,13 +87,13 @@ class Processes:
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in any process: then all of them go the same way."""
-        if not self.several:
+        if not self.is_distributed:
             return flag
         votes = torch.tensor(int(flag))  # on the host: no process waits for its GPU
         dist.all_reduce(votes)
         return bool(votes)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Go on when all have come here."""
         self.any(False)
 
@@ -101,12 +101,12 @@ class Processes:
 ALONE = Processes()
 
 
-def deal(amounts: NDArray[np.number[Any]], parts: int) -> list[NDArray[np.int64]]:
+def split_by_load(amounts: NDArray[np.number[Any]], parts: int) -> list[NDArray[np.int64]]:
     """Places in `amounts`, dealt out so that the sums are about equal: the largest first, to whoever has least so far.
 
     The same on every machine. Within a part places are ascending; a part may be empty.
 
-    >>> [part.tolist() for part in deal(np.array([3, 9, 4, 5]), 2)]
+    >>> [part.tolist() for part in split_by_load(np.array([3, 9, 4, 5]), 2)]
     [[0, 1], [2, 3]]
     """
     dealt: list[list[int]] = [[] for _ in range(parts)]
@@ -118,7 +118,7 @@ def deal(amounts: NDArray[np.number[Any]], parts: int) -> list[NDArray[np.int64]
     return [np.sort(np.array(places, dtype=np.int64)) for places in dealt]
 
 
-def own_device(device: torch.device) -> torch.device:
+def local_device(device: torch.device) -> torch.device:
     """Under torchrun each process has the GPU of its own number; otherwise `device` as it is."""
     if device.type != "cuda":
         return device
@@ -127,7 +127,7 @@ def own_device(device: torch.device) -> torch.device:
     return own
 
 
-def restarted() -> bool:
+def was_restarted() -> bool:
     """Whether torchrun started this process in the place of one that was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 

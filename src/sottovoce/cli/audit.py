@@ -14,7 +14,7 @@ from sottovoce.cli.run import surroundings
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sottovoce.auditing.audit import Audit
+    from sottovoce.audit.canary_audit import Audit
     from sottovoce.config import Recipe
     from sottovoce.training.context import Surroundings
 
@@ -58,9 +58,9 @@ def audit(
     Exit code 0: nothing speaks against the promise; 1: something does (`verdict` in --json says what);
     130: it was interrupted.
     """
-    from sottovoce.auditing.audit import AuditVerdict, Observer
-    from sottovoce.auditing.of_recipe import AuditSettings, attack_recipe, audit_recipe, keep_audit
-    from sottovoce.auditing.speech_audit import SpeechAudit, attack_words
+    from sottovoce.audit.canary_audit import AuditVerdict, Observer
+    from sottovoce.audit.recipe import AuditSettings, attack_recipe, audit_recipe, save_audit
+    from sottovoce.audit.speech_audit import SpeechAudit, format_attacks
     from sottovoce.privacy.settings import Mode
     from sottovoce.training.seeding import folder_of
 
@@ -84,7 +84,7 @@ def audit(
                 if speech:
                     around.on_stage(f"attacks on {label}")
                     attacked[label] = attack_recipe(one, settings, around=around, on_round=show)
-            kept[label] = keep_audit(place, one, found[label], attacked.get(label))
+            kept[label] = save_audit(place, one, found[label], attacked.get(label))
     except KeyboardInterrupt:  # no verdict, whose exit code it must not have
         end_interrupted(f"stopped: {len(kept):,} of {len(wanted):,} audits are kept; the same command begins anew")
     if json:
@@ -95,7 +95,7 @@ def audit(
             say(f"{label}: {one_audit.verdict}: {one_audit.why}", to=stdout)
             say(f"{label}: {one_audit.interval}", to=stdout)
         for label, attacks in attacked.items():
-            for line in attack_words(attacks.as_json()):
+            for line in format_attacks(attacks.as_json()):
                 say(f"{label}: {line}", to=stdout)
     if any(one_audit.verdict is not AuditVerdict.CONSISTENT for one_audit in found.values()):
         raise typer.Exit(1)

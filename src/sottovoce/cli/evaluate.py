@@ -184,9 +184,9 @@ def store_and_split(on: str) -> tuple[Path, str | None]:
 
 
 def _write_texts(out: Path, ids: tuple[str, ...], references: tuple[str, ...], hypotheses: list[str]) -> None:
-    from sottovoce.base.files import as_utf8, written_atomically
+    from sottovoce.base.files import encode_utf8, write_atomically
 
-    with written_atomically(out) as file:
+    with write_atomically(out) as file:
         for id, reference, hypothesis in zip(ids, references, hypotheses, strict=True):
             row = {"id": id, "reference": reference, "hypothesis": hypothesis}
-            file.write(as_utf8(serial.dumps(row, ensure_ascii=False) + "\n"))
+            file.write(encode_utf8(serial.dumps(row, ensure_ascii=False) + "\n"))

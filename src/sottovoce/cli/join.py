@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.interrupts import ended_in_order
+from sottovoce.base.interrupts import exit_cleanly_on_signals
 from sottovoce.cli.console import say, stderr, stdout
 from sottovoce.cli.serve import NEEDS
 
@@ -152,7 +152,7 @@ def _attend(participant: "Participant", answer_orders: Callable[[], None], stop:
             failed.append(error)
 
     working = threading.Thread(target=run, name="orders", daemon=True)
-    with ended_in_order():
+    with exit_cleanly_on_signals():
         working.start()
         try:
             while working.is_alive():

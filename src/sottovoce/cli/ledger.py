@@ -135,7 +135,7 @@ def _ledger_of(run: Path) -> Path:
 
 def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
     """The ledger of a run, verified; raises InputError where it does not hold."""
-    from sottovoce.base.files import named_inside
+    from sottovoce.base.files import list_folders_holding
     from sottovoce.privacy.ledger import verify
     from sottovoce.privacy.ledger_signature import check_signature
     from sottovoce.reporting.archives import open_path
@@ -143,7 +143,7 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
     from sottovoce.training.run_folder import LEDGER
 
     place, path = open_path(run), _ledger_of(run)
-    if place.is_dir() and not (place / LEDGER).exists() and (inside := named_inside(place, LEDGER)):
+    if place.is_dir() and not (place / LEDGER).exists() and (inside := list_folders_holding(place, LEDGER)):
         raise InputError(f"{path}: no ledger there, but runs that have one each: expected one of {inside}")
     if place.is_dir():
         found = check_ledger(place, expected_key=expected_key)

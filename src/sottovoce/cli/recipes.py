@@ -62,14 +62,14 @@ def recipes(
 
 
 def _show(words: Sequence[str], json: bool) -> None:
-    from sottovoce.base.naming import importing_nothing
+    from sottovoce.base.importing import refuse_imports
     from sottovoce.config import Suite, load_experiment
     from sottovoce.config.keys import commented, plain
 
     if not words:
         raise InputError("expected `recipes show NAME [KEY=VALUE…]`")
     name, *overrides = words
-    with importing_nothing(f"`recipes show` imports nothing, `sottovoce run {name} --estimate` does"):
+    with refuse_imports(f"`recipes show` imports nothing, `sottovoce run {name} --estimate` does"):
         experiment = load_experiment(name, overrides)
     if isinstance(experiment, Suite):
         runs = ", ".join(run.recipe for run in experiment.runs.values())

@@ -158,17 +158,17 @@ def beforehand(
 
     What takes no more operations than `above` is counted and not measured; None is for what is worth it.
     """
-    from sottovoce.base.processes import own_device, process_group
+    from sottovoce.base.processes import local_device, process_group
     from sottovoce.training.agreement import agreeing
     from sottovoce.training.beforehand import make_ready, stages_of
     from sottovoce.training.estimate import estimate
 
-    with process_group(own_device(around.device)) as processes, agreeing(processes):
-        if not processes.first:
+    with process_group(local_device(around.device)) as processes, agreeing(processes):
+        if not processes.is_first:
             return None
         stages = stages_of(wanted, folder=around.runs)
         known = make_ready(stages, around)
-        if processes.several or not stages:  # one process cannot say what several take
+        if processes.is_distributed or not stages:  # one process cannot say what several take
             return None
         around.on_stage("what it takes")
         return estimate(stages, known, replace(around, say=lambda _: None), above=above)

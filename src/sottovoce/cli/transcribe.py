@@ -215,8 +215,8 @@ def _formatted(transcript: "Transcript", format: Format) -> str:
 
 
 def _write(path: Path, content: str) -> None:
-    from sottovoce.base.files import as_utf8, written_atomically
+    from sottovoce.base.files import encode_utf8, write_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_atomically(path) as file:
-        file.write(as_utf8(content))
+    with write_atomically(path) as file:
+        file.write(encode_utf8(content))

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.parsing import shortened, shown
+from sottovoce.base.parsing import quote, shorten
 from sottovoce.config.reading import override, read
 from sottovoce.config.recipe import Experiment, Recipe, Suite, is_suite
 from sottovoce.config.sections import read_model, section_of
@@ -80,7 +80,7 @@ def _check_numbers(content: object, *, where: str, path: tuple[str, ...] = ()) -
             _check_numbers(value, where=where, path=path)
     elif isinstance(content, int | float) and not _computable(content):
         raise InputError(
-            f"recipe {where}: {'.'.join(path)}={shown(content)}, expected a number between {SMALLEST_NUMBER:g} and "
+            f"recipe {where}: {'.'.join(path)}={quote(content)}, expected a number between {SMALLEST_NUMBER:g} and "
             f"{LARGEST_NUMBER:g} in size (or 0, or .inf where there is no bound), a whole one below 2⁶³"
         )
 
@@ -113,16 +113,16 @@ def _first_line(error: ValidationError, kind: type[BaseModel]) -> str:
         section = where if key[:1].isupper() else where[:-1]
         known = _known_keys(kind, section)
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        return f"unknown key {shown('.'.join((*section, key)))}" + (
+        return f"unknown key {quote('.'.join((*section, key)))}" + (
             f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
         )
     message = first["msg"].removeprefix("Value error, ")
     given = (
-        f", found {shown(first['input'])}"
+        f", found {quote(first['input'])}"
         if not isinstance(first["input"], dict) and first["type"] != "missing"
         else ""
     )
-    return f"{shortened('.'.join(where)) or 'recipe'}: {message}{given}"
+    return f"{shorten('.'.join(where)) or 'recipe'}: {message}{given}"
 
 
 def _known_keys(kind: type[BaseModel], path: Sequence[str]) -> list[str]:

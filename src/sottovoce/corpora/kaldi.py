@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import check_file, lines_of
+from sottovoce.base.files import check_file, read_lines
 from sottovoce.corpora.corpus import Clip, Corpus, Speaker
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog, Unusable
 from sottovoce.corpora.recordings import (
@@ -100,7 +100,7 @@ def _table(path: Path, log: ProblemLog) -> Table:
     found: Table = {}
     check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
+        for number, line in enumerate(read_lines(file, path=path), start=1):
             where = f"{path}:{number}"
             key, *rest = line.split(maxsplit=1) or [""]
             if _NOT_UTF8 in line or "\0" in line:

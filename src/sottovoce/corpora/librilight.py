@@ -14,7 +14,7 @@ from typing import Any
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_file
-from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.parsing import ParseError, parse_json
 from sottovoce.corpora.corpus import SAMPLE_RATE, Clip, Corpus, RenderedSpeaker, RenderedUtterance, Speaker
 from sottovoce.corpora.librispeech import audio_files, chosen_splits, subfolders
 from sottovoce.corpora.natural import natural_key
@@ -155,7 +155,7 @@ def _described(clip: Clip, problems: list[Problem]) -> dict[str, Any] | None:
         if not _ALREADY_CUT.fullmatch(clip.metadata["chapter"]):
             problems.append(Problem(Kind.NO_VOICE_ACTIVITY, clip.path, "it has no JSON"))
         return None
-    except (Unreadable, OSError, InputError):
+    except (ParseError, OSError, InputError):
         problems.append(Problem(Kind.NO_VOICE_ACTIVITY, path, "it cannot be read as JSON"))
         return None
     if not (isinstance(content, dict) and _are_segments(content.get("voice_activity"))):

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import check_file, lines_of
+from sottovoce.base.files import check_file, read_lines
 from sottovoce.corpora.corpus import Clip, Corpus, Metadata, Speaker
 from sottovoce.corpora.natural import natural_key
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
@@ -111,7 +111,7 @@ def _lines(path: str, log: ProblemLog) -> Iterator[tuple[str, str, str]]:
     """Where, utterance id and text for every line of a transcript."""
     check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
+        for number, line in enumerate(read_lines(file, path=path), start=1):
             where = f"{path}:{number}"
             id, _, text = line.strip().partition(" ")
             if "\ufffd" in line:

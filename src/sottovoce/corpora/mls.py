@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import lines_of
+from sottovoce.base.files import read_lines
 from sottovoce.corpora.corpus import Clip, Corpus, Metadata, Speaker
 from sottovoce.corpora.librispeech import audio_files, chosen_splits, subfolders
 from sottovoce.corpora.natural import natural_key
@@ -213,7 +213,7 @@ def _rows(path: Path, log: ProblemLog, *, separator: str = "\t") -> Iterator[tup
     if not path.is_file():
         return
     with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
+        for number, line in enumerate(read_lines(file, path=path), start=1):
             where, cells = f"{path}:{number}", [cell.strip() for cell in line.rstrip("\r\n").split(separator)]
             if "\ufffd" in line:
                 log.add(Problem(Kind.MALFORMED_ROW, where, "not UTF-8"))

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import check_file, lines_of
-from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.files import check_file, read_lines
+from sottovoce.base.parsing import ParseError, parse_json
 from sottovoce.corpora.problems import Kind, Problem, ProblemLog
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json")
@@ -55,14 +55,14 @@ def _tsv_lines(path: Path) -> NumberedCells:
     # newline="\n": a stray carriage return inside a sentence does not end the row.
     check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
+        for number, line in enumerate(read_lines(file, path=path), start=1):
             yield number, line.rstrip("\r\n").split("\t")
 
 
 def _csv_lines(path: Path) -> NumberedCells:
     check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        reader = csv.reader(lines_of(file, path=path), strict=True)
+        reader = csv.reader(read_lines(file, path=path), strict=True)
         try:
             for cells in reader:
                 yield reader.line_num, cells
@@ -101,10 +101,10 @@ def _jsonl_objects(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]
     """Line numbers and objects; None for a line that is none."""
     check_file(path)
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
-        for number, line in enumerate(lines_of(file, path=path), start=1):
+        for number, line in enumerate(read_lines(file, path=path), start=1):
             try:
                 value = parse_json(line) if line.strip() else {}
-            except Unreadable:
+            except ParseError:
                 value = None
             yield number, value if isinstance(value, dict) else None
 

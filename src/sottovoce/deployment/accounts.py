@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, final
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_json, sealed, unsealed
+from sottovoce.base.files import add_digest, check_digest, read_json
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.events import GaussianRelease, repeated, run_event
 from sottovoce.privacy.plan import Plan
@@ -73,7 +73,7 @@ class Accounts:
             self.by_name[self._names[place]].clipped_again += 1
         for place, reason in missing.items():
             self.by_name[self._names[place]].missing[reason] += 1
-        content = sealed({name: _plain(account) for name, account in self.by_name.items()})
+        content = add_digest({name: _plain(account) for name, account in self.by_name.items()})
         with written_secretly(self._path) as file:
             file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
@@ -103,7 +103,7 @@ def _at_home(folder: Path) -> Path:
 
 def read_accounts(path: Path) -> dict[str, Account]:
     """By name; InputError where the file is another."""
-    found = unsealed(read_json(path), where=path)
+    found = check_digest(read_json(path), where=path)
     try:
         return {
             name: Account(one["summed"], one["clipped_again"], Counter(one["missing"])) for name, one in found.items()

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import final
 
-from sottovoce.base.files import read_json, sealed, unsealed, written_atomically
+from sottovoce.base.files import add_digest, check_digest, read_json, write_atomically
 from sottovoce.deployment.messages import Code
 from sottovoce.deployment.roster import Roster
 from sottovoce.training.elsewhere import TooFewClients
@@ -53,14 +53,14 @@ class Departures:
         self._path = path
         self.nodes: frozenset[str] = frozenset()
         if path.exists():
-            self.nodes = frozenset(unsealed(read_json(path), where=path)["left"])
+            self.nodes = frozenset(check_digest(read_json(path), where=path)["left"])
 
     def add(self, nodes: Iterable[str]) -> None:
         """On the disk when this returns."""
         self.nodes = self.nodes.union(nodes)
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        with written_atomically(self._path, private=True) as file:
-            file.write(json.dumps(sealed({"left": sorted(self.nodes)})).encode())
+        with write_atomically(self._path, private=True) as file:
+            file.write(json.dumps(add_digest({"left": sorted(self.nodes)})).encode())
 
 
 @final

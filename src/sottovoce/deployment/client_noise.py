@@ -4,7 +4,7 @@ How much is the plan's business (`privacy.noise_shares`); that fewer than `least
 each client (`sum_terms.Terms`), and both must say the same number.
 """
 
-from sottovoce.base.errors import BrokenPromise, promise
+from sottovoce.base.errors import InvariantError, ensure
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.sum_terms import Terms
 from sottovoce.privacy.accounting import Epsilon, epsilon
@@ -23,8 +23,8 @@ def add_share(words: Words, *, plan: Plan, terms: Terms) -> None:
     discrete Gaussian of at least honest/needed of the plan's variance, but for e to the `log_gap`.
     """
     agreed = plan.noise_shares
-    promise(agreed is not None and terms.least >= agreed.least, "a share of noise for sums of too few")
-    promise(plan.sum_bits == terms.bits, f"words of {terms.bits} bits in a plan of {plan.sum_bits}")
+    ensure(agreed is not None and terms.least >= agreed.least, "a share of noise for sums of too few")
+    ensure(plan.sum_bits == terms.bits, f"words of {terms.bits} bits in a plan of {plan.sum_bits}")
     source, random = DiscreteGaussian(variance=plan.noise.share_variance), SecureRandom()
     for start in range(0, len(words), _CHUNK):
         part = words[start : start + _CHUNK]
@@ -37,5 +37,5 @@ def epsilon_for_server(plan: Plan, *, rounds: int, delta: float) -> Epsilon:
     """What a server that does not lie, but looks, can learn of somebody who takes part in `rounds` rounds."""
     event = plan.server_event
     if event is None:
-        raise BrokenPromise("without noise by clients the server sees sums as they are")
+        raise InvariantError("without noise by clients the server sees sums as they are")
     return epsilon(repeated(event, rounds), delta)

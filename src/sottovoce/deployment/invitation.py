@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 import sottovoce
 from sottovoce.base.errors import InputError
-from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.parsing import ParseError, parse_json
 from sottovoce.base.seeds import derive
 from sottovoce.base.signatures import PublicKey
 from sottovoce.config import Recipe
@@ -159,7 +159,7 @@ class Invitation:
             raise InputError(f"the invitation has {len(content):,} bytes, expected at most {LARGEST:,}")
         try:
             letter = _Letter.model_validate(parse_json(content))
-        except Unreadable:
+        except ParseError:
             raise InputError("the invitation cannot be read: expected JSON") from None
         except ValidationError as error:
             first = error.errors()[0]

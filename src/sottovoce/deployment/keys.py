@@ -27,7 +27,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_bounded, read_json, sealed, sync_folder, unsealed, write_json, written_atomically
+from sottovoce.base.files import (
+    add_digest,
+    check_digest,
+    read_bounded,
+    read_json,
+    sync_folder,
+    write_atomically,
+    write_json,
+)
 from sottovoce.base.signatures import LARGEST_KEY_FILE, PrivateKey
 from sottovoce.base.signatures import fingerprint as fingerprint
 from sottovoce.base.signatures import load_private_key as load_private_key
@@ -135,7 +143,7 @@ def revoke(node: str, *, authority: Path) -> str:
     _load_authority(authority)
     name = node if _FINGERPRINT.fullmatch(node) else fingerprint(load_public_key(Path(node))).hex()
     listed = sorted(revoked_in(authority / REVOKED) | {name})
-    write_json(authority / REVOKED, sealed({"revoked": listed}))
+    write_json(authority / REVOKED, add_digest({"revoked": listed}))
     return name
 
 
@@ -143,7 +151,7 @@ def revoked_in(path: Path) -> frozenset[str]:
     """The fingerprints in a list of revoked keys; none where there is no list."""
     if not path.exists():
         return frozenset()
-    listed = unsealed(read_json(path), where=path).get("revoked")
+    listed = check_digest(read_json(path), where=path).get("revoked")
     if not isinstance(listed, list) or not all(
         isinstance(name, str) and _FINGERPRINT.fullmatch(name) for name in listed
     ):
@@ -264,5 +272,5 @@ def _write_key(path: Path, key: PrivateKey) -> None:
 
 
 def _write(path: Path, content: bytes, *, private: bool = False) -> None:
-    with written_atomically(path, private=private) as file:
+    with write_atomically(path, private=private) as file:
         file.write(content)

@@ -22,7 +22,7 @@ from typing import final
 from torch import Tensor
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_json, sealed, unsealed, write_json
+from sottovoce.base.files import add_digest, check_digest, read_json, write_json
 from sottovoce.deployment.accounts import Accounts, may_be_kept
 from sottovoce.deployment.attendance import LEFT, SENT_ALL, Attendance
 from sottovoce.deployment.conversation import Answers, Conversation
@@ -32,7 +32,7 @@ from sottovoce.deployment.secure_sum import Opened
 from sottovoce.deployment.secure_sum import Server as SecureSum
 from sottovoce.deployment.sum_terms import Attempt, NoSum, Terms
 from sottovoce.federated.cohort import CohortSum
-from sottovoce.federated.private import Private
+from sottovoce.federated.diagnostics import RoundDiagnostics
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.clipping import Clipper, Normalise
 from sottovoce.privacy.noise_shares import NoiseShares, largest_cohort
@@ -159,9 +159,9 @@ class ClientsOverNetwork:
     # A round.
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
     ) -> CohortSum:
-        assert turns is None, "time lines are refused over a network"
+        assert positions is None, "time lines are refused over a network"
         summed = self._gather(Kind.TRAIN, self._sent(server_P, plan.layout), cohort, plan=plan, step=step)
         return replace(summed, total=summed.total.to(server_P.device))
 
@@ -205,7 +205,7 @@ class ClientsOverNetwork:
         self._tell(reasons, plan, when=f"round {step + 1:,}" if kind is Kind.TRAIN else f"after round {step:,}")
         diagnostics = None
         if plan.settings.mode is not Mode.SECURE:
-            diagnostics = Private(cohort=len(drawn), dropped=+reasons)
+            diagnostics = RoundDiagnostics(cohort=len(drawn), dropped=+reasons)
         return CohortSum(total, plan.denominator, noise_shares=shares, diagnostics=diagnostics)
 
     def _tell(self, reasons: Counter[str], plan: Plan, *, when: str) -> None:
@@ -324,7 +324,7 @@ class Attempts:
     def __init__(self, path: Path) -> None:
         self._path = path
         if path.exists():
-            known = unsealed(read_json(path), where=path)
+            known = check_digest(read_json(path), where=path)
             self.run, self.last = bytes.fromhex(known["run"]), int(known["attempts"])
         else:
             self.run, self.last = os.urandom(16), 0
@@ -337,4 +337,4 @@ class Attempts:
         return self.last
 
     def _write(self) -> None:
-        write_json(self._path, sealed({"run": self.run.hex(), "attempts": self.last}))
+        write_json(self._path, add_digest({"run": self.run.hex(), "attempts": self.last}))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_bounded, sync_folder, write_json
-from sottovoce.base.parsing import Unreadable, parse_json, shown
+from sottovoce.base.parsing import ParseError, parse_json, quote
 from sottovoce.privacy.chain import read_chain
 
 MARK, LEDGER, PAUSED, LEFT = "node.json", "ledger.jsonl", "paused", "left"
@@ -48,13 +48,13 @@ def _is_marked(home: Path) -> bool:
         return False
     try:
         found = parse_json(read_bounded(home / MARK, most=_LARGEST_MARK, what="the mark of a home"))
-    except (Unreadable, UnicodeDecodeError):
+    except (ParseError, UnicodeDecodeError):
         return False
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         return False
     if found.get("version") != _VERSION:
         raise InputError(
-            f"{home} was made by another release of sottovoce (version {shown(found.get('version'))} of a node's home, "
+            f"{home} was made by another release of sottovoce (version {quote(found.get('version'))} of a node's home, "
             f"this one knows {_VERSION}): use that release"
         )
     return True

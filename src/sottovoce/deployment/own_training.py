@@ -12,7 +12,7 @@ from sottovoce.deployment.masks import Words
 from sottovoce.deployment.own_speech import own_client
 from sottovoce.deployment.payloads import words_of
 from sottovoce.evaluation.evaluate import check_language
-from sottovoce.federated.client_wer import ListenersHere
+from sottovoce.federated.client_wer import LocalEvaluationClients
 from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
 from sottovoce.federated.engines.engine import Engine
 from sottovoce.flat.layout import Layout
@@ -29,7 +29,7 @@ from sottovoce.training.trained_part import trained_part
 class OwnTraining:
     """What a node needs in every round: its plan, and an engine that knows one client, `index`.
 
-    With `wer_plan` and `listeners` it can also say how well that client is understood.
+    With `wer_plan` and `evaluation_clients` it can also say how well that client is understood.
     """
 
     plan: Plan
@@ -37,7 +37,7 @@ class OwnTraining:
     index: int
     device: torch.device
     wer_plan: Plan | None = None
-    listeners: ListenersHere | None = None
+    evaluation_clients: LocalEvaluationClients | None = None
 
     def update(self, server_P: Tensor, *, step: int) -> Words:
         """Train from the server's model, clip, and put on the grid. Zeros where anything goes wrong with it."""
@@ -49,12 +49,14 @@ class OwnTraining:
 
     def wer(self, server_P: Tensor, *, step: int) -> Words:
         """Try the server's model on what is held out, the same way: a pair on the grid, or zeros."""
-        plan, listeners = self.wer_plan, self.listeners
+        plan, evaluation_clients = self.wer_plan, self.evaluation_clients
         assert plan is not None
-        assert listeners is not None
+        assert evaluation_clients is not None
 
         def listen() -> CohortSum:
-            return listeners.wer(server_P.to(self.device), self._client, layout=self.plan.layout, plan=plan, step=step)
+            return evaluation_clients.wer(
+                server_P.to(self.device), self._client, layout=self.plan.layout, plan=plan, step=step
+            )
 
         return _words_or_zeros(listen, plan)
 
@@ -85,5 +87,5 @@ def prepare(
     plan = invitation.plan(Layout.of(trained_part(recipe, start).initial))
     population, index = own_client(recipe, store, user=user)
     engine = build_engine("sequential", recipe, population, start, plan, device=device)
-    listeners = listeners_here(recipe, population, start, device=device)
-    return OwnTraining(plan, engine, index, device, invitation.wer_plan, listeners)
+    evaluation_clients = listeners_here(recipe, population, start, device=device)
+    return OwnTraining(plan, engine, index, device, invitation.wer_plan, evaluation_clients)

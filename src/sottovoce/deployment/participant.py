@@ -26,7 +26,7 @@ import torch
 from cryptography import x509
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import written_atomically
+from sottovoce.base.files import write_atomically
 from sottovoce.base.signatures import PrivateKey, PublicKey
 from sottovoce.deployment.certificates import check_valid, key_of_orders, parse_certificate
 from sottovoce.deployment.invitation import Invitation, opened_letter
@@ -210,7 +210,7 @@ class Participant:
         training = self._prepared(invitation, order.payload)
         path = self._start_path(invitation)
         path.parent.mkdir(exist_ok=True)
-        with written_atomically(path, private=True) as file:
+        with write_atomically(path, private=True) as file:
             file.write(order.payload)
         return training
 

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sottovoce.base.errors import InputError, promise
+from sottovoce.base.errors import InputError, ensure
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Refused
 from sottovoce.deployment.sum_terms import Terms
@@ -42,7 +42,7 @@ def write_model(flat_P: Tensor, layout: Layout, *, model_bits: int | None = None
     values = torch.cat(layout.parts(flat_P.detach())).cpu().numpy()
     written = values.astype(_float(model_bits), copy=False)
     if model_bits is not None:
-        promise(np.array_equal(written, values, equal_nan=True), "a model of more bits than it is sent with")
+        ensure(np.array_equal(written, values, equal_nan=True), "a model of more bits than it is sent with")
     return written.tobytes()
 
 
@@ -66,7 +66,7 @@ def _spread(values: Tensor, layout: Layout) -> Tensor:
 
 
 def _signed(plan: Plan) -> np.dtype[np.signedinteger]:
-    promise(plan.sum_bits is not None, "updates over a network without sum_bits")
+    ensure(plan.sum_bits is not None, "updates over a network without sum_bits")
     return np.dtype("<i4" if plan.sum_bits == 32 else "<i8")
 
 
@@ -89,7 +89,7 @@ def words_of(total_P: Tensor, plan: Plan) -> Words:
         cells = part.cpu() / plan.grid
         place.copy_(cells)
         # Neither off the grid nor too large for a word: it would have come out as another number.
-        promise(torch.equal(place.to(cells.dtype), cells), "an update off the grid, or too large for a word")
+        ensure(torch.equal(place.to(cells.dtype), cells), "an update off the grid, or too large for a word")
     return words.view(f"<u{signed.itemsize}")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_bounded
-from sottovoce.base.parsing import Unreadable, parse_yaml, shown
+from sottovoce.base.parsing import ParseError, parse_yaml, quote
 from sottovoce.base.seeds import name_key
 from sottovoce.base.signatures import PublicKey
 from sottovoce.deployment.keys import fingerprint, parse_public_key, public_line
@@ -61,7 +61,7 @@ def load_roster(path: Path, *, revoked: frozenset[str] = frozenset()) -> Roster:
     content = read_bounded(path, most=_LARGEST_FILE, what="any roster")
     try:
         found = parse_yaml(content.decode())
-    except (Unreadable, UnicodeDecodeError) as error:
+    except (ParseError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no roster: {error}") from None
     if not isinstance(found, dict) or list(found) != ["users"]:
         raise InputError(f"{path} is no roster: expected one key, `users`, with a list of people")
@@ -81,17 +81,17 @@ def load_roster(path: Path, *, revoked: frozenset[str] = frozenset()) -> Roster:
 
 def _user(entry: Any, *, where: str) -> User:
     if not isinstance(entry, dict):
-        raise InputError(f"{where}: found {shown(entry)}, expected a name and a key")
+        raise InputError(f"{where}: found {quote(entry)}, expected a name and a key")
     for field in entry:
         if field not in _FIELDS:
-            raise InputError(f"{where}: unknown key {shown(field)} (known: {', '.join(_FIELDS)})")
+            raise InputError(f"{where}: unknown key {quote(field)} (known: {', '.join(_FIELDS)})")
     name, key, revoked = entry.get("name"), entry.get("key"), entry.get("revoked", False)
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise InputError(f"{where}: name={shown(name)}, expected a word (in quotes where YAML would read a number)")
+        raise InputError(f"{where}: name={quote(name)}, expected a word (in quotes where YAML would read a number)")
     if not isinstance(key, str):
         raise InputError(f"{where} ({name}): expected a key, `ecdsa-sha2-nistp384 AAAA…`")
     if not isinstance(revoked, bool):
-        raise InputError(f"{where} ({name}): revoked={shown(revoked)}, expected true or false")
+        raise InputError(f"{where} ({name}): revoked={quote(revoked)}, expected true or false")
     try:
         return User(name, parse_public_key(key), revoked)
     except InputError as error:

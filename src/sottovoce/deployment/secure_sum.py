@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from sottovoce.base.errors import promise
+from sottovoce.base.errors import ensure
 from sottovoce.base.signatures import SIGNATURE_BYTES, verified
 from sottovoce.deployment import shamir
 from sottovoce.deployment.masks import Words, add_mask
@@ -104,7 +104,7 @@ class Client:
         """Neighbours' sealed shares → `words`, masked."""
         with self._turn(Phase.MASKED) as secrets:
             terms, own = self._attempt.terms, self._place
-            promise(words.shape == (terms.length,) and words.dtype == terms.dtype, "a vector of another length or kind")
+            ensure(words.shape == (terms.length,) and words.dtype == terms.dtype, "a vector of another length or kind")
             received = rows_of(order, _SEALED_BYTES)
             check_places(list(received), among=secrets.common)
             self._check_enough(len(received) + 1)

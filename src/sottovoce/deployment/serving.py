@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from sottovoce.base.errors import InputError, promise
+from sottovoce.base.errors import InputError, ensure
 from sottovoce.config import Recipe
 from sottovoce.deployment.accounts import Accounts, may_be_kept
 from sottovoce.deployment.attendance import Attendance, Departures, Needed
@@ -73,7 +73,7 @@ def reach(
     that are still in if they are fewer; those of a release for as many as it takes for every cohort of them to be
     summed. A run ends where fewer than `least` (secure: `least_in_sum`) are still in.
     """
-    promise(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
+    ensure(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
     travelling = write_start(start)
     invitation = Invitation.of(
         recipe,

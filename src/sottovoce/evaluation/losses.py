@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.audio.batches import plan_epoch
-from sottovoce.base.processes import ALONE, Processes, deal
+from sottovoce.base.processes import ALONE, Processes, split_by_load
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS, check_language, users_of
 from sottovoce.evaluation.prefetch import ahead
@@ -89,7 +89,7 @@ def mean_figures(
     """
     speech = usable_speech(recogniser, store, split=split) if speech is None else speech
     device = torch.device(device)
-    own = deal(speech.lengths, processes.world)[processes.rank]
+    own = split_by_load(speech.lengths, processes.world)[processes.rank]
     plan = plan_epoch(
         speech.lengths[own],
         max_seconds=batch_seconds_on(device) if batch_seconds is None else batch_seconds,
@@ -111,6 +111,6 @@ def mean_figures(
             if on_progress is not None:
                 on_progress(done)
     shares = [share for share in processes.gather({name: float(total) for name, total in sums.items()}) if share]
-    if not processes.first:
+    if not processes.is_first:
         return {"loss": math.nan}
     return {name: math.fsum(share[name] for share in shares) / len(speech.rows) for name in shares[0]}

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.base.processes import Processes, deal
+from sottovoce.base.processes import Processes, split_by_load
 from sottovoce.evaluation.recognise import Progress, recognise
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Store
@@ -25,13 +25,13 @@ def recognise_together(
     Elsewhere texts are empty. Utterances are dealt out by length. A text may differ from one process's only where
     padding, which depends on who shares a batch, decides between two tokens by its last bit.
     """
-    shares = deal(store.audio_offsets[rows + 1] - store.audio_offsets[rows], processes.world)
+    shares = split_by_load(store.audio_offsets[rows + 1] - store.audio_offsets[rows], processes.world)
     own = shares[processes.rank]
     collapses: list[int] = []
     heard = recognise(recogniser, store, rows[own], on_collapse=collapses.append, **options) if len(own) else []
     texts = [""] * len(rows)
     gathered = processes.gather((heard, collapses))
-    for places, (found, _) in zip(shares, gathered, strict=processes.first):
+    for places, (found, _) in zip(shares, gathered, strict=processes.is_first):
         for place, text in zip(places.tolist(), found, strict=True):
             texts[place] = text
     counted = [count for _, counts in gathered for count in counts]

@@ -26,8 +26,8 @@ from sottovoce.audio.batches import Batch, client_batches
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import derive, torch_stream
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
-from sottovoce.federated.time_line import NOTHING_LEFT, TimeLine, turns_of
+from sottovoce.federated.client_stream import EXHAUSTED, StreamSettings, split_stream
+from sottovoce.federated.feature_cache import FeatureCache, SizedCache, speech_bytes
 from sottovoce.models.family import Family, Progress, StepDraws, draw_steps, step_loss
 from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
@@ -93,7 +93,7 @@ class LocalTraining:
     layerdrop_group: int = 1
     batch_utterances: int | None = None
     order: Literal["ascending"] | None = None
-    time_line: TimeLine | None = None
+    time_line: StreamSettings | None = None
     narrow_band: NarrowBandSettings | None = None
 
     def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ class SharedSpeech:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientRoom:
+class ClientContext:
     """Everything that a client's training is made of, whichever engine runs it. `frozen` is not trained.
 
     `shared_dev` is what every client's model is tried on where its weight hangs on that.
@@ -171,9 +171,9 @@ class ClientRoom:
     frozen: Frozen = NOTHING_FROZEN
     forgiving: bool = False
     shared_dev: SharedSpeech | None = None
-    _known: Kept[Speech] = field(default_factory=lambda: Kept(KNOWN_BYTES), repr=False)
+    _known: SizedCache[Speech] = field(default_factory=lambda: SizedCache(KNOWN_BYTES), repr=False)
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> "ClientRoom":
+    def on(self, device: torch.device, dtype: torch.dtype) -> "ClientContext":
         """The same with what is frozen where an engine computes, in its precision."""
         return replace(self, frozen=self.frozen.to(device, dtype))
 
@@ -198,13 +198,13 @@ class ClientRoom:
             self._known.keep(client.index, known, size=speech_bytes(known))
         return known
 
-    def plan_batches(self, client: Client, speech: Speech, *, step: int, turn: int = 0) -> Iterator[Batch]:
-        """The client's batches of round `step`, in order. `turn` is in how many rounds it took part before."""
+    def plan_batches(self, client: Client, speech: Speech, *, step: int, position: int = 0) -> Iterator[Batch]:
+        """The client's batches of round `step`, in order. `position` is in how many rounds it took part before."""
         if self.local.time_line is not None:
-            turns = self.turns(speech)
-            if turn >= len(turns):
-                raise InputError(NOTHING_LEFT)
-            return iter(turns[turn])
+            parts = self.stream_parts(speech)
+            if position >= len(parts):
+                raise InputError(EXHAUSTED)
+            return iter(parts[position])
         return client_batches(
             speech.lengths,
             max_seconds=self.local.batch_seconds,
@@ -216,10 +216,10 @@ class ClientRoom:
             fixed_shapes=True,
         )
 
-    def turns(self, speech: Speech) -> list[tuple[Batch, ...]]:
-        """What a client with this `speech` does in each of its turns on a time line."""
+    def stream_parts(self, speech: Speech) -> list[tuple[Batch, ...]]:
+        """The batches of a client with this `speech` for each time that it takes part."""
         assert self.local.local_steps is not None
-        return turns_of(
+        return split_stream(
             speech.lengths,
             max_seconds=self.local.batch_seconds,
             max_utterances=self.local.batch_utterances,
@@ -264,11 +264,11 @@ class PlannedClient:
         return sum(len(batch.rows) * batch.padded_samples for batch in self.batches)
 
 
-def plan_client(room: ClientRoom, index: int, *, step: int, turn: int = 0) -> PlannedClient:
+def plan_client(context: ClientContext, index: int, *, step: int, position: int = 0) -> PlannedClient:
     """What client `index` will train on in round `step`; InputError where there is nothing."""
-    client = room.population.client(index)
-    speech = room.speech(client)
-    return PlannedClient(client, speech, list(room.plan_batches(client, speech, step=step, turn=turn)))
+    client = context.population.client(index)
+    speech = context.speech(client)
+    return PlannedClient(client, speech, list(context.plan_batches(client, speech, step=step, position=position)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,23 +290,23 @@ class LoadedClient:
     utterances: int
     seconds: float
 
-    def hear(self, before: HeardBefore, room: ClientRoom, *, dtype: torch.dtype) -> Features:
+    def hear(self, before: FeatureCache, context: ClientContext, *, dtype: torch.dtype) -> Features:
         """Its features, which are kept in `before` where they may be."""
         if isinstance(self.sound, Features):
             return self.sound
-        heard = room.family.hear(self.sound, settings=room.model, dtype=dtype)
+        heard = context.family.hear(self.sound, settings=context.model, dtype=dtype)
         if self.whole:
             before.keep(self.client.index, heard)
         return heard
 
 
 def load_client(
-    room: ClientRoom, planned: PlannedClient, *, step: int, device: torch.device, before: HeardBefore
+    context: ClientContext, planned: PlannedClient, *, step: int, device: torch.device, before: FeatureCache
 ) -> LoadedClient:
     """Read a client's speech, unless it was heard `before`; InputError or OSError where it cannot be used."""
     client, speech, batches = planned.client, planned.speech, planned.batches
-    draws = room.draws(client, speech, batches, step=step)
-    once = room.local.time_line is not None
+    draws = context.draws(client, speech, batches, step=step)
+    once = context.local.time_line is not None
     used, lines = batch_lines(speech, batches, most_seconds=0.0 if once else WHOLE_SPEECH_SECONDS)
     whole = not once and len(used) == len(speech.rows)
     sound = (before.get(client.index) if whole else None) or record(*read_speech(speech, used), device=device)
@@ -319,7 +319,7 @@ def train_locally(
     weights: Weights,
     loaded: LoadedClient,
     heard: Features,
-    room: ClientRoom,
+    context: ClientContext,
     *,
     server_P: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -327,12 +327,12 @@ def train_locally(
 
     Returns each local step's loss, and the norm of its gradient before clipping, on the device.
     """
-    local = room.local
+    local = context.local
     weights.reset(server_P)
     losses, norms = [], []
     for lines, draws in zip(loaded.lines, loaded.draws, strict=True):
-        whole = room.frozen.with_trained(weights.working)
-        loss = step_loss(room.family, whole, heard.take(lines), settings=room.model, draws=draws)
+        whole = context.frozen.with_trained(weights.working)
+        loss = step_loss(context.family, whole, heard.take(lines), settings=context.model, draws=draws)
         weights.set_gradients(gradients_of(loss, list(weights.working.values())))
         if local.proximal is not None:
             weights.add_to_gradients(local.proximal.pull(weights.master, server_P))

@@ -33,7 +33,7 @@ from sottovoce.store import Store
 from sottovoce.users.population import Client, Population
 
 
-class Listeners(Protocol):
+class EvaluationClients(Protocol):
     """A population with held-out speech, wherever it is."""
 
     def wer(self, server_P: Tensor, cohort: Indices, *, layout: Layout, plan: Plan, step: int) -> CohortSum:
@@ -46,7 +46,7 @@ class Listeners(Protocol):
 
 @final
 @dataclass(frozen=True, eq=False)
-class ListenersHere:
+class LocalEvaluationClients:
     """All clients of `population` in this process. `start` is a model of the kind that is tried, `frozen` its rest."""
 
     population: Population
@@ -94,7 +94,14 @@ class MeasuredWer:
 
 
 def measure_wer(
-    server_P: Tensor, *, layout: Layout, plan: Plan, listeners: Listeners, ledger: Ledger, step: int, digest: str
+    server_P: Tensor,
+    *,
+    layout: Layout,
+    plan: Plan,
+    evaluation_clients: EvaluationClients,
+    ledger: Ledger,
+    step: int,
+    digest: str,
 ) -> MeasuredWer:
     """Measure the model `server_P`, whose fingerprint is `digest`, after `step` rounds.
 
@@ -103,6 +110,6 @@ def measure_wer(
     cohort = plan.sample(step, attempt=ledger.next_measurement(step))
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
     charge = ledger.measure(plan.event, step=step, clip_bound=plan.clip_bound, parameters=digest, cohort=commitment)
-    summed = listeners.wer(server_P, cohort, layout=layout, plan=plan, step=step)
+    summed = evaluation_clients.wer(server_P, cohort, layout=layout, plan=plan, step=step)
     noised_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares)
     return MeasuredWer(estimate(noised_P, plan), charge.epsilon)

@@ -15,16 +15,31 @@ all of the weight is the best client's.
 
 All of these are exp(score) divided by its sum over the cohort, so they can be summed client by client: the sum is kept
 in units of the heaviest client so far, and scaled down whenever a heavier one comes.
+
+What a client's model is measured by for its weight, as the weighting asks: nothing, its losses, or a WER.
+
+Shapes: L local steps.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
+from sottovoce.evaluation.recognise import recognise
+from sottovoce.evaluation.wer import word_error_rate
+from sottovoce.federated.client import ClientContext
+from sottovoce.models.family import Parameters
+from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
+from sottovoce.store import Store
+from sottovoce.users.population import Client
 
 
 @dataclass(frozen=True)
@@ -96,3 +111,53 @@ class WeightedSum:
     def denominator(self) -> float:
         """What the sum is divided by: public, but where weights are shares of the cohort."""
         return (self.weight or 1.0) if self._shares else self._plan.denominator
+
+
+def measured_loss(losses_L: Tensor, context: ClientContext, *, weighting: Weighting) -> float | None:
+    """The mean loss of a client's local steps, or of those of its last local epoch. Reading it waits for the device."""
+    match weighting:
+        case Weighting.LOSS:  # Gao et al., Eq. 9
+            return float(losses_L.mean())
+        case Weighting.LOSS_RELEASED:
+            return float(last_epoch(losses_L, context).mean())
+        case _:
+            return None
+
+
+def last_epoch(losses_L: Tensor, context: ClientContext) -> Tensor:
+    """Those of the last pass over a client's speech: all passes have as many batches, since their shapes are fixed."""
+    epochs = context.local.local_epochs
+    assert epochs is not None, "the recipe's check refuses this weighting without local epochs"
+    return losses_L[-(len(losses_L) // epochs) :]
+
+
+def measured_wer(
+    parameters: Parameters, client: Client, context: ClientContext, *, weighting: Weighting, device: torch.device
+) -> float | None:
+    """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10), or on shared ones."""
+    match weighting:
+        case Weighting.WER:
+            if not len(client.held_out):
+                raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
+            said = [context.store.utterance(row).text or "" for row in client.held_out.tolist()]
+            return _wer(parameters, context, context.store, client.held_out, said, device=device)
+        case Weighting.WER_RELEASED:
+            shared = context.shared_dev
+            assert shared is not None, "weighting=wer_released without shared speech"
+            return _wer(parameters, context, shared.store, shared.rows, shared.texts, device=device)
+        case _:
+            return None
+
+
+def _wer(
+    parameters: Parameters,
+    context: ClientContext,
+    store: Store,
+    rows: NDArray[np.int64],
+    said: Sequence[str],
+    *,
+    device: torch.device,
+) -> float:
+    whole = context.frozen.with_trained(parameters)
+    recogniser = Recogniser(context.family, context.model, context.tokens, whole, store.language)
+    return word_error_rate(said, recognise(recogniser, store, rows, device=device))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
 from sottovoce.base.errors import InputError
-from sottovoce.base.naming import imported
+from sottovoce.base.importing import import_named
 from sottovoce.models import log_mel
 from sottovoce.models.attention_search import Found, Search
 from sottovoce.models.log_mel import Narrow
@@ -206,7 +206,7 @@ def find_family(name: str) -> Family[Any, Any]:
         near = difflib.get_close_matches(name, REGISTERED, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(REGISTERED)}"
         raise InputError(f"model: family={name!r}, {hint} (or module:FAMILY for one of your own)")
-    found = imported(name, called=f"model: family={name!r}")
+    found = import_named(name, called=f"model: family={name!r}")
     if not isinstance(found, Family):
         raise InputError(f"model: family={name!r} is {type(found).__name__}, expected a sottovoce.models.family.Family")
     if found.name != name:  # it is written into saved models, and found again by it

@@ -20,7 +20,7 @@ from torch import Tensor
 from sottovoce.audio.features import MEL_COUNT
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import check_file, read_file
-from sottovoce.base.parsing import shortened, shown
+from sottovoce.base.parsing import quote, shorten
 from sottovoce.models.crdnn import FAMILY
 from sottovoce.models.crdnn.speechbrain import COUNTER, converted, settings_of
 from sottovoce.models.saved import Recogniser
@@ -64,7 +64,7 @@ def _weights(file: Path) -> dict[str, Tensor]:
     found = {name: tensor for name, tensor in _unpickled(file).items() if not str(name).endswith(COUNTER)}
     for name, tensor in found.items():
         if not isinstance(name, str):
-            raise InputError(f"{file}: a tensor is called {shown(name)}, expected a text")
+            raise InputError(f"{file}: a tensor is called {quote(name)}, expected a text")
         _check_tensor(name, tensor, file)
     _check_values(found, file)
     return found
@@ -79,7 +79,7 @@ def _unpickled(file: Path) -> Mapping[Any, Any]:
         raise
     except Exception as error:  # torch's reader stumbles over what it did not write in many ways
         why = (" ".join(str(error).split()) or type(error).__name__).partition(". ")[0]
-        raise InputError(f"{file} cannot be read as a torch checkpoint ({shortened(why)})") from None
+        raise InputError(f"{file} cannot be read as a torch checkpoint ({shorten(why)})") from None
     if not isinstance(found, Mapping):
         raise InputError(f"{file} holds {type(found).__name__}, expected named tensors")
     return found

@@ -25,9 +25,17 @@ from torch import Tensor
 
 from sottovoce.base.digests import content_digest, weights_digest
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import check_file, named_inside, read_file, sealed, unsealed, write_json, written_atomically
-from sottovoce.base.naming import importing_nothing
-from sottovoce.base.parsing import Unreadable, parse_json, shown
+from sottovoce.base.files import (
+    add_digest,
+    check_digest,
+    check_file,
+    list_folders_holding,
+    read_file,
+    write_atomically,
+    write_json,
+)
+from sottovoce.base.importing import refuse_imports
+from sottovoce.base.parsing import ParseError, parse_json, quote
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.family import Family, Parameters, find_family
 from sottovoce.models.low_rank import low_rank_names
@@ -87,7 +95,7 @@ def save(recogniser: Recogniser, folder: Path) -> None:
     """Write the three files into `folder`, which exists. The caller makes the folder appear atomically."""
     file = folder / (PARAMETERS if recogniser.part is None else PART)
     save_file(_for_disk(_trained(recogniser)), file)
-    write_json(folder / CONFIG, sealed({**_described(recogniser), "parameters": _digest(file)}))
+    write_json(folder / CONFIG, add_digest({**_described(recogniser), "parameters": _digest(file)}))
     save_tokens(recogniser.tokens, folder / TOKENS)
 
 
@@ -145,7 +153,7 @@ def save_frozen(frozen: Frozen, run: Path) -> str:
     content, file = as_bytes(_for_disk(frozen.tensors)), run / FROZEN
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     if not file.exists() or _digest(file) != digest:
-        with written_atomically(file) as writing:
+        with write_atomically(file) as writing:
             writing.write(content)
     return digest
 
@@ -168,9 +176,9 @@ def load(folder: Path | str, *, family: str | None = None) -> Recogniser:
         folder = folder / "model"
     config = _read_config(folder)
     if family is not None and config["architecture"] != family:
-        raise InputError(f"{folder}: a model of family={shown(config['architecture'])}, expected {family}")
+        raise InputError(f"{folder}: a model of family={quote(config['architecture'])}, expected {family}")
     try:
-        with importing_nothing(NAME_FAMILY):
+        with refuse_imports(NAME_FAMILY):
             found = find_family(config["architecture"])
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
@@ -178,7 +186,7 @@ def load(folder: Path | str, *, family: str | None = None) -> Recogniser:
     if tokens.digest != config["tokens"]:
         raise InputError(f"{folder}: {TOKENS} is not the token set this model was trained with")
     if config["settings"].get("tokens", tokens.size + 1) != tokens.size + 1:
-        outputs = shown(config["settings"]["tokens"])
+        outputs = quote(config["settings"]["tokens"])
         raise InputError(f"{folder}: settings.tokens={outputs}, expected {tokens.size + 1}, as {TOKENS} has")
     file = PARAMETERS if config.get("part") is None else PART
     try:
@@ -197,7 +205,7 @@ def load(folder: Path | str, *, family: str | None = None) -> Recogniser:
         raise InputError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
     except (OSError, SafetensorError, TypeError, ValueError, KeyError, RuntimeError, MemoryError) as error:
         raise InputError(f"{folder}: the model cannot be read ({_line(error)}); it may be cut short") from None
-    unsealed(config, where=folder / CONFIG)  # last: what is wrong above says more than that something is
+    check_digest(config, where=folder / CONFIG)  # last: what is wrong above says more than that something is
     if "parameters" in config and _digest(folder / file) != config["parameters"]:  # older models have none
         raise InputError(f"{folder}: {file} is damaged: it was changed after it was written")
     return Recogniser(found, settings, tokens, parameters, config["language"], config["about"], part)
@@ -372,8 +380,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = parse_json(read_file(folder / CONFIG))
         architecture = config["architecture"]
         absent = {"language", "settings", "tokens", "about"} - config.keys()
-    except (OSError, Unreadable, KeyError, TypeError, AttributeError) as error:
-        if not (folder / CONFIG).exists() and (inside := named_inside(folder, f"model/{CONFIG}")):
+    except (OSError, ParseError, KeyError, TypeError, AttributeError) as error:
+        if not (folder / CONFIG).exists() and (inside := list_folders_holding(folder, f"model/{CONFIG}")):
             raise InputError(f"no model at {folder}, which holds runs: expected one of {inside}") from None
         raise InputError(f"no model at {folder}: expected a readable {CONFIG} ({error})") from None
     if not isinstance(architecture, str):
@@ -385,7 +393,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for name, kind in {"language": str, "tokens": str, "settings": dict, "about": dict}.items():
         if not isinstance(config[name], kind):
             expected = "names and values" if kind is dict else "a text"
-            raise InputError(f"{folder}: {name}={shown(config[name])}, expected {expected}")
+            raise InputError(f"{folder}: {name}={quote(config[name])}, expected {expected}")
     return config
 
 

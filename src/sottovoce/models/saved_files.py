@@ -11,7 +11,7 @@ from typing import Any
 
 from sottovoce.base.digests import content_digest, safetensors_digest
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_json, unsealed
+from sottovoce.base.files import check_digest, read_json
 
 PARAMETERS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokens.json"
 PART, FROZEN = "part.safetensors", "frozen.safetensors"
@@ -38,7 +38,7 @@ def weights_file(config: Mapping[str, Any]) -> str:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The config of the model in `folder`, as it was written."""
-    config = unsealed(read_json(folder / CONFIG), where=folder / CONFIG)
+    config = check_digest(read_json(folder / CONFIG), where=folder / CONFIG)
     if not isinstance(config.get("about"), dict):
         raise InputError(f"{folder / CONFIG} is damaged: it does not say how the model came to be")
     return config

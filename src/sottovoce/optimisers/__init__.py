@@ -1,15 +1,14 @@
 """Optimisers over parameter lists and learning-rate schedules, with the formulas of optax."""
 
 from sottovoce.optimisers.elementwise import SGD, Adadelta, AdaGrad, Adam
-from sottovoce.optimisers.lamb import LAMB
-from sottovoce.optimisers.lars import LARS
-from sottovoce.optimisers.newbob import Annealed, NewBob
-from sottovoce.optimisers.norms import tensor_norms
-from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors
+from sottovoce.optimisers.layerwise import LAMB, LARS
+from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors, tensor_norms
 from sottovoce.optimisers.registry import OPTIMISERS, SCHEDULES, build_optimiser, build_schedule
 from sottovoce.optimisers.schedules import (
+    Annealed,
     Constant,
     ExponentialDecay,
+    NewBob,
     Schedule,
     StepDecay,
     WarmupCosine,

@@ -16,8 +16,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from sottovoce.base.errors import InputError
-from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step
-from sottovoce.optimisers.ranges import check_range
+from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_range, check_step
 
 Listed = list[Tensor]
 Slots = list[list[Tensor]]

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.naming import built, imported, nearest
-from sottovoce.base.parsing import shown
+from sottovoce.base.importing import build_from_settings, import_named, suggest_nearest
+from sottovoce.base.parsing import quote
 from sottovoce.optimisers.elementwise import SGD, Adadelta, AdaGrad, Adam
-from sottovoce.optimisers.lamb import LAMB
-from sottovoce.optimisers.lars import LARS
+from sottovoce.optimisers.layerwise import LAMB, LARS
 from sottovoce.optimisers.optimiser import Optimiser
 from sottovoce.optimisers.schedules import (
     Constant,
@@ -65,10 +64,10 @@ def build_schedule(name: str = "", **settings: Any) -> Schedule:
 def _known(registry: Mapping[str, type[T]], name: object, *, what: str, kind: Any) -> Mapping[str, type[T]]:
     """`registry`, and the class that `name` means where it is written as `module:Class`."""
     if not isinstance(name, str):  # a recipe may say anything
-        raise InputError(f"{what}: name={shown(name)}, expected one of {', '.join(registry)}")
+        raise InputError(f"{what}: name={quote(name)}, expected one of {', '.join(registry)}")
     if ":" not in name:
         return registry
-    made = imported(name)
+    made = import_named(name)
     fits = isinstance(made, type) and issubclass(made, kind) and dataclasses.is_dataclass(made)
     if not fits:
         raise InputError(f"{name}: expected a frozen dataclass derived from {kind.__name__}")
@@ -77,5 +76,5 @@ def _known(registry: Mapping[str, type[T]], name: object, *, what: str, kind: An
 
 def _build(kind: str, registry: Mapping[str, type[T]], name: str, settings: Mapping[str, Any]) -> T:
     if name not in registry:
-        raise InputError(f"unknown {kind} {name!r}{nearest(name, registry)}")
-    return built(kind, registry[name], name, settings)
+        raise InputError(f"unknown {kind} {name!r}{suggest_nearest(name, registry)}")
+    return build_from_settings(kind, registry[name], name, settings)

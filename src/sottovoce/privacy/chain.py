@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import naming, read_file, sync_folder
+from sottovoce.base.files import name_in_errors, read_file, sync_folder
 from sottovoce.base.parsing import parse_json
 
 Record = dict[str, Any]
@@ -112,7 +112,7 @@ class ChainWriter:
     def append(self, record: Record) -> Mark:
         line, digest = seal(record, after=self.mark.head)
         try:
-            with naming(self._path):
+            with name_in_errors(self._path):
                 written = 0
                 while written < len(line):
                     written += os.pwrite(self._file, line[written:], self._size + written)

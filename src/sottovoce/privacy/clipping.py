@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from sottovoce.base.errors import InputError, promise
+from sottovoce.base.errors import InputError, ensure
 from sottovoce.flat import segments
 from sottovoce.flat.layout import Layers
 
@@ -157,7 +157,7 @@ class Clipper:
         `total` is [P]: float32, or float64 (which a grid needs for its sums to be exact).
         """
         exact = self.grid is None or total.dtype == torch.float64
-        promise(exact, f"total.dtype={total.dtype}: a grid needs float64")
+        ensure(exact, f"total.dtype={total.dtype}: a grid needs float64")
         scales, stats = self._measure(update, weight)
         segments.add_scaled(total, update, scales, self.layers, grid=self.grid)
         return stats
@@ -212,7 +212,7 @@ def layer_scales(
 def _weighted(scales: Tensor, weight: Tensor | float) -> Tensor:
     """Scales times the user's weight, kept within [0, 1] so that no weight can lift an update above the bound."""
     if isinstance(weight, float | int):
-        promise(0 <= weight <= 1, f"weight={weight}: a weight above 1 would break the clip bound")
+        ensure(0 <= weight <= 1, f"weight={weight}: a weight above 1 would break the clip bound")
         return scales if weight == 1 else scales * weight
     bounded = torch.nan_to_num(weight.to(scales), nan=0.0).clamp(0.0, 1.0)
     return scales * bounded.unsqueeze(-1)

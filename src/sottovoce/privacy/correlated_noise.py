@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.base.errors import InputError, promise
+from sottovoce.base.errors import InputError, ensure
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.secret_files import written_secretly
 from sottovoce.privacy.strategies import Banded, Blt, Strategy, column_of
@@ -85,15 +85,15 @@ class CorrelatedNoise:
                 f"{self._vault / MEMORY} knows {self.rows} rows of noise, the ledger has charged {rows}: they do not "
                 "belong together, or one of them was lost or rolled back; begin another run"
             )
-        promise(missing >= 0, f"row {rows} of noise after row {self.rows - 1}: it would be for two sums")
+        ensure(missing >= 0, f"row {rows} of noise after row {self.rows - 1}: it would be for two sums")
         for row in range(self.rows, rows):
             self.row(row)
 
     def row(self, row: int) -> Tensor:
         """y of `row` [P], which must be the next one."""
-        promise(row == self.rows, f"row {row} of noise: the next one is {self.rows}, and none is for two sums")
+        ensure(row == self.rows, f"row {row} of noise: the next one is {self.rows}, and none is for two sums")
         noise_P = self._draw(row)
-        promise(noise_P.dtype == self._memory_MP.dtype, f"{noise_P.dtype} draws for {self._memory_MP.dtype} noise")
+        ensure(noise_P.dtype == self._memory_MP.dtype, f"{noise_P.dtype} draws for {self._memory_MP.dtype} noise")
         size = _CHUNK.get(noise_P.device.type, 1 << 22)
         for start in range(0, noise_P.numel(), size):
             self._advance(self._memory_MP[:, start : start + size], noise_P[start : start + size])
@@ -126,7 +126,7 @@ class CorrelatedNoise:
         return self._memory_MP
 
     def restore(self, memory_MP: Tensor, *, rows: int) -> None:
-        promise(self._vault is None, "the memory of a release lies in no checkpoint")
+        ensure(self._vault is None, "the memory of a release lies in no checkpoint")
         if memory_MP.shape != self._memory_MP.shape:
             raise InputError("the checkpoint's noise is another mechanism's: expected that of the same recipe")
         self._memory_MP.copy_(memory_MP)

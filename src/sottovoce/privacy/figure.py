@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import written_atomically
+from sottovoce.base.files import write_atomically
 from sottovoce.privacy.calibration import event_epsilon
 from sottovoce.privacy.planner import PlannedRun, grown
 from sottovoce.privacy.scale import GUARANTEE
@@ -83,5 +83,5 @@ def check_plot(path: Path) -> None:
 def write_figure(figure: Figure, path: Path) -> None:
     """Whole or not at all."""
     check_plot(path)
-    with written_atomically(path) as file:
+    with write_atomically(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)

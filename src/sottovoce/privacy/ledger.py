@@ -20,7 +20,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from sottovoce.base.errors import InputError, promise
+from sottovoce.base.errors import InputError, ensure
 from sottovoce.base.signatures import PrivateKey, fingerprint
 from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
 from sottovoce.privacy.events import (
@@ -79,7 +79,7 @@ class Charge:
 
     def release(self, what: Literal["sum", "count"]) -> int:
         """Uses up the right to `what`; returns the step."""
-        promise(what not in self._released, f"step {self.step}: a second {what} for one charge, which pays for one")
+        ensure(what not in self._released, f"step {self.step}: a second {what} for one charge, which pays for one")
         self._released.add(what)
         return self.step
 
@@ -176,8 +176,8 @@ class Ledger:
         seeded run, a step that was charged before the run was interrupted is compared and not charged again.
         """
         state, written = self._state, event_to_json(event)
-        promise(written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}")
-        promise(self._next in (None, step), f"step={step}: the step after the last is {self._next}")
+        ensure(written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}")
+        ensure(self._next in (None, step), f"step={step}: the step after the last is {self._next}")
         inputs = {"event": written, "clip_bound": json_number(clip_bound), "parameters": parameters, "cohort": cohort}
         attempt, row = self.next_attempt(step), self.next_row(step)
         charge = Charge(event, step=step, clip_bound=clip_bound, attempt=attempt, row=row)
@@ -190,9 +190,9 @@ class Ledger:
     ) -> Charge:
         """Charges one measurement of clients' word error rate after `step` steps, as `intend` charges a step."""
         told, written = self._state.header.get("client_wer"), event_to_json(event)
-        promise(told is not None and written == told["event"], f"event={event}: the header accounts for {told}")
-        promise(step == self._next, f"client_wer after {step} steps: the step after the last is {self._next}")
-        promise(step not in (0, self._measured), f"client_wer after {step} steps: a second one, or of nothing")
+        ensure(told is not None and written == told["event"], f"event={event}: the header accounts for {told}")
+        ensure(step == self._next, f"client_wer after {step} steps: the step after the last is {self._next}")
+        ensure(step not in (0, self._measured), f"client_wer after {step} steps: a second one, or of nothing")
         inputs = {"event": written, "clip_bound": json_number(clip_bound), "parameters": parameters, "cohort": cohort}
         charge = Charge(event, step=step, clip_bound=clip_bound, attempt=self.next_measurement(step))
         self._pay(charge, "client_wer", inputs, known=self._state.measured)
@@ -232,7 +232,7 @@ class Ledger:
             self._base = step
             self._sign()
             return self.mark
-        promise(step in state.intents, f"step={step}: a commit of what was never intended")
+        ensure(step in state.intents, f"step={step}: a commit of what was never intended")
         since = state.committed_step if state.seeded else self._base
         record: Record = {
             "kind": "commit",

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.naming import built, imported
-from sottovoce.base.parsing import shown
+from sottovoce.base.importing import build_from_settings, import_named
+from sottovoce.base.parsing import quote
 
 PARTS = ("clip_rule", "weights", "sampler")
 
@@ -37,12 +37,12 @@ def build_outside(what: str, part: Mapping[str, Any]) -> Any:
     """The part that a recipe describes as `{name: "module:Name", …}`: a frozen dataclass that can be called."""
     name = part.get("name")
     if not isinstance(name, str) or ":" not in name:
-        raise InputError(f"{what}: name={shown(name)}, expected module:Name, a class of your own")
-    made = imported(name)
+        raise InputError(f"{what}: name={quote(name)}, expected module:Name, a class of your own")
+    made = import_named(name)
     fits = isinstance(made, type) and dataclasses.is_dataclass(made) and "__call__" in vars(made)
     if not fits or not made.__dataclass_params__.frozen:
         raise InputError(f"{what} {name}: expected a frozen dataclass with a __call__")
-    return built(what, made, name, {key: value for key, value in part.items() if key != "name"})
+    return build_from_settings(what, made, name, {key: value for key, value in part.items() if key != "name"})
 
 
 @dataclass(frozen=True, kw_only=True)

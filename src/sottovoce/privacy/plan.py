@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sottovoce.base.errors import BrokenPromise, InputError, promise
+from sottovoce.base.errors import InputError, InvariantError, ensure
 from sottovoce.flat.layout import Layout, group_layers, tensor_layers
 from sottovoce.privacy import telling
 from sottovoce.privacy.adaptive import next_clip_bound, update_noise_multiplier
@@ -96,7 +96,7 @@ class Plan:
             raise InputError(f"rule={self.rule!r} beside clip_rule={self.settings.clip_rule}: expected one of them")
         # Everything is built once now, so that what is wrong is refused here and not in the first round.
         _ = self.clipper, self.sampler, self.event, self._outside
-        promise(self.noise_std_sum >= 0, f"noise_std_sum={self.noise_std_sum}: expected at least 0")
+        ensure(self.noise_std_sum >= 0, f"noise_std_sum={self.noise_std_sum}: expected at least 0")
 
     @cached_property
     def event(self) -> Release | NoGuarantee:
@@ -262,17 +262,17 @@ class Plan:
         `among` fewer users than all, as many of them as ever (or all): only where nothing is promised to them.
         """
         if self._outside.sampler is not None:
-            promise(among is None, "a sampler from outside among some of all users")
+            ensure(among is None, "a sampler from outside among some of all users")
             generator = self.noise.random.outside_cohort(step, attempt)
             drawn = self._outside.sampler(step, self, generator=generator)
             return checked_cohort(drawn, population_size=self.settings.population_size)
         words = self.noise.random.cohort_words(step, attempt)
         if isinstance(self.sampler, CyclicSampler):
-            promise(among is None, "a cohort of some, where groups take turns")
+            ensure(among is None, "a cohort of some, where groups take turns")
             return self.sampler.sample(self.settings.population_size, row=step if row is None else row, words=words)
         if among is None:
             return self.sampler.sample(self.settings.population_size, words=words)
-        promise(isinstance(self.event, NoGuarantee) and self.settings.z == 0, "a cohort of some, accounted as of all")
+        ensure(isinstance(self.event, NoGuarantee) and self.settings.z == 0, "a cohort of some, accounted as of all")
         if not len(among):
             return among
         size = min(self.cohort_size, len(among))
@@ -290,7 +290,7 @@ class Plan:
             return 1.0
         cap = self.settings.weight_cap
         if cap is None:
-            raise BrokenPromise(f"weighting={self.settings.weighting} without a weight_cap is no business of the plan")
+            raise InvariantError(f"weighting={self.settings.weighting} without a weight_cap is no business of the plan")
         return bounded_weight(amount, cap=cap)
 
     def weigh(self, figures: object) -> float:
@@ -317,7 +317,7 @@ class Plan:
 
     def add_unclipped(self, total: Tensor, summed: Tensor) -> None:
         """total += Σ ω·update of several users: only where nothing is done to single ones, and nothing is promised."""
-        promise(not self.bounds_updates, "a sum of updates that nobody has clipped")
+        ensure(not self.bounds_updates, "a sum of updates that nobody has clipped")
         total.add_(summed)
 
     def _ruled(self, update: Tensor) -> Tensor:
@@ -333,7 +333,7 @@ class Plan:
     def _check_weight(self, weight: Tensor | float) -> None:
         uniform = isinstance(weight, float | int) and weight == 1
         weighted = self.settings.weighting is not Weighting.UNIFORM or self.settings.weights is not None
-        promise(uniform or weighted, "weights in a plan with weighting=uniform")
+        ensure(uniform or weighted, "weights in a plan with weighting=uniform")
 
     def charge(self, ledger: Ledger, *, step: int, parameters: str, cohort: str) -> Charge:
         """Pays for `step`: on the disk when this returns. BudgetSpent if the budget does not allow it.
@@ -344,7 +344,7 @@ class Plan:
 
     def _release(self, charge: Charge, what: Literal["sum", "count"]) -> int:
         paid, due = (charge.event, charge.clip_bound), (self.event, self.clip_bound)
-        promise(paid == due, f"step {charge.step} was charged as {paid}: this plan releases {due}")
+        ensure(paid == due, f"step {charge.step} was charged as {paid}: this plan releases {due}")
         return charge.release(what)
 
     def add_noise(
@@ -372,7 +372,7 @@ class Plan:
         """
         adaptive = self.settings.adaptive
         if adaptive is None:
-            raise BrokenPromise("only a plan with adaptive clipping adapts")
+            raise InvariantError("only a plan with adaptive clipping adapts")
         step = self._release(charge, "count")
         std = adaptive.count_noise(self.cohort_size)
         noise = self.noise.count(std=std, most_users=self.settings.population_size, step=step, attempt=charge.attempt)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sottovoce.base.errors import promise
+from sottovoce.base.errors import ensure
 from sottovoce.base.seeds import derive, stream
 from sottovoce.privacy.sampling import Words
 from sottovoce.privacy.secure_random import SecureRandom
@@ -23,7 +23,7 @@ class RandomSource:
 
     @property
     def _root(self) -> int:
-        promise(self.seeded, "a release with random draws that repeat")
+        ensure(self.seeded, "a release with random draws that repeat")
         assert self.root_seed is not None
         return self.root_seed
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sottovoce.base.errors import BrokenPromise, promise
+from sottovoce.base.errors import InvariantError, ensure
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.correlated_noise import CorrelatedNoise
 from sottovoce.privacy.noise import (
@@ -54,7 +54,7 @@ class RoundNoise:
         correlated: CorrelatedNoise | None = None,
     ) -> Tensor:
         """The noised sum in float32, in place or not; see `Plan.add_noise`."""
-        promise((self.strategy is None) == (correlated is None), "noise of another kind than the plan's")
+        ensure((self.strategy is None) == (correlated is None), "noise of another kind than the plan's")
         if correlated is not None:
             return self._add_row(total, correlated.row(row)).float()
         if shares or self.shares is not None:
@@ -77,7 +77,7 @@ class RoundNoise:
         if self.strategy is None:
             return None
         secure = not self.random.seeded
-        promise(secure == (vault is not None), "a release's noise without a vault, or a simulation's with one")
+        ensure(secure == (vault is not None), "a release's noise without a vault, or a simulation's with one")
         return CorrelatedNoise(
             self.strategy,
             layout=self.layout,
@@ -98,7 +98,7 @@ class RoundNoise:
     @property
     def share_variance(self) -> float:
         """Of the noise that one client adds, in cells² of the grid: a discrete Gaussian's (`noise_shares`)."""
-        promise(self.shares is not None and self.grid is not None, "a share of noise in a plan without shares")
+        ensure(self.shares is not None and self.grid is not None, "a share of noise in a plan without shares")
         assert self.shares is not None
         assert self.grid is not None
         return self.shares.variance(noise_std_cells=self.std_sum / self.grid)
@@ -119,7 +119,7 @@ class RoundNoise:
         """From the system's entropy in a simulation too: so are the clients' own shares."""
         agreed = self.shares
         if agreed is None or 0 < shares < agreed.least:
-            raise BrokenPromise(f"a sum with {shares} shares of noise: {agreed} was promised")
+            raise InvariantError(f"a sum with {shares} shares of noise: {agreed} was promised")
         assert self.grid is not None
         return add_discrete_gaussian(
             total,

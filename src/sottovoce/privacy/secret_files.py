@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from sottovoce.base.files import sweep, sync_folder, written_atomically
+from sottovoce.base.files import remove_leftovers, sync_folder, write_atomically
 
 SECRETS = "secrets"
 
 
 @contextmanager
 def written_secretly(path: Path) -> Iterator[IO[bytes]]:
-    """`written_atomically`, readable by its owner alone, in a folder that only its owner can open."""
+    """`write_atomically`, readable by its owner alone, in a folder that only its owner can open."""
     _closed(path.parent)
-    with written_atomically(path, private=True) as file:
+    with write_atomically(path, private=True) as file:
         yield file
 
 
@@ -40,7 +40,7 @@ def forget(folder: Path, *names: str) -> None:
     """Remove these files of a folder of secrets, and the folder where nothing else is in it."""
     if not folder.is_dir():
         return
-    sweep(folder, *names)
+    remove_leftovers(folder, *names)
     for name in names:
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):

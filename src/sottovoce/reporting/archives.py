@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import written_atomically
+from sottovoce.base.files import write_atomically
 
 ZIP = ".zip"
 # The same files give the same archive: zip's own beginning of time.
@@ -46,7 +46,7 @@ def as_typed(words: str) -> str:
 def zip_folder(folder: Path, archive: Path) -> None:
     """Everything below `folder` as `archive`, in place of one that is there; the same bytes for the same files."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    with written_atomically(archive) as file, zipfile.ZipFile(file, "w") as packed:
+    with write_atomically(archive) as file, zipfile.ZipFile(file, "w") as packed:
         for name, path in sorted(files.items()):
             entry = zipfile.ZipInfo(name, date_time=_BEGINNING)
             entry.create_system, entry.external_attr = 3, 0o644 << 16  # as Unix would, wherever it is made

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sottovoce.auditing.audit import Observer, interval_words
-from sottovoce.auditing.of_recipe import config_digest, kept_at
-from sottovoce.auditing.speech_audit import attack_words
-from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.audit.canary_audit import Observer, describe_interval
+from sottovoce.audit.recipe import audit_path, config_digest
+from sottovoce.audit.speech_audit import format_attacks
+from sottovoce.base.parsing import ParseError, parse_json
 from sottovoce.base.tables import NOTHING, Table
 from sottovoce.privacy.events import NoGuarantee, poisson_release
 from sottovoce.reporting.cells import epsilon_text, percent, said_once
@@ -36,13 +36,13 @@ def audit_section(runs: Sequence[RunRecord]) -> Chapter | None:
     found: dict[str, Mapping[str, Any]] = {}
     records = {run.label: run for run in runs}
     withheld = said_once(
-        (run.label, SECURE_AUDIT_WITHHELD) for run in runs if run.is_release and kept_at(run.folder).is_file()
+        (run.label, SECURE_AUDIT_WITHHELD) for run in runs if run.is_release and audit_path(run.folder).is_file()
     )
     parts: list[PagePart] = [notice(f"{labels} {words}") for labels, words in withheld]
     for run in runs:
         try:
             content = kept_audit(run)
-        except Unreadable as why:
+        except ParseError as why:
             parts.append(notice(f"{run.label}: its audit cannot be read: {why}"))
             continue
         if content is not None:
@@ -60,7 +60,7 @@ def audit_section(runs: Sequence[RunRecord]) -> Chapter | None:
         lines = [
             audit_verdict(content),
             _sentence(interval_of(records[label], content)),
-            *map(_sentence, attack_words(content.get("speech") or NO_ATTACKS)),
+            *map(_sentence, format_attacks(content.get("speech") or NO_ATTACKS)),
         ]
         parts += [Paragraph(f"{label}: {line}") for line in lines]
     return chapter("audit", "Audit", parts, _INTRO)
@@ -71,12 +71,12 @@ NO_ATTACKS: Mapping[str, Any] = {"membership": None, "exposure": [], "missing": 
 
 def kept_audit(run: RunRecord) -> Mapping[str, Any] | None:
     """The audit that is kept beside a run; None where there is none, it is of another recipe, or of a release."""
-    path, config = kept_at(run.folder), run.folder / CONFIG
+    path, config = audit_path(run.folder), run.folder / CONFIG
     if run.is_release or not path.is_file() or not config.is_file():
         return None
     content = parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or content.get("verdict") not in VERDICTS:
-        raise Unreadable("it holds no verdict")
+        raise ParseError("it holds no verdict")
     same = content.get("config_digest") == config_digest(config.read_text(encoding="utf-8"))
     return content if same else None
 
@@ -85,7 +85,7 @@ def audit_alarm(run: RunRecord) -> str:
     """What its audit says against what `run` promises; empty where it says nothing, or cannot be read."""
     try:
         content = kept_audit(run)
-    except Unreadable:  # the chapter says so
+    except ParseError:  # the chapter says so
         return ""
     return "" if content is None or content["verdict"] == "consistent" else audit_verdict(content)
 
@@ -95,10 +95,10 @@ def interval_of(run: RunRecord, content: Mapping[str, Any]) -> str:
     audit says that people are drawn."""
     observer = content.get("observer", Observer.RELEASES)
     if run.promise is not None:
-        return interval_words(run.promise.release, observer)
+        return describe_interval(run.promise.release, observer)
     rate = (content.get("drawn") or {}).get("sampling_rate_accounted")
     drawn = poisson_release(1.0, sampling_rate=1.0) if rate == 1 else NoGuarantee("nothing shows who is drawn")
-    return interval_words(drawn, observer)
+    return describe_interval(drawn, observer)
 
 
 def audit_verdict(content: Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ def audit_words(run: RunRecord) -> str | None:
     """What was measured of a run's privacy, in one line; None where nothing is kept, or may be told."""
     try:
         content = kept_audit(run)
-    except Unreadable:
+    except ParseError:
         return None
     if content is None:
         return None

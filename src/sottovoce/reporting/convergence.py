@@ -16,7 +16,7 @@ from typing import Any
 from sottovoce.base.errors import InputError
 from sottovoce.flat.layout import Layers, Layout, group_layers, tensor_layers
 from sottovoce.optimisers import build_optimiser
-from sottovoce.optimisers.lamb import LAMB
+from sottovoce.optimisers.layerwise import LAMB
 from sottovoce.privacy.bounds import Assumption, Bound, LayerMeasurement, RunMeasurement, theorem2, theorem3
 from sottovoce.privacy.clipping import Normalise, Share, layer_bounds
 from sottovoce.reporting.curves import series

@@ -11,7 +11,7 @@ from pathlib import Path
 from sottovoce import __version__
 from sottovoce.base.drawing import Page, fill_template, write_drawing
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import as_utf8, written_atomically
+from sottovoce.base.files import encode_utf8, write_atomically
 from sottovoce.base.tables import NOTHING, Table
 from sottovoce.evaluation.measures import MEASURES
 from sottovoce.reporting.audit import audit_alarm, audit_section
@@ -250,7 +250,7 @@ def _write(path: Path, content: str) -> None:
     if not path.parent.is_dir():
         raise InputError(f"out={path}: the folder {path.parent} does not exist")
     try:
-        with written_atomically(path) as file:
-            file.write(as_utf8(content))
+        with write_atomically(path) as file:
+            file.write(encode_utf8(content))
     except OSError as error:
         raise InputError(f"out={path}: cannot be written ({error.strerror})") from None

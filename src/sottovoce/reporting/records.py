@@ -10,8 +10,8 @@ from typing import Any
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_file
+from sottovoce.base.parsing import ParseError, parse_json, parse_yaml
 from sottovoce.base.parsing import Record as Record
-from sottovoce.base.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.models.family import DEFAULT, REGISTERED, Family, Place, find_family
 from sottovoce.models.module import place as place_by_name
 from sottovoce.privacy.accounting import rdp_epsilon
@@ -292,7 +292,7 @@ def _read_lines(path: Path, problems: list[str]) -> list[Record]:
     for number, line in enumerate(read_file(path).decode("utf-8", errors="replace").splitlines(), start=1):
         try:
             record = parse_json(line)
-        except Unreadable:
+        except ParseError:
             record = None
         if not isinstance(record, dict) or "step" not in record:
             problems.append(f"{path.name}: line {number} is torn; it and what follows are left out")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sottovoce import __version__
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import as_utf8, written_atomically
+from sottovoce.base.files import encode_utf8, write_atomically
 from sottovoce.base.units import PrivacyUnit
 from sottovoce.privacy.events import CorrelatedRelease, GaussianRelease, NoGuarantee, Release
 from sottovoce.privacy.promise import Promise, written_out
@@ -60,8 +60,8 @@ def write_statement(path: Path, run: RunRecord, verdict: Verdict) -> None:
     if not path.parent.is_dir():
         raise InputError(f"statement={path}: the folder {path.parent} does not exist")
     try:
-        with written_atomically(path) as file:
-            file.write(as_utf8(statement(run, verdict)))
+        with write_atomically(path) as file:
+            file.write(encode_utf8(statement(run, verdict)))
     except OSError as error:
         raise InputError(f"statement={path}: cannot be written ({error.strerror})") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table as TerminalTable
 
-from sottovoce.base.files import as_utf8, written_atomically
+from sottovoce.base.files import encode_utf8, write_atomically
 from sottovoce.base.tables import Table
 from sottovoce.evaluation.evaluate import MANY_COLLAPSED, told_collapsed
 from sottovoce.privacy.calibration import Accountant
@@ -106,8 +106,8 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     table = Table("headline", TITLE, summary.headings, summary.rows)
     lines = [title_for(title, records), "", summary.verdict, "", *table.as_lines(), ""]
     lines += [*(line for table in below for line in table), *summary.together, *summary.notes]
-    with written_atomically(out / TEXT) as file:
-        file.write(as_utf8("\n".join(lines) + "\n"))
+    with write_atomically(out / TEXT) as file:
+        file.write(encode_utf8("\n".join(lines) + "\n"))
     if any(record.is_release for record in records):
         for place in (summary.path, out / TEXT, *(record.folder for record in records if record.is_release)):
             hide_times(place)

@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from sottovoce import __version__
-from sottovoce.base.children import ChildKilled, children, in_order
+from sottovoce.base.children import ChildKilled, child_pool, map_in_order
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import sealed, sweep, sync_folder, write_json
-from sottovoce.base.interrupts import ended_in_order
+from sottovoce.base.files import add_digest, remove_leftovers, sync_folder, write_json
+from sottovoce.base.interrupts import exit_cleanly_on_signals
 from sottovoce.base.parsing import parse_json
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, Speaker
 from sottovoce.corpora.problems import ProblemLog
@@ -67,7 +67,7 @@ def pack(
     """
     out = Path(out)
     work = _Work(corpus, list(_tasks(corpus)))
-    with ended_in_order(), _exclusive(out), _generation(out, work) as folder:
+    with exit_cleanly_on_signals(), _exclusive(out), _generation(out, work) as folder:
         _sweep(out, keep={folder.name, _current(out)})  # what a killed process left may be what fills the disk
         with Writer(folder, points=corpus.root is not None) as writer:
             _pack_rest(work, writer, folder, workers=workers or _cpu_count(), on_progress=on_progress)
@@ -79,7 +79,7 @@ def pack(
             if corpus.root is not None:
                 _link(folder, corpus.root)
             sync_folder(folder)
-            write_json(out / on_disk.HEADER, sealed(header))  # the commit
+            write_json(out / on_disk.HEADER, add_digest(header))  # the commit
             writer.forget_saved()
         (folder / on_disk.UNFINISHED).unlink(missing_ok=True)
         _sweep(out, keep={folder.name})
@@ -126,8 +126,8 @@ def _rendered(corpus: Corpus[S], tasks: list[S], *, workers: int) -> Generator[R
         yield from map(corpus.render, tasks)
         return
     try:
-        with children(min(workers, len(tasks)), _process_context()) as crew:
-            yield from in_order(crew, corpus.render, tasks, ahead=TASKS_PER_WORKER * workers)
+        with child_pool(min(workers, len(tasks)), _process_context()) as crew:
+            yield from map_in_order(crew, corpus.render, tasks, ahead=TASKS_PER_WORKER * workers)
     except ChildKilled:
         raise _WorkerKilled("a worker process was killed (out of memory?): try fewer --workers") from None
 
@@ -250,7 +250,7 @@ def _current(out: Path) -> str | None:
 def _sweep(out: Path, *, keep: Set[str | None]) -> None:
     """Remove all other generations, and a header that was never finished. Readers that still map one keep it until they
     let go."""
-    sweep(out, on_disk.HEADER)
+    remove_leftovers(out, on_disk.HEADER)
     for folder in out.glob(f"{on_disk.GENERATION_PREFIX}*"):
         if folder.name not in keep:
             shutil.rmtree(folder, ignore_errors=True)

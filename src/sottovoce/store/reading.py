@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_file, unsealed
-from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.files import check_digest, read_file
+from sottovoce.base.parsing import ParseError, parse_json
 from sottovoce.base.seeds import name_key
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.store import on_disk
@@ -222,7 +222,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise InputError(
             f"no store at {path}: it is a file, expected the folder that `sottovoce prepare` made"
         ) from None
-    except (Unreadable, OSError) as error:
+    except (ParseError, OSError) as error:
         raise InputError(f"no store at {path}: {file} is not readable ({error})") from None
     if not isinstance(header, dict) or header.get("format") != on_disk.FORMAT:
         raise InputError(f"no store at {path}: {file} was not written by `sottovoce prepare`")
@@ -233,7 +233,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         )
     if (rate := header.get("sample_rate")) != SAMPLE_RATE:
         raise InputError(f"store {path}: sample_rate={rate}, expected {SAMPLE_RATE}; prepare it anew")
-    return unsealed(header, where=file)
+    return check_digest(header, where=file)
 
 
 def _check_size(path: Path, size: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_json, sealed, unsealed, write_json
+from sottovoce.base.files import add_digest, check_digest, read_json, write_json
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.store import on_disk
 
@@ -23,14 +23,14 @@ class Saved:
     def write(self, folder: Path) -> None:
         """Atomically: before it the last one holds, whose files have only grown since."""
         content = {"work": self.work, "tasks_done": self.tasks_done, "writer": self.writer}
-        write_json(folder / on_disk.UNFINISHED, sealed(content | {"problems": self.problems.state()}))
+        write_json(folder / on_disk.UNFINISHED, add_digest(content | {"problems": self.problems.state()}))
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
         """What was saved in `folder`; None where nothing was, or it cannot be trusted."""
         path = folder / on_disk.UNFINISHED
         try:
-            content = unsealed(read_json(path), where=path)
+            content = check_digest(read_json(path), where=path)
         except InputError:
             return None
         return cls(

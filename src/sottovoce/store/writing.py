@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.base.files import as_utf8, sync
+from sottovoce.base.files import encode_utf8, sync_file
 from sottovoce.base.seeds import name_key
 from sottovoce.corpora.corpus import SAMPLE_RATE, AudioFile, RenderedSpeaker, RenderedUtterance, Span
 from sottovoce.corpora.problems import Kind, Problem
@@ -151,7 +151,7 @@ class Writer:
         if in_time.any():
             columns[on_disk.USERS_IN_TIME] = in_time
         for file in self.files.values():
-            sync(file)
+            sync_file(file)
         for column, values in columns.items():
             self._write_column(column, values)
         version = on_disk.POINTING_VERSION if self._points else on_disk.VERSION
@@ -183,10 +183,10 @@ class Writer:
         self._checksums[column] = zlib.crc32(content.getbuffer())
         with (self._folder / column).open("wb") as file:
             file.write(content.getbuffer())
-            sync(file)
+            sync_file(file)
 
     def _append_record(self, name: str, offsets: str, record: Mapping[str, Any]) -> None:
-        line = as_utf8(json.dumps(record, ensure_ascii=False) + "\n")
+        line = encode_utf8(json.dumps(record, ensure_ascii=False) + "\n")
         self._append(name, line)
         self._columns[offsets].append(self._columns[offsets][-1] + len(line))
 
@@ -200,11 +200,11 @@ class Writer:
     def save(self) -> dict[str, Any]:
         """Flush everything to disk; `resume` of what is returned comes back to this state, whatever is added since."""
         for file in self.files.values():
-            sync(file)
+            sync_file(file)
         for column, values in self._columns.items():
             with _part(self._folder, column).open("ab") as file:
                 file.write(values[self._saved[column] :].tobytes())
-                sync(file)
+                sync_file(file)
             self._saved[column] = len(values)
         return {
             "sizes": {name: file.tell() for name, file in self.files.items()},

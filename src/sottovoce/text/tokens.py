@@ -21,7 +21,7 @@ import sentencepiece
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_file, write_json
-from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.parsing import ParseError, parse_json
 
 DEFAULT_PIECES = 2_500
 MADE_FROM = "made_from"
@@ -240,7 +240,7 @@ def parse_tokens(text: bytes, *, where: str) -> Tokens:
         content = parse_json(text)
         tokens = _from_json(content)
         written_digest = content["digest"]
-    except (KeyError, TypeError, Unreadable, binascii.Error, InputError) as error:
+    except (KeyError, TypeError, ParseError, binascii.Error, InputError) as error:
         raise InputError(f"{where}: not a tokens.json ({error})") from error
     if tokens.digest != written_digest:
         raise InputError(f"{where}: damaged: digest={written_digest} written, but its tokens give {tokens.digest}")

@@ -39,7 +39,7 @@ def agreeing(processes: Processes) -> Iterator[Facts]:
     others. No process leaves before all have come.
     """
     facts: Facts = {}
-    if not processes.several:
+    if not processes.is_distributed:
         yield facts
         return
     refused: InputError | None = None
@@ -49,7 +49,7 @@ def agreeing(processes: Processes) -> Iterator[Facts]:
         refused = error
     known = {what: dict(_leaves(fact)) for what, fact in facts.items()}
     found = processes.gather(_Found(known, refused=None if refused is None else str(refused)))
-    verdict = processes.share(_verdict(found) if processes.first else None)
+    verdict = processes.broadcast_object(_verdict(found) if processes.is_first else None)
     if verdict is not None:
         raise InputError(verdict) from refused
 

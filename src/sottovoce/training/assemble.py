@@ -118,7 +118,7 @@ def assemble(
             say(unknown)
         # Users are dealt out by their seconds: where those differed, one would be trained twice and another not at all.
         facts["population"] = sealed(population.digest, population.seconds.tobytes())
-        if processes.first:  # who is refused here is refused for all
+        if processes.is_first:  # who is refused here is refused for all
             check_unheard(recipe, population, data.evaluated, seed=parent, **folders)
             check_tokens(recipe, population, say=say, **folders)
         start = starting_model(recipe, parent, data.store, say=say) if sketch is None else sketch

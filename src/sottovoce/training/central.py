@@ -157,7 +157,7 @@ class CentralLoop(Loop):
 
     def step(self, step: int) -> None:
         if self._settings.newbob is not None and step % self._settings.evaluate_every == 0:
-            self._annealed = self._processes.share(self._annealed)  # the first process alone has evaluated
+            self._annealed = self._processes.broadcast_object(self._annealed)  # the first process alone has evaluated
         epoch = self._place.epoch
         loaded = next(self._steps)
         self._place = loaded.following
@@ -259,7 +259,7 @@ def train_step(
         loss = step_loss(family, frozen.with_trained(weights.working), features, settings=settings, draws=draws)
         return loss.detach(), gradients_of(loss, list(weights.working.values()))
 
-    if batches == 1 and not processes.several:
+    if batches == 1 and not processes.is_distributed:
         ((piece, recordings),) = pieces
         loss, found = gradients(piece, recordings)
         weights.set_gradients(found)
@@ -273,7 +273,7 @@ def train_step(
                 yield piece.weight, found
 
         weights.sum_gradients(weighted())
-        processes.total(weights.gradient, loss)
+        processes.all_reduce(weights.gradient, loss)
         for tensor in (weights.gradient, loss):
             tensor.div_(batches)
     norm, norms = weights.step(lr=lr, max_norm=max_norm)

@@ -59,7 +59,7 @@ def run_central(
             on_report=context.on_report,
             say=context.say,
         )
-        if not processes.first:
+        if not processes.is_first:
             return Outcome(target.out)
         if ended.reason == INTERRUPTED:
             return Outcome(target.out, stopped_at=ended.step)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_json, sealed, sync_folder, unsealed, write_json
+from sottovoce.base.files import add_digest, check_digest, read_json, sync_folder, write_json
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
 from sottovoce.training.run_folder import STATE as STATE
@@ -68,7 +68,7 @@ def _save(folder: Path, checkpoint: Checkpoint) -> Path:
         saved.save(checkpoint.recogniser, temporary)
         save_file({n: t.detach().cpu().contiguous() for n, t in checkpoint.optimiser.items()}, temporary / OPTIMISER)
         state = {"step": checkpoint.step, "best": checkpoint.best, "files": _digests(temporary), **checkpoint.state}
-        write_json(temporary / STATE, sealed(state))
+        write_json(temporary / STATE, add_digest(state))
         for path in temporary.iterdir():
             _sync_file(path)
         sync_folder(temporary)
@@ -105,7 +105,7 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 def load(place: Path) -> Checkpoint:
     """The checkpoint in `place`; `InputError` if any of its files is missing or not as it was written."""
     try:
-        state = unsealed(read_json(place / STATE), where=place / STATE)
+        state = check_digest(read_json(place / STATE), where=place / STATE)
         written, step, best = dict(state.pop("files")), state.pop("step"), state.pop("best")
         found = _digests(place)
         found.pop(STATE, None)

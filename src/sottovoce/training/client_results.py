@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.base.errors import promise
+from sottovoce.base.errors import ensure
 from sottovoce.base.seeds import derive, stream
 from sottovoce.config import Recipe
 from sottovoce.evaluation.per_speaker import rates, spread, sum_by
@@ -75,7 +75,7 @@ def client_results(
     """
     if recipe.federated.test_clients is None:
         return None
-    promise(recipe.federated.privacy.mode is not Mode.SECURE, "a release says nothing of single clients")
+    ensure(recipe.federated.privacy.mode is not Mode.SECURE, "a release says nothing of single clients")
     tested = choose_clients_to_test(recipe, population)
     common = {
         "accounted": False,

@@ -6,7 +6,7 @@ import torch
 
 from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe
-from sottovoce.federated.client_wer import ListenersHere
+from sottovoce.federated.client_wer import LocalEvaluationClients
 from sottovoce.models.saved import Recogniser
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.trained_part import trained_part
@@ -30,11 +30,11 @@ def check_writes(recipe: Recipe, start: Recogniser) -> None:
 
 def listeners_here(
     recipe: Recipe, population: Population, start: Recogniser, *, device: torch.device
-) -> ListenersHere | None:
+) -> LocalEvaluationClients | None:
     """Clients that are measured in this process; None where that is not asked for."""
     if recipe.federated.client_wer is None:
         return None
-    return ListenersHere(population, start, trained_part(recipe, start).frozen, device)
+    return LocalEvaluationClients(population, start, trained_part(recipe, start).frozen, device)
 
 
 def measured_wers(run: RunFolder) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from sottovoce.federated.client_wer import MeasuredWer, measure_wer
-from sottovoce.federated.cohort import as_sent
+from sottovoce.federated.cohort import quantise_model
 from sottovoce.federated.round import RoundState
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import BudgetSpent
@@ -49,13 +49,13 @@ class ClientWers:
         if not is_ready:
             self._say(f"round {rounds}: stopped before clients' WER was measured; it is left out")
             return None
-        model_P = as_sent(state.server.result_P, self._settings.model_bits)
+        model_P = quantise_model(state.server.result_P, self._settings.model_bits)
         try:
             return measure_wer(
                 model_P,
                 layout=state.plan.layout,
                 plan=plan,
-                listeners=self._listeners,
+                evaluation_clients=self._listeners,
                 ledger=state.ledger,
                 step=rounds,
                 digest=fingerprint(model_P),

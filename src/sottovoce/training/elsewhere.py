@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from sottovoce.federated.client_wer import Listeners
+from sottovoce.federated.client_wer import EvaluationClients
 from sottovoce.federated.cohort import Clients
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
@@ -16,7 +16,7 @@ class TooFewClients(Exception):
     """So many clients are out of a run for good that it can make no more rounds; in words, with what to do."""
 
 
-class DistantClients(Clients, Listeners, Protocol):
+class DistantClients(Clients, EvaluationClients, Protocol):
     """Clients that may not be there."""
 
     def ready(self, interrupted: Callable[[], bool], /) -> bool:

@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 
-from sottovoce.base.errors import InputError, promise
+from sottovoce.base.errors import InputError, ensure
 from sottovoce.base.files import read_json, write_json
 from sottovoce.base.processes import ALONE, Processes
 from sottovoce.base.seeds import derive, stream
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
-from sottovoce.federated.client import ClientRoom, SharedSpeech
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.client import ClientContext, SharedSpeech
+from sottovoce.federated.client_stream import StreamPositions, stream_schedule
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import (
     Dropped,
     Engine,
@@ -24,7 +25,6 @@ from sottovoce.federated.engines import (
 )
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.ranks import ClientsOverRanks
-from sottovoce.federated.turns import Turns, schedule_of
 from sottovoce.models.family import Family, Parameters, not_stacked, sped_up
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
@@ -42,15 +42,15 @@ WORTH_WORKERS = 500  # clients trained in a run: worker processes take some seco
 
 def choose_clients(
     federation: Federation, *, run: RunFolder, processes: Processes = ALONE
-) -> ClientsHere | ClientsOverRanks:
+) -> LocalClients | ClientsOverRanks:
     """The run's clients, here or over ranks; among several processes the first one chooses the engine for all."""
-    chosen = processes.share(_choose_engine(federation, run) if processes.first else {})
+    chosen = processes.broadcast_object(_choose_engine(federation, run) if processes.is_first else {})
     engine = engine_of(federation, chosen["engine"], stack_size=chosen.get("stack_size"))
-    if isinstance(engine, StackedEngine | SharedEngine) and processes.first and "stack_size" not in chosen:
+    if isinstance(engine, StackedEngine | SharedEngine) and processes.is_first and "stack_size" not in chosen:
         write_json(run.path / ENGINE, {**chosen, "stack_size": engine.size})  # what fits may be another number tomorrow
-    if processes.several:
+    if processes.is_distributed:
         return ClientsOverRanks(engine, processes, seconds=federation.population.seconds)
-    return ClientsHere(engine)
+    return LocalClients(engine)
 
 
 def engine_of(federation: Federation, name: str, *, stack_size: int | None = None) -> Engine:
@@ -126,7 +126,7 @@ def build_engine(
         return WorkersEngine(room, plan.layout, workers=settings.workers, **common)
     if name in ("stacked", "shared"):
         # The recipe's check refuses this, and a run folder's `engine.json` never says it.
-        promise(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
+        ensure(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
         summed = name == "shared" and not plan.bounds_updates and math.isinf(settings.local.clip_gradients)
         stacked = start.family.shared if summed else start.family.stacked
         if stacked is not None and stacked.faster is not None:
@@ -157,10 +157,10 @@ def client_room(
     *,
     shared_dev: SharedSpeech | None = None,
     draws: str = CLIENTS,
-) -> ClientRoom:
+) -> ClientContext:
     """All that the clients' training is made of."""
     settings = recipe.federated
-    return ClientRoom(
+    return ClientContext(
         population,
         start.tokens,
         start.family,
@@ -175,7 +175,7 @@ def client_room(
     )
 
 
-def clients_turns(federation: Federation) -> Turns | None:
+def clients_turns(federation: Federation) -> StreamPositions | None:
     """All clients at the beginning of their time lines; None where they have none.
 
     With noise nobody looks how much they have: who is drawn, when a run ends and what it shows must not depend on it.
@@ -184,9 +184,9 @@ def clients_turns(federation: Federation) -> Turns | None:
     if line is None:
         return None
     if federation.plan.settings.z > 0:
-        return Turns(len(population))
+        return StreamPositions(len(population))
     room = client_room(federation.recipe, population, federation.start)
-    return Turns(len(population), schedule=schedule_of(room), skips=line.dry == "skip")
+    return StreamPositions(len(population), schedule=stream_schedule(room), skips=line.dry == "skip")
 
 
 def likely_fastest(federation: Federation) -> str:

@@ -54,10 +54,10 @@ def run_federated(
     opening = target.opened(recipe, inputs=inputs, processes=processes, is_release=federation.is_release)
     with opening as run:
         if (known := finished_before(run, processes)) is not None:
-            if processes.first:  # it may have been killed before it came to that
+            if processes.is_first:  # it may have been killed before it came to that
                 forget(run.path / SECRETS, *OF_ROUNDS)
             return known
-        if not processes.first:
+        if not processes.is_first:
             followers = choose_clients(federation, run=run, processes=processes)
             assert isinstance(followers, ClientsOverRanks)
             team.follow(followers, federation.plan)

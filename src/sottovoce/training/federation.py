@@ -23,10 +23,10 @@ from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import as_yaml
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Score, scored
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.client_stream import EXHAUSTED
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.round import Round, RoundState, run_round
-from sottovoce.federated.time_line import NOTHING_LEFT
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import FROZEN, Recogniser, TrainedPart, digests, save_frozen
 from sottovoce.privacy.chain import Mark
@@ -68,7 +68,7 @@ class Federating(Loop):
         federation: Federation,
         folder: RunFolder,
         *,
-        clients: ClientsHere | ClientsOverRanks | DistantClients,
+        clients: LocalClients | ClientsOverRanks | DistantClients,
         team: Team,
         inputs: Mapping[str, str],
         key: PrivateKey | None = None,
@@ -79,7 +79,7 @@ class Federating(Loop):
         self._on_report, self._say = federation.context.on_report, federation.context.say
         self._inputs = hashlib.blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=16).hexdigest()
         plan, device = federation.plan, federation.context.device
-        self._remote = None if isinstance(clients, ClientsHere | ClientsOverRanks) else clients
+        self._remote = None if isinstance(clients, LocalClients | ClientsOverRanks) else clients
         self._wers = ClientWers(federation, self._remote)
         self._after_step = federation.after_step()
         self._turns = clients_turns(federation)
@@ -202,7 +202,7 @@ class Federating(Loop):
         return lambda: interrupted() or self._stopped_elsewhere
 
     def step(self, step: int) -> None:
-        if self._turns is not None and self._turns.all_dry:
+        if self._turns is not None and self._turns.all_exhausted:
             raise Stop("dry", "every client's time line is used up: all of their speech was used, once")
         try:
             is_ready = self._remote is None or self._remote.ready(self._interrupted)
@@ -268,7 +268,7 @@ class Federating(Loop):
         if self._secure or private is None or self._remote is not None:
             return
         diverged = private.diverged
-        failed = Counter({reason: count for reason, count in private.dropped.items() if reason != NOTHING_LEFT})
+        failed = Counter({reason: count for reason, count in private.dropped.items() if reason != EXHAUSTED})
         if private.cohort and failed.total() + diverged == private.cohort:
             reasons = failed + Counter({"its update was not finite": diverged})
             reason = reasons.most_common(1)[0][0]

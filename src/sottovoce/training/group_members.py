@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_json, sealed, unsealed
+from sottovoce.base.files import add_digest, check_digest, read_json
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import written_secretly
 from sottovoce.users.population import Population
@@ -33,14 +33,14 @@ def keep_groups(secrets: Path, population: Population, sampler: CyclicSampler, *
         key = os.urandom(32)
         content = {"key": key.hex(), "members": members_digest(population, sampler, key=key)}
         with written_secretly(path) as file:
-            file.write(json.dumps(sealed(content)).encode())
+            file.write(json.dumps(add_digest(content)).encode())
         return
     if not path.exists():
         raise InputError(
             f"{path} is missing: nobody can say whether clients are still in the groups in which this release began; "
             "restore it, or begin another run with --out"
         )
-    known = unsealed(read_json(path), where=path)
+    known = check_digest(read_json(path), where=path)
     try:
         same = members_digest(population, sampler, key=bytes.fromhex(known["key"])) == known["members"]
     except (KeyError, TypeError, ValueError):

@@ -181,7 +181,7 @@ def keep(
     with loop.begun(found), interruptible() as asked, ExitStack() as held:
         standing = _Standing() if found is None else _take_up(found, run, measure=measure, processes=processes)
         records = None
-        if processes.first:
+        if processes.is_first:
             # Before the first checkpoint nothing counts, the start's score included.
             records = held.enter_context(recorder(run, after_step=standing.step or -1, events=events))
         ended = _Keeper(loop, run, recipe, pace, measure, records, on_report, standing).steps(loop.watch(asked))
@@ -285,9 +285,9 @@ def _newest(run: RunFolder, *, tokens: str, processes: Processes, say: Say) -> C
     """The run's newest whole checkpoint, the same for all `processes`; None where there is none."""
     with agreeing(processes) as facts:  # so all have read before the first one changes anything
         found, complaints = checkpoint.load_latest(run.checkpoints)
-        if processes.several:
+        if processes.is_distributed:
             facts["checkpoint"] = {"step": 0} if found is None else {"step": found.step, "content": _sealed(found)}
-    if processes.first:
+    if processes.is_first:
         for complaint in complaints:
             say(complaint)
         if complaints:
@@ -299,7 +299,7 @@ def _newest(run: RunFolder, *, tokens: str, processes: Processes, say: Say) -> C
 
 def _take_up(found: Checkpoint, run: RunFolder, *, measure: Measure, processes: Processes) -> _Standing:
     """Where `found` stands, with the folder's links in order: a kill may have come between a checkpoint and them."""
-    if processes.first:
+    if processes.is_first:
         checkpoint.point(run.checkpoints / checkpoint.LATEST, run.checkpoints / checkpoint.name(found.step))
         checkpoint.point(run.best, run.checkpoints / found.best)
         checkpoint.prune(run.checkpoints, up_to=found.step)

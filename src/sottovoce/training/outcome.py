@@ -47,7 +47,7 @@ class Target:
         with ExitStack() as held:
             with agreeing(processes):
                 run = RunFolder(self.out)
-                if processes.first:
+                if processes.is_first:
                     opening = open_run(
                         self.out,
                         config=as_yaml(recipe),
@@ -71,6 +71,6 @@ def finish(run: RunFolder, results: dict[str, Any]) -> Outcome:
 def finished_before(run: RunFolder, processes: Processes) -> Outcome | None:
     """How a run that is finished already has ended, in this process."""
     file = run.path / RESULTS
-    if not processes.any(processes.first and file.exists()):
+    if not processes.any(processes.is_first and file.exists()):
         return None
-    return Outcome(run.path, results=read_json(file) if processes.first else None)
+    return Outcome(run.path, results=read_json(file) if processes.is_first else None)

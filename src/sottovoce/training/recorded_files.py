@@ -19,7 +19,7 @@ from typing import Any
 
 from sottovoce.base.digests import content_digest, file_digest, lines_digest, safetensors_digest
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_json, unsealed
+from sottovoce.base.files import check_digest, read_json
 from sottovoce.base.parsing import parse_json
 from sottovoce.models.saved_files import CONFIG as MODEL_CONFIG
 from sottovoce.models.saved_files import (
@@ -268,7 +268,7 @@ def _check_best(folder: Path, name: str, config: Mapping[str, Any]) -> None:
 def _check_beside(folder: Path, name: str) -> None:
     """What a checkpoint keeps besides its model is what its own list says, and that list is whole."""
     try:
-        state = unsealed(read_json(folder / name / STATE), where=Path(name) / STATE)
+        state = check_digest(read_json(folder / name / STATE), where=Path(name) / STATE)
         written = dict(state["files"])
     except InputError as error:
         raise InputError(str(error).replace(f"{folder}{os.sep}", "")) from None

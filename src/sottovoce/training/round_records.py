@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from sottovoce.federated.private import Private
+from sottovoce.federated.diagnostics import RoundDiagnostics
 from sottovoce.federated.round import Round
 from sottovoce.models.family import Place
 from sottovoce.privacy.plan import Plan
@@ -54,7 +54,7 @@ class PendingRecords:
         """What else is known of the last round."""
         self._metrics[-1] |= found
 
-    def time(self, seconds: float, private: Private | None) -> None:
+    def time(self, seconds: float, private: RoundDiagnostics | None) -> None:
         """How long the last round took. How long depends on who was in it: a simulation's only."""
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         self._metrics[-1]["seconds"] = round(seconds, 4)

@@ -21,8 +21,8 @@ from typing import Any
 
 from sottovoce import __version__
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import read_json, sweep, write_json, written_atomically
-from sottovoce.base.parsing import Unreadable, parse_json
+from sottovoce.base.files import read_json, remove_leftovers, write_atomically, write_json
+from sottovoce.base.parsing import ParseError, parse_json
 
 CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "environment.json"
 METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
@@ -91,7 +91,7 @@ class Lines:
             if step is None or step > after_step:  # the last line may be torn by a crash
                 break
             kept.append(line + "\n")
-        with written_atomically(self._path) as rewritten:
+        with write_atomically(self._path) as rewritten:
             rewritten.write("".join(kept).encode())
 
     def read(self) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def _step_of(line: str) -> int | None:
     """The step of a record; None where the line is none."""
     try:
         step = parse_json(line)["step"]
-    except (Unreadable, LookupError, TypeError):
+    except (ParseError, LookupError, TypeError):
         return None
     return step if isinstance(step, int) else None
 
@@ -141,11 +141,11 @@ def open_run(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"run folder {path} is in use by another process") from None
-        sweep(path, *FILES)
+        remove_leftovers(path, *FILES)
         if not resume:
             _forget_beginning(path)
         if not known.exists():
-            with written_atomically(known) as file:
+            with write_atomically(known) as file:
                 file.write(config.encode())
         if (path / INPUTS).exists():
             _check_inputs(path / INPUTS, inputs)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_json
-from sottovoce.base.naming import importing_nothing
+from sottovoce.base.importing import refuse_imports
 from sottovoce.config import Recipe, as_yaml, is_recipe, load_recipe, plain_name
 from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.models.saved import load as load_recogniser
@@ -68,7 +68,7 @@ def find_seed(name: str, *, runs: Path, root_seed: int) -> Seed:
     if not Path(name).exists():
         load_recipe(name)  # says what is wrong, and the nearest name
     run = run_of(Path(name))
-    with importing_nothing(NAME_RECIPE):
+    with refuse_imports(NAME_RECIPE):
         return Seed(Path(name), None if run is None else load_recipe(str(run / CONFIG)))
 
 
@@ -173,7 +173,7 @@ def ancestors(seed: Seed | None, *, runs: Path) -> Iterator[tuple[Path, Recipe |
 
 def as_trusted(seed: Seed) -> AbstractContextManager[None]:
     """Within, what the seed's recipe names is imported if the recipe is the user's own, and not if a folder says so."""
-    return nullcontext() if seed.is_own else importing_nothing(NAME_RECIPE)
+    return nullcontext() if seed.is_own else refuse_imports(NAME_RECIPE)
 
 
 Keys = NDArray[np.uint64]

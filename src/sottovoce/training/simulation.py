@@ -20,7 +20,7 @@ from sottovoce.base.errors import InputError
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
 from sottovoce.evaluation.recognise import choose_device
-from sottovoce.federated.cohort import ClientsHere, as_sent
+from sottovoce.federated.cohort import LocalClients, quantise_model
 from sottovoce.federated.engines import Dropped, Trained
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.models.saved import Recogniser
@@ -116,7 +116,7 @@ class Simulation:
         """
         left = self.recipe.federated.steps - self.step
         for _ in range(left if count is None else min(count, left)):
-            if self._turns is not None and self._turns.all_dry:
+            if self._turns is not None and self._turns.all_exhausted:
                 return
             yield self._round()
 
@@ -127,9 +127,9 @@ class Simulation:
         """
         if not 0 <= client < len(self.population):
             raise InputError(f"client={client}: expected 0 to {len(self.population) - 1}")
-        sent_P = as_sent(self._server.parameters_P, self.recipe.federated.model_bits)
+        sent_P = quantise_model(self._server.parameters_P, self.recipe.federated.model_bits)
         turns = None if self._turns is None else self._turns.of(np.array([client])).tolist()
-        (trained,) = self._engine.train(sent_P, [client], step=self.step, turns=turns)
+        (trained,) = self._engine.train(sent_P, [client], step=self.step, positions=turns)
         if isinstance(trained, Dropped):
             raise InputError(f"client={client} could not be trained: {trained.reason}")
         assert isinstance(trained, Trained)
@@ -142,7 +142,7 @@ class Simulation:
             state = RoundState(self._server, plan, ledger, self._turns, self._correlated)
             done = run_round(
                 state,
-                ClientsHere(self._engine),
+                LocalClients(self._engine),
                 step=self.step,
                 after_step=self._after_step,
                 model_bits=self.recipe.federated.model_bits,

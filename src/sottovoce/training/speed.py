@@ -22,7 +22,7 @@ from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.evaluation.evaluate import select
 from sottovoce.evaluation.measures import LOSS, MEASURES
 from sottovoce.federated.client import plan_client
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import load_speech
 from sottovoce.training.assemble import Federation
@@ -112,7 +112,7 @@ def measure_federated(federation: Federation) -> Speed:
     order = _some_clients(federation)
     server_P = federation.server().parameters_P
 
-    with closing(ClientsHere(engine_of(small, likely_fastest(federation)))) as clients:
+    with closing(LocalClients(engine_of(small, likely_fastest(federation)))) as clients:
 
         def train(step: int) -> float:
             cohort = np.sort(np.take(order, range(step * count, (step + 1) * count), mode="wrap"))

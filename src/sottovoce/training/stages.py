@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.processes import Processes, own_device, process_group, restarted
+from sottovoce.base.processes import Processes, local_device, process_group, was_restarted
 from sottovoce.base.signatures import load_signing_key
 from sottovoce.config import Recipe
 from sottovoce.training.agreement import agreeing, code_version
@@ -22,16 +22,16 @@ def run_recipe(
     recipe: Recipe, *, out: Path, resume: bool, around: Surroundings, elsewhere: Elsewhere | None = None
 ) -> Outcome:
     """Run `recipe` in the folder `out`, its seed before it; with its store's clients, or those `elsewhere`."""
-    device = own_device(around.device)
-    resume = resume or restarted() or (out / RESULTS).exists()  # a finished run only has to be shown
+    device = local_device(around.device)
+    resume = resume or was_restarted() or (out / RESULTS).exists()  # a finished run only has to be shown
     with process_group(device) as processes:
-        around = replace(around, device=device) if processes.first else around.silent(device)
+        around = replace(around, device=device) if processes.is_first else around.silent(device)
         with agreeing(processes) as facts:
             facts |= {"code": code_version(), "recipe": recipe.model_dump(mode="json")}
         with agreeing(processes):
-            if processes.first:
+            if processes.is_first:
                 ensure_store(recipe, around.stores, around.on_prepare)
-        if elsewhere is not None and processes.several:
+        if elsewhere is not None and processes.is_distributed:
             raise InputError("clients on other machines are asked by one process: expected no torchrun")
         key = None if around.sign is None or recipe.federation is None else load_signing_key(around.sign)
         parent, stopped = _parent_model(recipe, around, processes)
@@ -47,7 +47,7 @@ def _parent_model(recipe: Recipe, around: Surroundings, processes: Processes) ->
     """What training starts from, trained now if it is not there; an outcome where that was interrupted."""
     with agreeing(processes):
         parent = seed_of(recipe, runs=around.runs)
-    if parent is None or processes.share(parent.is_there):
+    if parent is None or processes.broadcast_object(parent.is_there):
         return parent, None
     assert parent.recipe is not None
     name = recipe.federated.seed_model if recipe.central is None else recipe.central.start_from

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import naming
+from sottovoce.base.files import name_in_errors
 from sottovoce.models.family import Place
 from sottovoce.training.run_folder import RunFolder
 
@@ -170,7 +170,7 @@ class Recorder:
         self._run.metrics.add(record)
         if self._writer is None:
             return
-        with naming(self._run.path / TENSORBOARD):
+        with name_in_errors(self._run.path / TENSORBOARD):
             self._draw(self._writer, record)
 
     def _draw(self, writer: Any, record: Mapping[str, Any]) -> None:

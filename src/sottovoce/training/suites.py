@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from sottovoce.base.children import ChildKilled, Children, children
+from sottovoce.base.children import ChildKilled, ChildPool, child_pool
 from sottovoce.base.errors import InputError
+from sottovoce.base.importing import import_named, named_imports
 from sottovoce.base.interrupts import interruptible
-from sottovoce.base.naming import imported, named
-from sottovoce.base.processes import own_device, process_group
+from sottovoce.base.processes import local_device, process_group
 from sottovoce.config import Recipe, Suite, load_recipe
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome
@@ -54,7 +54,7 @@ def run_suite(suite: Suite, *, out: Path, around: Surroundings, at_once: int = 1
     if at_once > 1:
         return _side_by_side(recipes, out=out, around=around, at_once=at_once)
     outcomes: dict[str, Outcome] = {}
-    with process_group(own_device(around.device)) as processes:
+    with process_group(local_device(around.device)) as processes:
         for label, recipe in recipes.items():
             around.on_stage(label)
             outcomes[label] = run_recipe(recipe, out=out / label, resume=True, around=around)
@@ -80,7 +80,10 @@ def _side_by_side(
     threads = max(1, (os.cpu_count() or 1) // at_once)
     context = multiprocessing.get_context("spawn")
     try:
-        with interruptible() as asked, children(at_once, context, begin=_begin, given=[threads, named()]) as crew:
+        with (
+            interruptible() as asked,
+            child_pool(at_once, context, begin=_begin, given=[threads, named_imports()]) as crew,
+        ):
             for wave in waves:
                 _handed_out(wave, crew, around, asked)
             runs = {label: (recipe, out / label) for label, recipe in recipes.items()}
@@ -96,7 +99,7 @@ def _begin(threads: int, outside: Collection[str]) -> None:
     torch.set_num_threads(threads)
     for name in outside:
         with suppress(InputError):  # whoever needs it says so
-            imported(name)
+            import_named(name)
 
 
 def _seed_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Job]]:
@@ -111,14 +114,14 @@ def _seed_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Jo
 
 
 def _handed_out(
-    jobs: Mapping[str, _Job], crew: Children, around: Surroundings, asked: Callable[[], bool]
+    jobs: Mapping[str, _Job], crew: ChildPool, around: Surroundings, asked: Callable[[], bool]
 ) -> dict[str, Outcome]:
     """Run all `jobs`; what fails is said at once and raised at the end. When `asked` to stop, no more begin."""
     if asked():
         return {}
     around.on_stage(f"{len(jobs):,} runs side by side" if len(jobs) > 1 else next(iter(jobs)))
     for label, (recipe, folder) in jobs.items():
-        crew.hand(label, _run, recipe, folder, around.runs, around.stores, around.device, around.sign)
+        crew.submit(label, _run, recipe, folder, around.runs, around.stores, around.device, around.sign)
     failures, outcomes = dict[str, Exception](), dict[str, Outcome]()
     while crew.busy:
         for answer in crew.answers(timeout=0.2):

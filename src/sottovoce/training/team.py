@@ -69,7 +69,7 @@ class Team(AbstractContextManager["Team"]):
     ) -> list[str]:
         """The text of each utterance in `rows` of `store`, with the help of all."""
         order = _RecogniseOrder(str(store.path), rows, by_ctc)
-        if self.processes.several:
+        if self.processes.is_distributed:
             self._ask(order, model)
         return self._recognise_together(model, store, order, on_collapse=on_collapse)
 
@@ -81,7 +81,7 @@ class Team(AbstractContextManager["Team"]):
 
     def mean_figures(self, model: Recogniser, store: Store, *, split: str) -> dict[str, float]:
         """What `mean_figures` gives, with the help of all."""
-        if self.processes.several:
+        if self.processes.is_distributed:
             self._ask(_LossOrder(str(store.path), split), model)
         return mean_figures(model, store, split=split, device=self.device, processes=self.processes)
 
@@ -100,22 +100,22 @@ class Team(AbstractContextManager["Team"]):
     ) -> None:
         # After any other error nobody knows where the others stand: torchrun ends them.
         if error is None or isinstance(error, InputError):
-            self.processes.share(None)
+            self.processes.broadcast_object(None)
 
     def _ask(self, order: _RecogniseOrder | _LossOrder, model: Recogniser) -> None:
         """In the first: of all others, by `model`."""
-        self.processes.share(order)
+        self.processes.broadcast_object(order)
         layout = self._layout
         flat_P = layout.flatten({name: model.parameters[name] for name in layout.names})
-        self.processes.spread(flat_P.to(self.device))
+        self.processes.broadcast(flat_P.to(self.device))
 
     def _hear(self) -> RoundOrder | _RecogniseOrder | _LossOrder | None:
-        order: Any = self.processes.share(None)
+        order: Any = self.processes.broadcast_object(None)
         return cast(RoundOrder | _RecogniseOrder | _LossOrder | None, order)
 
     def _help(self, order: _RecogniseOrder | _LossOrder) -> None:
         parameters_P = self._layout.zeros(device=self.device)
-        self.processes.spread(parameters_P)
+        self.processes.broadcast(parameters_P)
         model = replace(self.start, parameters=self._layout.views(parameters_P))
         store = self.stores[order.store]
         if isinstance(order, _LossOrder):

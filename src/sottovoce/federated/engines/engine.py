@@ -33,7 +33,7 @@ class Trained:
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
+class JointSum:
     """Σ ω·update of several clients [P], what each of them lost, and who had no part in it."""
 
     sum_P: Tensor
@@ -42,13 +42,13 @@ class Summed:
 
 
 @dataclass(frozen=True, eq=False)
-class Together:
+class JointlyTrained:
     """Several clients of whom nobody needs a single update: `sum` of their weights is all that is computed."""
 
     clients: tuple[int, ...]
     figures: tuple[ClientFigures, ...]
     audio_seconds: float
-    sum: Callable[[Sequence[float]], Summed]
+    sum: Callable[[Sequence[float]], JointSum]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Dropped:
     reason: str
 
 
-def excuse(client: int, error: Exception, *, forgiving: bool) -> Dropped:
+def drop_or_raise(client: int, error: Exception, *, forgiving: bool) -> Dropped:
     """`client`, dropped because of `error`. Raises it where it is no accident of the client's but a bug of ours.
 
     A `forgiving` engine cannot tell these two apart, nor may it: a release that failed, or not, with who is in the
@@ -97,14 +97,14 @@ class Engine(ABC):
 
     @abstractmethod
     def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
-    ) -> Iterator[Trained | Together | Dropped]:
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
+    ) -> Iterator[Trained | JointlyTrained | Dropped]:
         """Local training of every client in `cohort`, starting from the server's model [P].
 
-        `turns` is where each of them stands on its time line, where it has one; None is at the beginning.
+        `positions` is where each of them stands on its time line, where it has one; None is at the beginning.
         """
 
 
-def with_turns(cohort: Sequence[int], turns: Sequence[int] | None) -> Iterator[tuple[int, int]]:
-    """Each client, and the turn that it is at."""
-    return zip(cohort, turns or [0] * len(cohort), strict=True)
+def with_positions(cohort: Sequence[int], positions: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+    """Each client, and the position that it is at."""
+    return zip(cohort, positions or [0] * len(cohort), strict=True)

@@ -23,17 +23,16 @@ from torch import Tensor
 from sottovoce.base.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import (
-    ClientRoom,
+    ClientContext,
     LoadedClient,
     PlannedClient,
     gradients_of,
     load_client,
     plan_client,
 )
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse, with_turns
-from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
-from sottovoce.federated.measured import last_epoch, measured_wer
-from sottovoce.federated.weighting import ClientFigures
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained, drop_or_raise, with_positions
+from sottovoce.federated.feature_cache import FeatureCache, feature_cache_bytes
+from sottovoce.federated.weighting import ClientFigures, last_epoch, measured_wer
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Stacked, StepDraws, augmented, not_stacked
 from sottovoce.models.utterances import end_to_end
@@ -69,7 +68,7 @@ class StackedEngine(Engine):
 
     def __init__(
         self,
-        room: ClientRoom,
+        context: ClientContext,
         layout: Layout,
         *,
         device: torch.device,
@@ -78,24 +77,24 @@ class StackedEngine(Engine):
         weighting: Weighting = Weighting.UNIFORM,
         size: int | None = None,
     ) -> None:
-        self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
-        if (why := not_stacked(room.family, room.model)) is not None:
+        self._context, self._layout, self._device, self._dtype = context.on(device, dtype), layout, device, dtype
+        if (why := not_stacked(context.family, context.model)) is not None:
             raise InputError(f"federation.engine=stacked: {why}")
-        assert room.family.stacked is not None
-        self._stacked, self._weighting = stacked or room.family.stacked, weighting
-        self.size = size or fitting_size(self._stacked, room, layout, device)
+        assert context.family.stacked is not None
+        self._stacked, self._weighting = stacked or context.family.stacked, weighting
+        self.size = size or fitting_size(self._stacked, context, layout, device)
         self._weights: dict[int, Weights] = {}
-        self._before = HeardBefore(room_for_hearing(device))
+        self._before = FeatureCache(feature_cache_bytes(device))
 
     def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
         members: list[PlannedClient] = []
-        for index, turn in with_turns(cohort, turns):
+        for index, position in with_positions(cohort, positions):
             try:
-                members.append(plan_client(self._room, index, step=step, turn=turn))
+                members.append(plan_client(self._context, index, step=step, position=position))
             except Exception as error:
-                yield excuse(index, error, forgiving=self._room.forgiving)
+                yield drop_or_raise(index, error, forgiving=self._context.forgiving)
         groups = self._groups(members, step)
         with closing(ahead(self._load_stacks(groups, step), depth=1)) as loading:
             for loaded in self.time_waits(loading):
@@ -108,11 +107,11 @@ class StackedEngine(Engine):
 
     def _groups(self, members: Sequence[PlannedClient], step: int) -> list[list[PlannedClient]]:
         """Stacks of at most `size`: one shared draw of layer-drop each, then by local steps and seconds."""
-        room = self._room
+        context = self._context
         keyed = sorted(
             members,
             key=lambda m: (
-                room.draw_group(m.client, step=step) or 0,
+                context.draw_group(m.client, step=step) or 0,
                 len(m.batches),
                 m.padded_samples,
                 m.client.index,
@@ -129,11 +128,11 @@ class StackedEngine(Engine):
         return sorted(groups, key=lambda group: -sum(member.padded_samples for member in group))
 
     def _together(self, one: PlannedClient, other: PlannedClient, step: int) -> bool:
-        room = self._room
-        if room.draw_group(one.client, step=step) != room.draw_group(other.client, step=step):
+        context = self._context
+        if context.draw_group(one.client, step=step) != context.draw_group(other.client, step=step):
             return False
         # An optimiser with a memory would go on moving a client that has no batches left.
-        return not room.local.optimiser_remembers or len(one.batches) == len(other.batches)
+        return not context.local.optimiser_remembers or len(one.batches) == len(other.batches)
 
     def _load_stacks(self, groups: Sequence[Sequence[PlannedClient]], step: int) -> Iterator[_Stack | Dropped]:
         for group in groups:
@@ -148,9 +147,9 @@ class StackedEngine(Engine):
 
     def _load(self, planned: PlannedClient, step: int) -> LoadedClient:
         try:
-            return load_client(self._room, planned, step=step, device=self._device, before=self._before)
+            return load_client(self._context, planned, step=step, device=self._device, before=self._before)
         except Exception as error:
-            dropped = excuse(planned.client.index, error, forgiving=self._room.forgiving)
+            dropped = drop_or_raise(planned.client.index, error, forgiving=self._context.forgiving)
             raise _ClientFailure(planned, dropped) from error
 
     # Training.
@@ -161,7 +160,7 @@ class StackedEngine(Engine):
             trained = self._train(server_P, stack)
         except Exception as error:
             self._weights.clear()
-            dropped = excuse(stack.members[0].client.index, error, forgiving=self._room.forgiving)
+            dropped = drop_or_raise(stack.members[0].client.index, error, forgiving=self._context.forgiving)
             if len(stack.members) == 1:
                 yield dropped
                 return
@@ -188,19 +187,19 @@ class StackedEngine(Engine):
 
         Between the two, the mean norms of their gradients: who is done has none, which adds nothing.
         """
-        room, local, count = self._room, self._room.local, stack.size
+        context, local, count = self._context, self._context.local, stack.size
         weights = self._weights_for(count)
         weights.reset(server_P)
         total_N, norms_N = torch.zeros(count, device=self._device), torch.zeros(count, device=self._device)
         by_step: list[Tensor] = []
-        heard = end_to_end([member.hear(self._before, room, dtype=self._dtype) for member in stack.members])
+        heard = end_to_end([member.hear(self._before, context, dtype=self._dtype) for member in stack.members])
         for lock_step in stack.steps:
             losses_N = self._stacked.losses(
-                room.frozen.with_trained(weights.working),
-                augmented(room.family, heard.take(lock_step.lines), lock_step.draws, settings=room.model),
+                context.frozen.with_trained(weights.working),
+                augmented(context.family, heard.take(lock_step.lines), lock_step.draws, settings=context.model),
                 rows_U=lock_step.rows_U,
                 clients=count,
-                settings=room.model,
+                settings=context.model,
                 draws=lock_step.draws.model,
             )
             leaves = list(weights.working.values())
@@ -224,7 +223,7 @@ class StackedEngine(Engine):
             if len(self._weights) > 3:
                 self._weights.clear()
             self._weights[count] = Weights(
-                self._layout, self._room.local.built_optimiser(), device=self._device, dtype=self._dtype, rows=count
+                self._layout, self._context.local.built_optimiser(), device=self._device, dtype=self._dtype, rows=count
             )
         return self._weights[count]
 
@@ -236,7 +235,7 @@ class StackedEngine(Engine):
             case Weighting.LOSS_RELEASED:
                 losses_LN = torch.stack(by_step)
                 own = [losses_LN[: len(member.lines), row] for row, member in enumerate(stack.members)]
-                return [float(last_epoch(losses_L, self._room).mean()) for losses_L in own]
+                return [float(last_epoch(losses_L, self._context).mean()) for losses_L in own]
             case _:
                 return [None] * len(stack.members)
 
@@ -244,7 +243,7 @@ class StackedEngine(Engine):
         figures = []
         for row, (member, loss) in enumerate(zip(stack.members, losses, strict=True)):
             own = {name: stacked[row] for name, stacked in weights.working.items()}
-            wer = measured_wer(own, member.client, self._room, weighting=self._weighting, device=self._device)
+            wer = measured_wer(own, member.client, self._context, weighting=self._weighting, device=self._device)
             figures.append(ClientFigures(member.utterances, member.seconds, loss, wer, left_out=member.speech.left_out))
         return tuple(figures)
 
@@ -281,12 +280,12 @@ def lock_step(members: Sequence[LoadedClient], local_step: int, stacked: Stacked
 _LARGEST_STACK = 128  # more gain little, and wait longer for the one with the most speech
 
 
-def fitting_size(stacked: Stacked[Any, Any], room: ClientRoom, layout: Layout, device: torch.device) -> int:
+def fitting_size(stacked: Stacked[Any, Any], context: ClientContext, layout: Layout, device: torch.device) -> int:
     """How many clients fit into half of the device's free memory."""
     if device.type != "cuda":
         return 8
     free, _ = torch.cuda.mem_get_info(device)
-    seconds, steps = room.local.batch_seconds, room.local.local_steps or 1
-    own = stacked.bytes(room.model, seconds=seconds, steps=steps)
+    seconds, steps = context.local.batch_seconds, context.local.local_steps or 1
+    own = stacked.bytes(context.model, seconds=seconds, steps=steps)
     weights = layout.flat_size * 16  # master, copy, gradients as they come and as they are kept
-    return max(1, min(_LARGEST_STACK, room.cohort_size, int(0.5 * free / (own + weights))))
+    return max(1, min(_LARGEST_STACK, context.cohort_size, int(0.5 * free / (own + weights))))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.auditing.planted import less_noise
+from tests.audit.planted import less_noise
 
-from sottovoce.auditing import of_recipe
-from sottovoce.auditing.audit import AuditVerdict, Observer
-from sottovoce.auditing.of_recipe import AuditSettings, audit_recipe, kept_at
+from sottovoce.audit import recipe
+from sottovoce.audit.canary_audit import AuditVerdict, Observer
+from sottovoce.audit.recipe import AuditSettings, audit_path, audit_recipe
 from sottovoce.base.errors import InputError
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
@@ -78,7 +78,7 @@ def test_an_audit_is_kept_beside_the_run_and_told_in_its_report(
     out, err = capsys.readouterr()
     assert "no ledger charges" not in err
     content = json.loads(out)
-    assert content == json.loads(kept_at(folder).read_text())
+    assert content == json.loads(audit_path(folder).read_text())
     assert content["verdict"] == "consistent"
     assert content["accounted"] is False
     run_recipe(load_recipe(str(recipe)), out=folder, resume=False, around=around(place))
@@ -94,7 +94,7 @@ def test_an_audit_is_kept_beside_the_run_and_told_in_its_report(
     assert kept_audit(run) is None
     assert audit_section([run]) is None
     for content in ("{", "[]", "{}"):
-        kept_at(folder).write_text(content)
+        audit_path(folder).write_text(content)
         torn = audit_section([run])
         assert torn is not None
         assert "its audit cannot be read" in str(torn.parts[0])
@@ -119,7 +119,7 @@ def test_of_a_release_nothing_is_told_that_no_ledger_charges(place: Path, capsys
     (only,) = section.parts
     assert isinstance(only, Paragraph)
     assert "mine was made in secure mode: its audit made more rounds" in only.text
-    kept_at(folder).unlink()
+    audit_path(folder).unlink()
     assert audit_section([run]) is None
 
 
@@ -140,7 +140,7 @@ def test_an_interrupted_audit_is_no_verdict(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(of_recipe, "audit_rounds", stopped)
+    monkeypatch.setattr(recipe, "audit_rounds", stopped)
     where = ("--runs", place / "runs", "--stores", place / "stores")
     assert sottovoce("audit", place / "tones.yaml", *FEW, *where) == 130
     assert "0 of 1 audits are kept" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.auditing.audit import Audit, Observer, audit_rounds
+from sottovoce.audit.canary_audit import Audit, Observer, audit_rounds
 from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.engines import Engine, Trained
 from sottovoce.federated.server import Server, ServerSettings
@@ -26,7 +26,7 @@ class LinearPeople(Engine):
     """Everybody's update is of its own length and direction, nearly the same in every round, as learning is."""
 
     def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained]:
         for client in cohort:
             always, now = (torch.empty_like(server_P).normal_(generator=torch_stream(1, client, n)) for n in (-1, step))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.auditing.linear import LAYOUT
+from tests.audit.linear import LAYOUT
 from torch import Tensor
 
 from sottovoce.flat import segments

@@ -6,29 +6,29 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tests.federated.small import small_room
+from tests.federated.small import small_context
 
-from sottovoce.federated.heard_before import HeardBefore, Kept, heard_bytes, speech_bytes
+from sottovoce.federated.feature_cache import FeatureCache, SizedCache, features_bytes, speech_bytes
 from sottovoce.models.log_mel import hear
 from sottovoce.models.utterances import record
 
 
 def test_the_latest_clients_are_kept_within_the_limit() -> None:
     ones = [hear(record([np.zeros(16_000, dtype=np.int16)], [[1]]), dtype=torch.float32) for _ in range(4)]
-    before = HeardBefore(2 * heard_bytes(ones[0]))
+    before = FeatureCache(2 * features_bytes(ones[0]))
     before.keep(0, ones[0])
     before.keep(1, ones[1])
     assert before.get(0) is ones[0]
     before.keep(2, ones[2])
     assert (before.get(0), before.get(1), before.get(2)) == (ones[0], None, ones[2])
-    HeardBefore(10).keep(0, ones[0])  # too large to be kept
+    FeatureCache(10).keep(0, ones[0])  # too large to be kept
 
 
 def test_clients_with_hardly_any_speech_are_bounded_too() -> None:
     """Their tensors take more than the numbers in them."""
     limit, clients = 100_000, 1_000
     one = hear(record([np.zeros(400, dtype=np.int16)], [[1]]), dtype=torch.float32)
-    before = HeardBefore(limit)
+    before = FeatureCache(limit)
     for client in range(clients):
         before.keep(client, one)
     kept = sum(before.get(client) is not None for client in range(clients))
@@ -40,12 +40,12 @@ def test_clients_with_hardly_any_speech_are_bounded_too() -> None:
 
 
 def test_texts_are_kept_within_a_bound_of_bytes(tones: Path) -> None:
-    room = small_room(tones)
-    clients = [room.population.client(index) for index in range(3)]
-    sizes = [speech_bytes(room.speech(client)) for client in clients]
-    room = replace(room, _known=Kept(sum(sizes[:2])))
-    first = [room.speech(client) for client in clients[:2]]
-    assert [room.speech(client) for client in clients[:2]] == first
-    room.speech(clients[2])
-    assert room.speech(clients[1]) is first[1]
-    assert room.speech(clients[0]) is not first[0]
+    context = small_context(tones)
+    clients = [context.population.client(index) for index in range(3)]
+    sizes = [speech_bytes(context.speech(client)) for client in clients]
+    context = replace(context, _known=SizedCache(sum(sizes[:2])))
+    first = [context.speech(client) for client in clients[:2]]
+    assert [context.speech(client) for client in clients[:2]] == first
+    context.speech(clients[2])
+    assert context.speech(clients[1]) is first[1]
+    assert context.speech(clients[0]) is not first[0]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.client_stream import StreamPositions
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import AfterStep, RoundState, run_round
 from sottovoce.federated.server import Server
-from sottovoce.federated.turns import Turns
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.plan import Plan
@@ -61,14 +61,14 @@ def make_rounds(
     on_round: Callable[[int], None] = lambda _: None,
 ) -> LedgerReport:
     """Move `server` by so many rounds; returns what the ledger says of them, which is not kept."""
-    turns = Turns(plan.settings.population_size) if has_turns else None
+    turns = StreamPositions(plan.settings.population_size) if has_turns else None
     with tempfile.TemporaryDirectory(prefix="sottovoce-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
         repeatable = server.parameters_P.device.type == "cpu"
         header = plan.ledger_header(run="audit", repeatable=repeatable, central_steps=rounds)
         vault = Path(folder) / SECRETS if plan.settings.mode is Mode.SECURE else None
         correlated = plan.correlated_noise(device=server.parameters_P.device, vault=vault)
-        with closing(ClientsHere(engine)) as clients, closing(Ledger(path, header=header)) as ledger:
+        with closing(LocalClients(engine)) as clients, closing(Ledger(path, header=header)) as ledger:
             state = RoundState(server, plan, ledger, turns, correlated)
             for step in range(rounds):
                 run_round(

@@ -11,34 +11,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.federated.small import CPU, EXACT, UNIT, Small, small, small_room
+from tests.federated.small import CPU, EXACT, UNIT, Small, small, small_context
 from tests.federated.test_stacked import relative
 from tests.several import in_processes
 
 from sottovoce.audio.batches import batches_in_order
-from sottovoce.base.errors import BrokenPromise, InputError
+from sottovoce.base.errors import InputError, InvariantError
 from sottovoce.base.processes import process_group
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.federated.client import ClientRoom, LocalTraining, plan_client
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.client import ClientContext, LocalTraining, plan_client
+from sottovoce.federated.client_stream import EXHAUSTED, StreamPositions, StreamSettings, stream_schedule
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Dropped, Engine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
-from sottovoce.federated.time_line import NOTHING_LEFT, TimeLine
-from sottovoce.federated.turns import Turns, schedule_of
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 
-# Four utterances each, at most two in a batch and two batches in a turn.
+# Four utterances each, at most two in a batch and two batches in a position.
 LINE: dict[str, Any] = {
-    "local": {"time_line": TimeLine(), "local_steps": 2, "batch_utterances": 2, "batch_seconds": 1.6},
+    "local": {"time_line": StreamSettings(), "local_steps": 2, "batch_utterances": 2, "batch_seconds": 1.6},
     "privacy": {"weighting": "utterances", "clip_bound": float("inf"), "time_line": "zero"},
     "cohort_size": 9,
 }
 EVERYBODY = np.arange(9)
-TURNS = np.array([0, 1, 2, 0, 1, 0, 9, 1, 0])  # client 6 has run dry long ago
+POSITIONS = np.array([0, 1, 2, 0, 1, 0, 9, 1, 0])  # client 6 has run dry long ago
 
 
 @pytest.fixture(autouse=True)
@@ -60,45 +59,45 @@ def test_batches_in_order_hold_every_utterance_once(lengths: list[int], most: in
         assert most is None or len(batch.rows) <= most
 
 
-def turns_taken(room: ClientRoom, index: int) -> list[list[NDArray[np.int64]]]:
-    """The store's rows that client `index` uses, by turn and batch; then it says that nothing is left."""
-    speech = room.speech(room.population.client(index))
-    count = len(room.turns(speech))
-    planned = [plan_client(room, index, step=7 * turn, turn=turn) for turn in range(count)]
-    with pytest.raises(InputError, match=NOTHING_LEFT):
-        plan_client(room, index, step=0, turn=count)
-    return [[speech.rows[batch.rows] for batch in turn.batches] for turn in planned]
+def parts_taken(context: ClientContext, index: int) -> list[list[NDArray[np.int64]]]:
+    """The store's rows that client `index` uses, by position and batch; then it says that nothing is left."""
+    speech = context.speech(context.population.client(index))
+    count = len(context.stream_parts(speech))
+    planned = [plan_client(context, index, step=7 * position, position=position) for position in range(count)]
+    with pytest.raises(InputError, match=EXHAUSTED):
+        plan_client(context, index, step=0, position=count)
+    return [[speech.rows[batch.rows] for batch in position.batches] for position in planned]
 
 
-def test_every_utterance_has_its_turn_once_in_the_stores_order(tones: Path) -> None:
-    room = small_room(tones, local=LINE["local"])
-    for client in room.population:
-        turns = turns_taken(room, client.index)
-        assert np.concatenate([rows for turn in turns for rows in turn]).tolist() == client.utterances.tolist()
-        assert all(1 <= len(rows) <= 2 for turn in turns for rows in turn)
-        assert all(len(turn) == 2 for turn in turns[:-1])
-        assert 1 <= len(turns[-1]) <= 2
+def test_every_utterance_is_used_once_in_the_stores_order(tones: Path) -> None:
+    context = small_context(tones, local=LINE["local"])
+    for client in context.population:
+        parts = parts_taken(context, client.index)
+        assert np.concatenate([rows for part in parts for rows in part]).tolist() == client.utterances.tolist()
+        assert all(1 <= len(rows) <= 2 for part in parts for rows in part)
+        assert all(len(part) == 2 for part in parts[:-1])
+        assert 1 <= len(parts[-1]) <= 2
 
 
 def test_one_step_is_the_default_and_passes_and_orders_are_refused() -> None:
-    common: dict[str, Any] = {"batch_seconds": 2.0, "lr": 1.0, "time_line": TimeLine()}
+    common: dict[str, Any] = {"batch_seconds": 2.0, "lr": 1.0, "time_line": StreamSettings()}
     assert LocalTraining(**common).local_steps == 1
     for other in ({"local_epochs": 1}, {"local_steps": 1, "order": "ascending"}):
         with pytest.raises(InputError, match="each utterance is used once, in the order of its time"):
             LocalTraining(**common, **other)
     with pytest.raises(InputError, match=r"time_line\.dry='stop', expected zero or skip"):
-        TimeLine(dry="stop")  # type: ignore[arg-type]
+        StreamSettings(dry="stop")  # type: ignore[arg-type]
 
 
 # Engines.
 
 
 def updates(engine: Engine, ours: Small) -> tuple[dict[int, torch.Tensor], dict[int, int]]:
-    """Everybody's update at their turns, and how many utterances each used. Only the one who is dry has none."""
+    """Everybody's update at their positions, and how many utterances each used. Only the one who is dry has none."""
     found, utterances = {}, {}
-    for trained in engine.train(ours.server.parameters_P, EVERYBODY.tolist(), step=3, turns=TURNS.tolist()):
+    for trained in engine.train(ours.server.parameters_P, EVERYBODY.tolist(), step=3, positions=POSITIONS.tolist()):
         if isinstance(trained, Dropped):
-            assert trained.reason == NOTHING_LEFT
+            assert trained.reason == EXHAUSTED
             continue
         rows = trained.update if trained.update.dim() == 2 else trained.update[None]
         found |= {client: row.clone() for client, row in zip(trained.clients, rows, strict=True)}
@@ -106,21 +105,21 @@ def updates(engine: Engine, ours: Small) -> tuple[dict[int, torch.Tensor], dict[
     return found, utterances
 
 
-def test_all_engines_train_the_turn_that_they_are_told(tones: Path, tmp_path: Path) -> None:
+def test_all_engines_train_the_part_at_the_position(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "one.jsonl", **LINE)
     expected, used = updates(ours.engine, ours)
-    dry = {client for client in range(9) if TURNS[client] >= len(turns_taken(ours.room, client))}
+    dry = {client for client in range(9) if POSITIONS[client] >= len(parts_taken(ours.context, client))}
     assert 6 in dry
     assert expected.keys() == set(range(9)) - dry
     for client, amount in used.items():  # weights are by what is used now
-        assert amount == sum(len(rows) for rows in turns_taken(ours.room, client)[TURNS[client]])
-    with closing(WorkersEngine(ours.room, ours.layout, workers=2)) as workers:
+        assert amount == sum(len(rows) for rows in parts_taken(ours.context, client)[POSITIONS[client]])
+    with closing(WorkersEngine(ours.context, ours.layout, workers=2)) as workers:
         found, theirs = updates(workers, ours)
     assert theirs == used
     assert all(torch.equal(found[client], own) for client, own in expected.items())
 
     exact = small(tones, tmp_path / "two.jsonl", dtype=torch.float64, **LINE)
-    stacked = StackedEngine(exact.room, exact.layout, device=CPU, dtype=torch.float64, size=4)
+    stacked = StackedEngine(exact.context, exact.layout, device=CPU, dtype=torch.float64, size=4)
     found, theirs = updates(stacked, exact)
     assert theirs == used
     assert max(relative(found, updates(exact.engine, exact)[0]).values()) < EXACT
@@ -130,19 +129,21 @@ def sum_over_ranks(store: Path, folder: Path) -> NDArray[Any] | None:
     torch.set_num_threads(1)
     with process_group(CPU) as processes:
         ours = small(store, folder / f"{processes.rank}-{processes.world}.jsonl", **LINE)
-        clients = ClientsOverRanks(ours.engine, processes, seconds=ours.room.population.seconds)
-        if processes.first:
-            summed = clients.sum(ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=3, turns=TURNS)
+        clients = ClientsOverRanks(ours.engine, processes, seconds=ours.context.population.seconds)
+        if processes.is_first:
+            summed = clients.sum(ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=3, positions=POSITIONS)
             return summed.total.double().numpy() / summed.denominator
-        order = processes.share(None)
+        order = processes.broadcast_object(None)
         assert isinstance(order, RoundOrder)
         clients.take_part(order, ours.server.parameters_P, plan=ours.plan)
         return None
 
 
-def test_ranks_learn_the_turns_from_the_first(tones: Path, tmp_path: Path) -> None:
+def test_ranks_learn_the_positions_from_the_first(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "here.jsonl", **LINE)
-    here = ClientsHere(ours.engine).sum(ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=3, turns=TURNS)
+    here = LocalClients(ours.engine).sum(
+        ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=3, positions=POSITIONS
+    )
     expected = here.total.double().numpy() / here.denominator
     found = in_processes(2, sum_over_ranks, tones, tmp_path)[0]
     # Weights are at most 1, what they are divided by at least 1: nine sums and three scalings, of all that is added.
@@ -158,46 +159,46 @@ def test_a_dry_client_moves_nothing(tones: Path, tmp_path: Path) -> None:
     """To the bit: the sum is what it would be without them, and so is what it is divided by."""
     privacy = {"noise_multiplier": 1.0, "clip_bound": 0.2, "weighting": "uniform", "time_line": "zero"}
     ours = small(tones, tmp_path / "ledger.jsonl", **LINE | {"privacy": privacy})
-    clients, server_P = ClientsHere(ours.engine), ours.server.parameters_P
-    everybody = clients.sum(server_P, EVERYBODY, plan=ours.plan, step=3, turns=TURNS)
+    clients, server_P = LocalClients(ours.engine), ours.server.parameters_P
+    everybody = clients.sum(server_P, EVERYBODY, plan=ours.plan, step=3, positions=POSITIONS)
     others = EVERYBODY[EVERYBODY != 6]
-    without = clients.sum(server_P, others, plan=ours.plan, step=3, turns=TURNS[others])
+    without = clients.sum(server_P, others, plan=ours.plan, step=3, positions=POSITIONS[others])
     assert torch.equal(everybody.total, without.total)
     assert everybody.denominator == without.denominator == ours.plan.denominator
 
 
 def test_a_round_counts_a_turn_for_everybody_in_it(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", **LINE | {"cohort_size": 4})
-    turns = Turns(9)
+    positions = StreamPositions(9)
     drawn = np.zeros(9, dtype=np.int64)
     for step in range(6):
         drawn[ours.plan.sample(step)] += 1
-        ours.round(step, turns=turns)
-    assert turns.tensor().tolist() == drawn.tolist()
-    assert turns.share_used is None
-    assert not turns.all_dry
-    again = Turns(9)
-    again.restore(turns.tensor())
+        ours.round(step, positions=positions)
+    assert positions.tensor().tolist() == drawn.tolist()
+    assert positions.share_used is None
+    assert not positions.all_exhausted
+    again = StreamPositions(9)
+    again.restore(positions.tensor())
     assert again.of(EVERYBODY).tolist() == drawn.tolist()
     with pytest.raises(InputError, match="the checkpoint has 9 time lines, expected 8"):
-        Turns(8).restore(turns.tensor())
+        StreamPositions(8).restore(positions.tensor())
 
 
 def test_a_schedule_knows_who_has_how_much_left(tones: Path) -> None:
-    room = small_room(tones, local=LINE["local"])
-    schedule = schedule_of(room)
-    assert schedule.turns_K.tolist() == [len(turns_taken(room, client)) for client in range(9)]
-    assert schedule.seconds_used(schedule.turns_K) == pytest.approx(room.population.seconds.sum())
-    turns = Turns(9, schedule=schedule, skips=True)
-    assert (turns.share_used, turns.all_dry) == (0.0, False)
+    context = small_context(tones, local=LINE["local"])
+    schedule = stream_schedule(context)
+    assert schedule.parts_K.tolist() == [len(parts_taken(context, client)) for client in range(9)]
+    assert schedule.seconds_used(schedule.parts_K) == pytest.approx(context.population.seconds.sum())
+    positions = StreamPositions(9, schedule=schedule, skips=True)
+    assert (positions.share_used, positions.all_exhausted) == (0.0, False)
     for _ in range(9):
-        turns.advance(EVERYBODY[:8])
-    assert turns.among is not None
-    assert turns.among.tolist() == [8]
-    assert turns.share_used == pytest.approx(1 - room.population.seconds[8] / room.population.seconds.sum())
+        positions.advance(EVERYBODY[:8])
+    assert positions.among is not None
+    assert positions.among.tolist() == [8]
+    assert positions.share_used == pytest.approx(1 - context.population.seconds[8] / context.population.seconds.sum())
     for _ in range(9):
-        turns.advance(EVERYBODY)
-    assert (turns.share_used, turns.all_dry) == (1.0, True)
+        positions.advance(EVERYBODY)
+    assert (positions.share_used, positions.all_exhausted) == (1.0, True)
 
 
 # What the plan says and refuses.
@@ -255,5 +256,5 @@ def test_without_noise_cohorts_are_drawn_among_those_who_have_something_left(sam
 
 
 def test_a_private_plan_draws_among_everybody(tones: Path) -> None:
-    with pytest.raises(BrokenPromise, match="a cohort of some, accounted as of all"):
+    with pytest.raises(InvariantError, match="a cohort of some, accounted as of all"):
         plan_of(tones, time_line="zero").sample(0, among=EVERYBODY)

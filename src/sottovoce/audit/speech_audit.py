@@ -10,10 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.auditing.canaries import JoinedEngine
-from sottovoce.auditing.rounds import audited_plan, make_rounds
-from sottovoce.auditing.secret_speech import IN, OUT, TAKES, secret_store
-from sottovoce.auditing.speech_attacks import HOW, Exposure, Membership, exposure, exposures, membership, speaker_gain
+from sottovoce.audit.canaries import JoinedEngine
+from sottovoce.audit.rounds import audited_plan, make_rounds
+from sottovoce.audit.speech_attacks import (
+    HOW,
+    IN,
+    OUT,
+    TAKES,
+    Exposure,
+    Membership,
+    exposure,
+    exposures,
+    membership,
+    secret_store,
+    speaker_gain,
+)
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import stream
 from sottovoce.config import Recipe
@@ -53,7 +64,7 @@ class SpeechAudit:
         }
 
 
-def attack_words(found: Mapping[str, Any]) -> list[str]:
+def format_attacks(found: Mapping[str, Any]) -> list[str]:
     """What `SpeechAudit.as_json` says, for people."""
     lines = []
     if (known := found["membership"]) is not None:

@@ -2,7 +2,7 @@
 
 To import a module is to run it. So a module is imported because the user names it: in a recipe that they run, on the
 command line, from Python. What others have written (a model's folder, a run's `config.yaml`) is read within
-`importing_nothing`, where only those names are followed that the user has named before.
+`refuse_imports`, where only those names are followed that the user has named before.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from sottovoce.base.errors import InputError, told_import
+from sottovoce.base.errors import InputError, explain_import_error
 
 T = TypeVar("T")
 
@@ -23,14 +23,14 @@ _named: set[str] = set()  # what the user has named in this process
 _advice: ContextVar[str | None] = ContextVar("advice", default=None)  # None: names are followed
 
 
-def named() -> list[str]:
+def named_imports() -> list[str]:
     """What the user has named so far in this process, for one that works for it."""
     return sorted(_named)
 
 
 @contextmanager
-def importing_nothing(advice: str) -> Iterator[None]:
-    """Within, `imported` refuses what the user has not named yet; `advice` says what they can do about it.
+def refuse_imports(advice: str) -> Iterator[None]:
+    """Within, `import_named` refuses what the user has not named yet; `advice` says what they can do about it.
 
     `{name}` in the advice stands for the name.
     """
@@ -41,7 +41,7 @@ def importing_nothing(advice: str) -> Iterator[None]:
         _advice.reset(token)
 
 
-def imported(name: str, *, called: str | None = None) -> Any:
+def import_named(name: str, *, called: str | None = None) -> Any:
     """What `module:Name` means; a line about it begins with what it is `called`."""
     called = f"{name}:" if called is None else called
     if (advice := _advice.get()) is not None and name not in _named:
@@ -53,7 +53,7 @@ def imported(name: str, *, called: str | None = None) -> Any:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"{called} cannot be imported ({told_import(error, module)})") from None
+        raise InputError(f"{called} cannot be imported ({explain_import_error(error, module)})") from None
     except (Exception, SystemExit) as error:  # of the module's own; where it was raised helps who wrote it
         place = traceback.extract_tb(error.__traceback__)[-1]
         why = " ".join(f"{type(error).__name__}: {error}".split())
@@ -62,20 +62,20 @@ def imported(name: str, *, called: str | None = None) -> Any:
     return found
 
 
-def built(kind: str, made: type[T], name: str, settings: Mapping[str, Any]) -> T:
+def build_from_settings(kind: str, made: type[T], name: str, settings: Mapping[str, Any]) -> T:
     """One of the dataclass `made`, which a recipe calls `name`, with these settings and no others than it knows."""
     assert dataclasses.is_dataclass(made)
     fields = {field.name: field for field in dataclasses.fields(made)}
     for setting in settings:
         if setting not in fields:
-            raise InputError(f"{kind} {name}: unknown setting {setting!r}{nearest(setting, fields)}")
+            raise InputError(f"{kind} {name}: unknown setting {setting!r}{suggest_nearest(setting, fields)}")
     for setting, field in fields.items():
         if field.default is dataclasses.MISSING and setting not in settings:
             raise InputError(f"{kind} {name}: setting {setting!r} is missing")
     return made(**settings)
 
 
-def nearest(name: str, known: Collection[str]) -> str:
+def suggest_nearest(name: str, known: Collection[str]) -> str:
     """A hint at what was meant, and all that there is."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     return (f", did you mean {near[0]!r}?" if near else ",") + f" (known: {', '.join(known)})"

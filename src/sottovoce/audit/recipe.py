@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce import __version__
-from sottovoce.auditing.audit import Audit, Observer, audit_rounds
-from sottovoce.auditing.canaries import FEWEST, MOST
-from sottovoce.auditing.speech_audit import FEWEST_SECRETS, MOST_SECRETS, SpeechAudit, audit_speech
+from sottovoce.audit.canaries import FEWEST, MOST
+from sottovoce.audit.canary_audit import Audit, Observer, audit_rounds
+from sottovoce.audit.speech_audit import FEWEST_SECRETS, MOST_SECRETS, SpeechAudit, audit_speech
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import write_json
 from sottovoce.base.seeds import derive
@@ -88,7 +88,7 @@ def attack_recipe(
 # Beside the run.
 
 
-def kept_at(folder: Path) -> Path:
+def audit_path(folder: Path) -> Path:
     """Where the audit of the run in `folder` is kept: beside it, so that the run may still be to come."""
     return folder.with_name(folder.name + AUDIT_SUFFIX)
 
@@ -98,7 +98,7 @@ def config_digest(config: str) -> str:
     return hashlib.blake2b(config.encode(), digest_size=16).hexdigest()
 
 
-def keep_audit(folder: Path, recipe: Recipe, audit: Audit, speech: SpeechAudit | None = None) -> Mapping[str, Any]:
+def save_audit(folder: Path, recipe: Recipe, audit: Audit, speech: SpeechAudit | None = None) -> Mapping[str, Any]:
     """Write it down. Its rounds were made with the recipe's people, and nobody has accounted for them."""
     content = {
         "accounted": False,
@@ -109,5 +109,5 @@ def keep_audit(folder: Path, recipe: Recipe, audit: Audit, speech: SpeechAudit |
         **({} if speech is None else {"speech": speech.as_json()}),
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
-    write_json(kept_at(folder), content)
+    write_json(audit_path(folder), content)
     return content

@@ -19,13 +19,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.auditing.canaries import Canaries, CanaryEngine, JoinedEngine
-from sottovoce.auditing.drawn import Drawn, DrawnMeter
-from sottovoce.auditing.gaussian_fit import LEVEL, Fit, fit_epsilon
-from sottovoce.auditing.guesses import GuessBound, bound_epsilon
-from sottovoce.auditing.noise_found import NoiseFound, NoiseMeter
-from sottovoce.auditing.rounds import audited_plan, make_rounds
-from sottovoce.auditing.scores import Floats, MatchedFilter, canary_scores, others_in
+from sottovoce.audit.canaries import (
+    Canaries,
+    CanaryEngine,
+    Floats,
+    JoinedEngine,
+    MatchedFilter,
+    canary_scores,
+    others_in,
+)
+from sottovoce.audit.epsilon import LEVEL, EpsilonFit, GuessBound, bound_epsilon, fit_epsilon
+from sottovoce.audit.release_checks import NoiseCheck, NoiseMeter, SamplingCheck, SamplingMeter
+from sottovoce.audit.rounds import audited_plan, make_rounds
 from sottovoce.base.errors import InputError
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.round import AfterStep
@@ -55,7 +60,7 @@ DRAWN_BY_CHANCE = f"people are drawn by chance, so {ACHIEVED}"
 LAST_MODEL_ALONE = f"the attacker sees the last model alone, so {ACHIEVED}"
 
 
-def interval_words(release: Release | NoGuarantee, observer: str) -> str:
+def describe_interval(release: Release | NoGuarantee, observer: str) -> str:
     """What the interval of an audit is worth: it holds the truth as often as it says only where an attacker sees every
     release and everybody is in every round (or in every round of their group), so that scores are Gaussian."""
     if observer != Observer.RELEASES:
@@ -81,11 +86,11 @@ class Audit:
     delta: float
     promised: float
     promised_by: Epsilon
-    fit: Fit
-    worst: tuple[str, Fit]
+    fit: EpsilonFit
+    worst: tuple[str, EpsilonFit]
     bound: GuessBound
-    noise: NoiseFound | None
-    drawn: Drawn | None
+    noise: NoiseCheck | None
+    drawn: SamplingCheck | None
     interval: str
 
     @property
@@ -210,7 +215,7 @@ def audit_rounds(
         people=count,
         rounds=rounds,
         promised=report.epsilon,
-        interval=interval_words(audited.event, observer),
+        interval=describe_interval(audited.event, observer),
         noise=None if isinstance(audited.event, NoGuarantee) else watch.noise.found(),
         drawn=watch.drawn_found(),
     )
@@ -233,7 +238,7 @@ class _Watch:
         self._plan, self._engine, self._weights_GT = canaries.plan, engine, best.weights_GT
         lead = len(self._weights_GT)
         self.total_GP = canaries.plan.layout.zeros(lead, device=canaries.device, dtype=torch.float64)
-        self.noise, self._drawn = NoiseMeter(canaries.plan.layout), DrawnMeter(canaries)
+        self.noise, self._drawn = NoiseMeter(canaries.plan.layout), SamplingMeter(canaries)
 
     def __call__(self, released_P: Tensor, step: int, plan: Plan) -> None:
         bound = 1.0 if math.isinf(plan.clip_bound) else plan.clip_bound
@@ -246,7 +251,7 @@ class _Watch:
             self.noise.add(released_P, std=plan.event.noise_multiplier * plan.clip_bound / plan.denominator)
             self._drawn.add(scaled_P, self._engine.drawn, step=step)
 
-    def drawn_found(self) -> Drawn | None:
+    def drawn_found(self) -> SamplingCheck | None:
         event = self._plan.event
         if isinstance(event, NoGuarantee):
             return None
@@ -264,13 +269,13 @@ def _judged(
     rounds: int,
     promised: Epsilon,
     interval: str,
-    noise: NoiseFound | None,
-    drawn: Drawn | None,
+    noise: NoiseCheck | None,
+    drawn: SamplingCheck | None,
 ) -> Audit:
     """What the scores of canaries that have a turn say."""
     names, delta = canaries.plan.layout.names, canaries.plan.settings.delta
 
-    def fitted(scores_N: Floats, *, tensor: int | None = None, tests: int = 1) -> Fit:
+    def fitted(scores_N: Floats, *, tensor: int | None = None, tests: int = 1) -> EpsilonFit:
         dimension = canaries.effective_dimension(tensor)
         return fit_epsilon(scores_N[is_in], scores_N[~is_in], delta=delta, dimension=dimension, tests=tests)
 

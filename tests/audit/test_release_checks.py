@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from sottovoce.auditing.noise_found import NoiseFound, NoiseMeter
+from sottovoce.audit.release_checks import NoiseCheck, NoiseMeter
 from sottovoce.flat.layout import Layout
 
 LAYOUT = Layout(("a", "b", "one"), ((40, 40), (300,), (1,)))
 
 
-def measured(*, rounds: int, missing: str | None = None, again: bool = False, signal: float = 0.0) -> NoiseFound:
+def measured(*, rounds: int, missing: str | None = None, again: bool = False, signal: float = 0.0) -> NoiseCheck:
     meter, generator = NoiseMeter(LAYOUT), torch.Generator().manual_seed(1)
     noise_P = LAYOUT.zeros()
     for step in range(rounds):

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.auditing import planted
-from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of
-from tests.auditing.planted import Plant, is_far
+from tests.audit import planted
+from tests.audit.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of
+from tests.audit.planted import Plant, is_far
 
-from sottovoce.auditing.audit import AuditVerdict
-from sottovoce.base.errors import BrokenPromise
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.audit.canary_audit import AuditVerdict
+from sottovoce.base.errors import InvariantError
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.privacy.adaptive import AdaptiveClipping
 from sottovoce.privacy.ledger import Charge
 from sottovoce.privacy.plan import Plan
@@ -79,7 +79,7 @@ def weights_are_capped() -> None:
     try:
         plan = plan_of(**WEIGHTED)
         plan.accumulate(plan.new_total(), LAYOUT.zeros(), weight=plan.weight(400.0))
-    except BrokenPromise:
+    except InvariantError:
         raise AssertionError("a weight above the cap") from None
 
 
@@ -93,7 +93,7 @@ def a_later_attempt_has_other_noise() -> None:
 
 
 def one_user_moves_the_sum_by_the_own_update_alone() -> None:
-    plan, clients = plan_of(clip_bound=50.0), ClientsHere(LinearPeople())
+    plan, clients = plan_of(clip_bound=50.0), LocalClients(LinearPeople())
     others = np.arange(10)
 
     def total(cohort: Any) -> torch.Tensor:

@@ -8,24 +8,23 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of, server_of
-from tests.auditing.planted import less_noise
+from tests.audit.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of, server_of
+from tests.audit.planted import less_noise
 
-from sottovoce.auditing.audit import (
+from sottovoce.audit.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine, MatchedFilter, canary_scores, others_in
+from sottovoce.audit.canary_audit import (
     DRAWN_BY_CHANCE,
     HOLDS_TRUTH,
     Audit,
     AuditVerdict,
     Observer,
     audit_rounds,
-    interval_words,
+    describe_interval,
 )
-from sottovoce.auditing.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine
-from sottovoce.auditing.rounds import audited_plan
-from sottovoce.auditing.scores import MatchedFilter, canary_scores, others_in
+from sottovoce.audit.rounds import audited_plan
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import torch_stream
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Trained
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.privacy.adaptive import AdaptiveClipping
@@ -75,7 +74,7 @@ def test_engines_in_a_row_have_each_their_own_clients() -> None:
     here = int(np.flatnonzero(canaries.is_in)[0])
     trained = [
         one
-        for one in joined.train(LAYOUT.zeros(), [3, PEOPLE + here], step=0, turns=[1, 2])
+        for one in joined.train(LAYOUT.zeros(), [3, PEOPLE + here], step=0, positions=[1, 2])
         if isinstance(one, Trained)
     ]
     assert [one.clients for one in trained] == [(3,), (here,)]
@@ -176,7 +175,7 @@ def test_a_round_shows_what_it_releases_before_the_server_uses_it(tmp_path: Path
     ledger = Ledger(tmp_path / "ledger.jsonl", header=plan.ledger_header(run="shown"))
     run_round(
         RoundState(server, plan, ledger),
-        ClientsHere(LinearPeople()),
+        LocalClients(LinearPeople()),
         step=0,
         on_release=lambda released_P, step: seen.append((released_P.clone(), step)),
     )
@@ -312,5 +311,7 @@ def test_what_an_interval_is_worth_is_said_by_who_is_drawn_and_what_is_seen() ->
     assert told == [True, False, False]
     assert some.as_json()["interval_words"] == some.interval
     chain = CorrelatedRelease(2.0, 1.0, 3, Banded(column=(1.0, 0.75)))
-    assert interval_words(chain, Observer.RELEASES) == HOLDS_TRUTH, "everybody of a group, in every round of it"
-    assert interval_words(CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0,))), Observer.RELEASES) == DRAWN_BY_CHANCE
+    assert describe_interval(chain, Observer.RELEASES) == HOLDS_TRUTH, "everybody of a group, in every round of it"
+    assert (
+        describe_interval(CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0,))), Observer.RELEASES) == DRAWN_BY_CHANCE
+    )

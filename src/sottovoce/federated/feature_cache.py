@@ -17,7 +17,7 @@ CLIENT_BYTES, TENSOR_BYTES, ARRAY_BYTES = 1_000, 600, 150
 
 
 @final
-class Kept(Generic[T]):
+class SizedCache(Generic[T]):
     """Something of each client, the latest kept, within `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
@@ -40,14 +40,14 @@ class Kept(Generic[T]):
 
 
 @final
-class HeardBefore:
+class FeatureCache:
     """What was heard of clients before, within `limit` bytes: to be neither read nor heard again.
 
     One thread may ask while another keeps.
     """
 
     def __init__(self, limit: int) -> None:
-        self._heard: Kept[Features] = Kept(limit)
+        self._heard: SizedCache[Features] = SizedCache(limit)
         self._lock = Lock()
 
     def get(self, client: int) -> Features | None:
@@ -56,15 +56,15 @@ class HeardBefore:
 
     def keep(self, client: int, heard: Features) -> None:
         with self._lock:
-            self._heard.keep(client, heard, size=heard_bytes(heard))
+            self._heard.keep(client, heard, size=features_bytes(heard))
 
 
-def room_for_hearing(device: torch.device) -> int:
+def feature_cache_bytes(device: torch.device) -> int:
     """How many bytes of features to keep: a tenth of what is free on a GPU, 256 MiB in the memory of a process."""
     return int(0.1 * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 2**28
 
 
-def heard_bytes(heard: Features) -> int:
+def features_bytes(heard: Features) -> int:
     """What it takes to keep `heard`."""
     tensors = heard.features_UTF, heard.frames_U, heard.tokens_UL, heard.token_lengths_U
     return sum(tensor.nbytes + TENSOR_BYTES for tensor in tensors)

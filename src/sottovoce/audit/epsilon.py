@@ -6,6 +6,18 @@ such an estimate is nearly twice too large on average. So both groups share one 
 they do not.
 
 Shapes: N canaries.
+
+The proof: a lower bound on ε from how many canaries' coins can be guessed (Steinke, Nasr and Jagielski 2023).
+
+Each canary is in by a fair coin of its own. Whoever sees an (ε, δ)-private output guesses `made` of the `coins` coins
+and has `right` of them right no more often than their Theorem 5.2 allows:
+
+    P[right ≥ v] ≤ f(v) + 2·coins·δ·max_i (f(v − i) − f(v))/i,    f(v) = P[Binomial(made, e^ε/(1 + e^ε)) ≥ v]
+
+Nothing is supposed of the scores: where the bound is above what was promised, the promise is broken, but for one audit
+in 1/(1 − LEVEL). It is far below what is true: no such bound from one run comes near it.
+
+Shapes: N canaries, V guesses.
 """
 
 import math
@@ -24,7 +36,7 @@ _LARGEST = 1e6  # beyond this, ε is called infinite
 
 
 @dataclass(frozen=True)
-class Fit:
+class EpsilonFit:
     """ε as estimated, and its interval. `effect` is how far apart the groups' means are, in standard deviations."""
 
     epsilon: float
@@ -43,7 +55,7 @@ class Fit:
 
 def fit_epsilon(
     scores_in: Scores, scores_out: Scores, *, delta: float, dimension: float = math.inf, tests: int = 1
-) -> Fit:
+) -> EpsilonFit:
     """ε at δ of what these scores look like, with its interval: so wide that those of `tests` fits hold together.
 
     `dimension` is how many independent numbers of noise the scores were made of: where there are fewer of them than
@@ -55,7 +67,7 @@ def fit_epsilon(
     own = float(scores_in.std(ddof=1)), float(scores_out.std(ddof=1))
     if max(own) == 0:  # nothing hides the difference, if there is one
         certain = math.inf if gap else 0.0
-        return Fit(certain, certain, certain, certain)
+        return EpsilonFit(certain, certain, certain, certain)
     pooled = math.sqrt(((sizes[0] - 1) * own[0] ** 2 + (sizes[1] - 1) * own[1] ** 2) / (sum(sizes) - 2))
     reach = _reach(tests)
     if _one_variance(own, sizes):
@@ -74,18 +86,18 @@ def _one_variance(own: tuple[float, float], sizes: tuple[int, int]) -> bool:
 
 def _shared(
     gap: float, deviation: float, sizes: tuple[int, int], *, delta: float, dimension: float, reach: float
-) -> Fit:
+) -> EpsilonFit:
     """ε of μ-Gaussian privacy; μ's error by the delta method: that of the means, and that of the spread."""
     effect = gap / deviation
     spread = (1 / (sum(sizes) - 2) + 1 / dimension) / 2
     error = reach * math.sqrt(1 / sizes[0] + 1 / sizes[1] + effect**2 * spread)
     low, high = (gaussian_epsilon(max(abs(effect) + side * error, 0.0), delta) for side in (-1, 1))
-    return Fit(gaussian_epsilon(abs(effect), delta), low, high, effect)
+    return EpsilonFit(gaussian_epsilon(abs(effect), delta), low, high, effect)
 
 
 def _separate(
     gap: float, own: tuple[float, float], sizes: tuple[int, int], *, delta: float, dimension: float, reach: float
-) -> Fit:
+) -> EpsilonFit:
     """ε of two Gaussians with variances of their own; its error by the delta method in all that was fitted."""
     floor = max(own) * 1e-9  # one group without any spread: as good as none
     deviations = max(own[0], floor), max(own[1], floor)
@@ -101,7 +113,7 @@ def _separate(
     found = at(*fitted)
     error = reach * math.hypot(*(_change(at, fitted, which, errors[which]) for which in range(3)))
     effect = gap / math.sqrt((deviations[0] ** 2 + deviations[1] ** 2) / 2)
-    return Fit(found, max(found - error, 0.0), found + error, effect)
+    return EpsilonFit(found, max(found - error, 0.0), found + error, effect)
 
 
 def _change(at: Callable[..., float], fitted: tuple[float, ...], which: int, error: float) -> float:
@@ -195,3 +207,67 @@ def pair_delta(gap: float, first: float, second: float, epsilon: float) -> float
 def _number(value: float) -> float | None:
     """Infinity is not JSON."""
     return value if math.isfinite(value) else None
+
+
+GUESS_LEVEL = 0.95
+# Shares of the canaries that are guessed, fixed beforehand. All are tried, and pay for it (Bonferroni).
+SHARES = (0.02, 0.05, 0.1, 0.25, 0.5)
+
+
+@dataclass(frozen=True)
+class GuessBound:
+    """ε is at least `epsilon`: of `made` guesses, `right` were right."""
+
+    epsilon: float
+    made: int
+    right: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {"epsilon": self.epsilon, "guesses": self.made, "right": self.right, "level": GUESS_LEVEL}
+
+
+def bound_epsilon(scores: Scores, is_in: NDArray[np.bool_], *, delta: float) -> GuessBound:
+    """The best lower bound: `scores` are functions of what was released and of nothing else, coins included.
+
+    The highest scores are guessed to be in, the lowest out, as many of each.
+    """
+    order = np.argsort(scores, kind="stable")
+    found = []
+    for share in SHARES:
+        half = max(1, round(share * len(scores) / 2))
+        right = int(is_in[order[-half:]].sum() + (~is_in[order[:half]]).sum())
+        found.append(GuessBound(_largest_refuted(len(scores), 2 * half, right, delta=delta), 2 * half, right))
+    return max(found, key=lambda bound: bound.epsilon)
+
+
+def _largest_refuted(coins: int, made: int, right: int, *, delta: float) -> float:
+    """The largest ε at which so many right guesses are too many to be chance."""
+    from scipy.optimize import brentq
+
+    chance = (1 - GUESS_LEVEL) / len(SHARES)
+
+    def excess(epsilon: float) -> float:
+        return chance_of(coins, made, right, epsilon=epsilon, delta=delta) - chance
+
+    if excess(0.0) >= 0:
+        return 0.0
+    most = 1.0
+    while excess(most) < 0:
+        most *= 2
+        if most > 64:  # everything was guessed right, over and over: no more guesses, no larger bound
+            return most
+    return float(brentq(excess, 0.0, most, xtol=1e-6))
+
+
+def chance_of(coins: int, made: int, right: int, *, epsilon: float, delta: float) -> float:
+    """At most the probability of as many right guesses of an (ε, δ)-private output, or more.
+
+    >>> round(chance_of(100, 20, 20, epsilon=0.0, delta=0.0) * 2**20, 6)
+    1.0
+    """
+    from scipy.stats import binom
+
+    least = right - np.arange(right + 1)
+    at_least_V = binom.sf(least - 1, made, 1 / (1 + math.exp(-epsilon)))
+    gained = 0.0 if right == 0 else float(((at_least_V[1:] - at_least_V[0]) / np.arange(1, right + 1)).max())
+    return min(float(at_least_V[0]) + 2 * coins * delta * gained, 1.0)

@@ -15,7 +15,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from sottovoce.federated.engines.engine import Summed, Together, Trained
+from sottovoce.federated.engines.engine import JointlyTrained, JointSum, Trained
 from sottovoce.privacy.clipping import ClipStats, ClipSums, clip_sums, mean_and_deviation, summarise
 from sottovoce.privacy.plan import Plan
 
@@ -23,7 +23,7 @@ MOST_WAITING = 256  # clients, or one stack more: summed together, because for e
 
 
 @dataclass
-class Private:
+class RoundDiagnostics:
     """By-products of users' data: for diagnostics of simulations only."""
 
     cohort: int = 0
@@ -47,7 +47,7 @@ class Private:
         if sum(losses.numel() for _, losses, _ in self._waiting) >= MOST_WAITING:
             self.settle()
 
-    def add_summed(self, summed: Summed, trained: Together) -> None:
+    def add_summed(self, summed: JointSum, trained: JointlyTrained) -> None:
         """The same for clients of whom no single update exists, nor its norms."""
         self._add_losses(summed.losses_N)
         self.audio_seconds += trained.audio_seconds
@@ -79,7 +79,7 @@ class Private:
         gradients = torch.stack([norms.sum(), norms.square().sum(), finite.sum()])
         self.gradients = gradients if self.gradients is None else self.gradients + gradients
 
-    def on_host(self) -> "Private":
+    def on_host(self) -> "RoundDiagnostics":
         """The same off the device, to be sent to another process. Waits for the device."""
         self.settle()
         return replace(
@@ -124,7 +124,7 @@ class Private:
         return {"gradient_norm": float(mean), "gradient_norm_std": float(deviation)}
 
 
-def whole_cohort(parts: Sequence[Private]) -> Private:
+def merge_diagnostics(parts: Sequence[RoundDiagnostics]) -> RoundDiagnostics:
     """The figures of several processes, each of which had a part of one cohort."""
     clipping = [part.clipping for part in parts if part.clipping is not None]
     losses = [part.loss for part in parts if part.loss is not None]

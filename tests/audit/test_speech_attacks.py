@@ -8,16 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.auditing.secret_speech import IN, OUT, TAKES, SecretSpeaker, secret_sentence, secret_store
-from sottovoce.auditing.speech_attacks import (
+from sottovoce.audit.speech_attacks import (
     HOW,
+    IN,
+    OUT,
+    TAKES,
+    SecretSpeaker,
     exposure,
     exposures,
     half_silenced,
     membership,
     played_fast,
+    secret_sentence,
+    secret_store,
 )
-from sottovoce.auditing.speech_audit import attack_words, audit_speech
+from sottovoce.audit.speech_audit import audit_speech, format_attacks
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.config import load_recipe
@@ -120,7 +125,7 @@ def test_a_recipe_is_attacked_with_secrets_among_its_people(place: Path, secrets
     assert found.membership is not None
     assert (found.membership.members, found.membership.strangers) == (18, 12)
     assert [one.how for one in found.exposures] == list(HOW)
-    lines = attack_words(found.as_json())
+    lines = format_attacks(found.as_json())
     assert len(lines) == 3
     assert lines[0].startswith("who took part is told from strangers")
     with pytest.raises(InputError, match="secrets=2"):
@@ -134,4 +139,4 @@ def test_an_encoder_has_members_and_nothing_to_expose(place: Path) -> None:
     assert found.membership is not None
     assert found.exposures == ()
     assert "write nothing down" in found.missing["exposure"]
-    assert attack_words(found.as_json())[-1].startswith("exposure: not tried")
+    assert format_attacks(found.as_json())[-1].startswith("exposure: not tried")
