@@ -7,7 +7,7 @@ from typing import Any
 from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe, validate
 from sottovoce.models.family import REGISTERED
-from sottovoce.optimisers.registry import OPTIMISERS
+from sottovoce.optimisers import OPTIMISERS
 from sottovoce.privacy.outside import PARTS
 from sottovoce.privacy.settings import Mode, Weighting
 from sottovoce.users.population import PRIVACY_UNITS

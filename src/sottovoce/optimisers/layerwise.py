@@ -1,6 +1,4 @@
-"""LARS: layer-wise adaptive rate scaling, You et al. 2017 (optax.lars).
-
-LAMB: Adam's direction with a layer-wise length, You et al. 2020 (optax.lamb)."""
+"""LARS (You et al. 2017, optax.lars) and LAMB (You et al. 2020, optax.lamb): norms are taken per parameter tensor."""
 
 from dataclasses import dataclass
 from typing import final
@@ -8,17 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sottovoce.optimisers.optimiser import (
-    Optimiser,
-    State,
-    Tensors,
-    check_range,
-    check_step,
-    per_tensor,
-    tensor_norms,
-    trust_ratios,
-    zeros_for,
-)
+from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_range, check_step, tensor_norms
 
 
 @final
@@ -26,13 +14,10 @@ from sottovoce.optimisers.optimiser import (
 class LARS(Optimiser):
     """θ ← θ - m with m ← momentum·m + lr·ratio·u, u = g + weight_decay·θ, ratio = trust_coefficient·‖θ‖/(‖u‖ + eps).
 
-    Norms are taken per parameter tensor. The learning rate is inside the momentum, as in optax: a change of rate acts
-    on new gradients only.
-
-    What a learning rate means: one gradient moves a tensor by lr·trust_coefficient of its own norm, and a steady one
-    by 1/(1-momentum) times that. "LARS lr 0.5" of Pelikan et al. is optax's lr beside trust_coefficient 0.001 and
-    momentum 0.9, so 0.05 % and 0.5 %. Their released code passes an eps of 1e-8;
-    it matters only to tensors with a gradient norm near that.
+    The learning rate is inside the momentum, as in optax: a change of rate acts on new gradients only. One gradient
+    moves a tensor by lr·trust_coefficient of its own norm, and a steady one by 1/(1-momentum) times that. "LARS lr 0.5"
+    of Pelikan et al. is optax's lr beside trust_coefficient 0.001 and momentum 0.9, so 0.05 % and 0.5 %. Their released
+    code passes an eps of 1e-8; it matters only to tensors with a gradient norm near that.
     """
 
     momentum: float = 0.9
@@ -45,7 +30,7 @@ class LARS(Optimiser):
         check_range(self, "trust_coefficient", "weight_decay", "eps", low=0)
 
     def init(self, parameters: Tensors) -> State:
-        return State({"momentum": zeros_for(parameters)})
+        return State({"momentum": [torch.zeros_like(p) for p in parameters]})
 
     @torch.no_grad()
     def step(
@@ -60,7 +45,7 @@ class LARS(Optimiser):
         ratios = trust_ratios(*norms, coefficient=self.trust_coefficient, eps=self.eps)
         momenta = state.slots["momentum"]
         torch._foreach_mul_(momenta, self.momentum)
-        torch._foreach_addcmul_(momenta, updates, per_tensor(ratios, updates), value=lr)
+        torch._foreach_addcmul_(momenta, updates, _per_tensor(ratios, updates), value=lr)
         torch._foreach_sub_(parameters, momenta)
         return ratios
 
@@ -70,9 +55,9 @@ class LARS(Optimiser):
 class LAMB(Optimiser):
     """θ ← θ - lr·ratio·u with u = m̂ / (√(v̂ + eps_root) + eps) + weight_decay·θ and ratio = ‖θ‖/‖u‖.
 
-    Norms are taken per parameter tensor: one step moves each of them by lr of its own norm, however small the
-    gradients. eps decides which *elements* share in that move: those with gradients far below it count by size, those
-    far above by sign alone. With a clip bound of 0.01 pseudo-gradients sit near the default, so eps is a real setting.
+    One step moves each tensor by lr of its own norm, however small the gradients. eps decides which *elements* share in
+    that move: those with gradients far below it count by size, those far above by sign alone. With a clip bound of
+    0.01 pseudo-gradients are near the default, so eps is a real setting.
     """
 
     b1: float = 0.9
@@ -86,7 +71,7 @@ class LAMB(Optimiser):
         check_range(self, "eps", "eps_root", "weight_decay", low=0)
 
     def init(self, parameters: Tensors) -> State:
-        return State({"first_moment": zeros_for(parameters), "second_moment": zeros_for(parameters)})
+        return State({name: [torch.zeros_like(p) for p in parameters] for name in ("first_moment", "second_moment")})
 
     @torch.no_grad()
     def step(
@@ -110,5 +95,22 @@ class LAMB(Optimiser):
             torch._foreach_add_(updates, parameters, alpha=self.weight_decay)
         norms = [tensor_norms(tensors, stacked=stacked) for tensors in (parameters, updates)]
         ratios = trust_ratios(*norms, coefficient=1.0, eps=0.0)
-        torch._foreach_addcmul_(parameters, updates, per_tensor(ratios, updates), value=-lr)
+        torch._foreach_addcmul_(parameters, updates, _per_tensor(ratios, updates), value=-lr)
         return ratios
+
+
+def trust_ratios(parameter_norms: Tensor, update_norms: Tensor, *, coefficient: float, eps: float) -> Tensor:
+    """coefficient·‖θ‖ / (‖u‖ + eps) for every tensor (and client), and 1 where either norm is zero.
+
+    As optax.scale_by_trust_ratio has it: 1, not `coefficient`, so that a tensor starting at zero can leave it.
+    """
+    ratios = coefficient * parameter_norms / (update_norms + eps)
+    # masked_fill and not where: a scalar given to `where` is copied to the device, and the copy waits for it.
+    return ratios.masked_fill((parameter_norms == 0) | (update_norms == 0), 1.0)
+
+
+def _per_tensor(values: Tensor, tensors: Tensors) -> list[Tensor]:
+    """values_H or values_CH as one factor for each of the `tensors`, which it broadcasts against."""
+    if values.ndim == 1:
+        return list(values.unbind())
+    return [v_C.reshape(-1, *[1] * (t.ndim - 1)) for v_C, t in zip(values.unbind(dim=1), tensors, strict=True)]

@@ -7,12 +7,7 @@ the device. A parameter that took no part in a batch (a dropped layer) has a zer
 Stacked: with `stacked=True` every tensor has a leading client axis, and each row is stepped as if it were alone.
 
 Shapes: H tensors in the list, C clients stacked.
-
-Norms of tensor lists and trust ratios; all of it stays on the device.
-
-Shapes: H tensors in the list, C clients stacked.
-
-Checks of the numbers that users set, and the one line they get when a number is wrong."""
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -29,19 +24,15 @@ Tensors = list[Tensor] | tuple[Tensor, ...]
 COUNT = "count"
 
 
-def _zero_count() -> Tensor:
-    return torch.zeros((), dtype=torch.int64)
-
-
 @dataclass(frozen=True)
 class State:
     """What an optimiser remembers: named lists of tensors, one per parameter, and the number of steps taken.
 
-    `count` lives on the CPU, whatever the device: reading it never waits, and it is saved like any other tensor.
+    `count` is on the CPU, whatever the device: reading it never waits, and it is saved like any other tensor.
     """
 
     slots: Mapping[str, list[Tensor]] = field(default_factory=dict)
-    count: Tensor = field(default_factory=_zero_count)
+    count: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
 
     def advance(self) -> int:
         """Counts one more step and returns its number, starting with 1."""
@@ -66,16 +57,29 @@ class Optimiser(ABC):
         """
 
 
-def zeros_for(parameters: Tensors) -> list[Tensor]:
-    """One zero tensor per parameter."""
-    return [torch.zeros_like(parameter) for parameter in parameters]
-
-
 def check_step(parameters: Tensors, gradients: Tensors, lr: float) -> None:
     """Callers' mistakes that broadcasting would otherwise hide."""
     assert 0 <= lr < math.inf, f"{lr=}, expected a finite number >= 0"
     assert len(parameters) == len(gradients), f"{len(parameters)} parameters but {len(gradients)} gradients"
     assert all(p.shape == g.shape for p, g in zip(parameters, gradients, strict=True)), "gradients of other shapes"
+
+
+def check_range(owner: object, *names: str, low: float, below: float = math.inf) -> None:
+    """Raises InputError unless the named settings of `owner` are numbers with low <= value < below."""
+    for name in names:
+        value = getattr(owner, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and low <= value < below):
+            expected = f"at least {low}" + ("" if below == math.inf else f" and below {below}")
+            raise InputError(f"{type(owner).__name__}: {name}={value!r}, expected a finite number, {expected}")
+
+
+def tensor_norms(tensors: Tensors, *, stacked: bool = False) -> Tensor:
+    """The L2 norm of every tensor, norms_H; of every client's row of it, norms_CH, when stacked."""
+    if not stacked:
+        return torch.stack(list(torch._foreach_norm(tensors)))
+    rows = [tensor.reshape(tensor.shape[0], -1) for tensor in tensors]
+    return torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows], dim=1)
 
 
 def state_tensors(state: State) -> dict[str, Tensor]:
@@ -109,46 +113,3 @@ def restore_state(state: State, *, tensors: Mapping[str, Tensor]) -> None:
     for slot, own in state.slots.items():
         for h, tensor in enumerate(own):
             tensor.copy_(tensors[f"{slot}.{h}"])
-
-
-def tensor_norms(tensors: Tensors, *, stacked: bool = False) -> Tensor:
-    """The L2 norm of every tensor, norms_H; of every client's row of it, norms_CH, when stacked."""
-    if not stacked:
-        return torch.stack(list(torch._foreach_norm(tensors)))
-    rows = [tensor.reshape(tensor.shape[0], -1) for tensor in tensors]
-    return torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows], dim=1)
-
-
-def trust_ratios(parameter_norms: Tensor, update_norms: Tensor, *, coefficient: float, eps: float) -> Tensor:
-    """coefficient·‖θ‖ / (‖u‖ + eps) for every tensor (and client), and 1 where either norm is zero.
-
-    As optax.scale_by_trust_ratio has it: 1, not `coefficient`, so that a tensor starting at zero can leave it.
-    """
-    ratios = coefficient * parameter_norms / (update_norms + eps)
-    # masked_fill and not where: a scalar given to `where` is copied to the device, and the copy waits for it.
-    return ratios.masked_fill((parameter_norms == 0) | (update_norms == 0), 1.0)
-
-
-def per_tensor(values: Tensor, tensors: Tensors) -> list[Tensor]:
-    """Splits values_H or values_CH into one factor for each of the `tensors`, which it broadcasts against."""
-    if values.ndim == 1:
-        return list(values.unbind())
-    return [v_C.reshape(-1, *[1] * (t.ndim - 1)) for v_C, t in zip(values.unbind(dim=1), tensors, strict=True)]
-
-
-def check_range(owner: object, *names: str, low: float, below: float = math.inf) -> None:
-    """Raises InputError unless the named settings of `owner` are numbers with low <= value < below."""
-    for name in names:
-        value = getattr(owner, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and low <= value < below):
-            expected = f"at least {low}" + ("" if below == math.inf else f" and below {below}")
-            raise InputError(f"{type(owner).__name__}: {name}={value!r}, expected a finite number, {expected}")
-
-
-def check_count(owner: object, *names: str, low: int) -> None:
-    """Raises InputError unless the named settings of `owner` are whole numbers of at least `low`."""
-    for name in names:
-        value = getattr(owner, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise InputError(f"{type(owner).__name__}: {name}={value!r}, expected a whole number, at least {low}")

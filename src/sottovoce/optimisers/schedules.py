@@ -1,6 +1,7 @@
 """Learning rates over time: each schedule is a pure function from the step (0 for the first) to a learning rate.
 
-NewBob: the learning rate falls when a dev score stops getting better (SpeechBrain's, without its patience)."""
+NewBob lowers it besides, when a dev score stops getting better.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from sottovoce.base.errors import InputError
-from sottovoce.optimisers.optimiser import check_count, check_range
+from sottovoce.optimisers.optimiser import check_range
 
 
 class Schedule(ABC):
@@ -80,7 +81,7 @@ class ExponentialDecay(Schedule):
 
     def __post_init__(self) -> None:
         _check_decay(self)
-        check_count(self, "warmup_steps", low=0)
+        _check_count(self, "warmup_steps", low=0)
 
     def __call__(self, step: int) -> float:
         since = max(0, step - self.transition_begin)
@@ -104,8 +105,8 @@ class WarmupCosine(Schedule):
 
     def __post_init__(self) -> None:
         check_range(self, "lr", "final_lr", low=0)
-        check_count(self, "warmup_steps", low=0)
-        check_count(self, "total_steps", low=1)
+        _check_count(self, "warmup_steps", low=0)
+        _check_count(self, "total_steps", low=1)
         if self.total_steps <= self.warmup_steps:
             raise InputError(f"WarmupCosine: total_steps={self.total_steps}, expected more than {self.warmup_steps=}")
 
@@ -131,7 +132,7 @@ class WarmupInverseSqrt(Schedule):
 
     def __post_init__(self) -> None:
         check_range(self, "lr", low=0)
-        check_count(self, "warmup_steps", low=1)
+        _check_count(self, "warmup_steps", low=1)
 
     def __call__(self, step: int) -> float:
         return self.lr * min(step / self.warmup_steps, math.sqrt(self.warmup_steps / max(step, 1)))
@@ -139,16 +140,22 @@ class WarmupInverseSqrt(Schedule):
 
 def _check_decay(schedule: StepDecay | ExponentialDecay) -> None:
     check_range(schedule, "lr", "decay_rate", low=0)
-    check_count(schedule, "transition_begin", low=0)
-    check_count(schedule, "transition_steps", low=1)
+    _check_count(schedule, "transition_begin", low=0)
+    _check_count(schedule, "transition_steps", low=1)
     if not 0 < schedule.decay_rate <= 1:
         raise InputError(f"{type(schedule).__name__}: decay_rate={schedule.decay_rate}, expected above 0 and at most 1")
+
+
+def _check_count(schedule: Schedule, name: str, *, low: int) -> None:
+    value = getattr(schedule, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InputError(f"{type(schedule).__name__}: {name}={value!r}, expected a whole number, at least {low}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewBob:
     """After every evaluation that is better than the one before by less than `improvement`, a share of it, the
-    learning rate is multiplied by `factor`. Gao et al. have 0.8 and 0.25 %."""
+    learning rate is multiplied by `factor`. Gao et al. have 0.8 and 0.25 %. SpeechBrain's, without its patience."""
 
     factor: float = 0.8
     improvement: float = 0.0025

@@ -1,14 +1,10 @@
-"""Clip, step and refresh over one flat vector: all that training does with a gradient once it has one.
+"""A model's weights while it is trained: a float32 master, a copy to compute with, and the gradient, each one vector.
 
-On a CUDA device with Triton, SGD without momentum and LARS take two walks (`fused_triton`): one for the norms, one
-that clips, steps and writes the working copy. Everything else goes through `Optimiser.step`. Both ways compute the
-same up to rounding, and neither waits for the device.
+A step clips, moves the master and refreshes the copy. On a CUDA device with Triton, SGD without momentum and LARS walk
+over the vector twice (`fused_triton`): once for the norms, once to clip, step and write the copy. Everything else goes
+through `Optimiser.step`. Both ways compute the same up to rounding, and neither waits for the device.
 
 Shapes: P flat length, H parameter tensors. "..." is nothing (one model) or N (stacked clients, each as if alone).
-
-A model's weights while it is trained: a float32 master, a copy to compute with, and the gradient, each one vector.
-
-Shapes: P flat length, H parameter tensors. "..." is nothing (one model) or N (stacked clients, a row each).
 """
 
 import math
@@ -22,8 +18,8 @@ from torch import Tensor
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Layout, tensor_layers
 from sottovoce.optimisers.elementwise import SGD, ElementwiseOptimiser
-from sottovoce.optimisers.layerwise import LARS
-from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors, tensor_norms, trust_ratios
+from sottovoce.optimisers.layerwise import LARS, trust_ratios
+from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors, tensor_norms
 
 
 @final
@@ -85,37 +81,24 @@ class FlatOptimiser:
             self._working.copy_(self._master)
 
     def _fused(self, kernels: ModuleType, gradient: Tensor, *, lr: float, max_norm: float) -> tuple[Tensor, Tensor]:
-        optimiser = self._optimiser
-        lars = optimiser if isinstance(optimiser, LARS) else None
-        momentum = None if lars is None else self._state.slots["momentum"][0]
+        lars = self._optimiser if isinstance(self._optimiser, LARS) else None
         squares, parameter_squares, products = kernels.sums(
             gradient, None if lars is None else self._master, self._layers
         )
         norms = squares.sqrt()
         norm, scale = _clip_scale(norms, max_norm)
-        ratios = None
+        terms = None
         if lars is not None:
             # ‖s·g + w·θ‖², from sums over the unclipped gradient.
             decay, s = lars.weight_decay, scale.unsqueeze(-1)
-            update_squares = s**2 * squares + 2 * decay * s * products + decay**2 * parameter_squares
+            update_norms = s**2 * squares + 2 * decay * s * products + decay**2 * parameter_squares
+            update_norms = update_norms.clamp(min=0).sqrt()
             ratios = trust_ratios(
-                parameter_squares.sqrt(),
-                update_squares.clamp(min=0).sqrt(),
-                coefficient=lars.trust_coefficient,
-                eps=lars.eps,
+                parameter_squares.sqrt(), update_norms, coefficient=lars.trust_coefficient, eps=lars.eps
             )
-        kernels.step(
-            self._master,
-            None if self._working is self._master else self._working,
-            gradient,
-            momentum,
-            self._layers,
-            scale=scale,
-            ratios=ratios,
-            lr=lr,
-            momentum_factor=0.0 if lars is None else lars.momentum,
-            weight_decay=0.0 if lars is None else lars.weight_decay,
-        )
+            terms = kernels.LarsTerms(self._state.slots["momentum"][0], ratios, lars.momentum, decay)
+        working = None if self._working is self._master else self._working
+        kernels.step(self._master, working, gradient, self._layers, scale=scale, lr=lr, lars=terms)
         self._state.advance()
         return norm.float(), norms.float()
 
