@@ -20,6 +20,7 @@ from unittest.mock import patch
 import numpy as np
 
 from sottovoce.audit.canary_audit import Audit, audit_rounds
+from sottovoce.audit.rounds import AuditedRounds
 from sottovoce.base.files import write_json
 from sottovoce.base.seeds import derive
 from sottovoce.federated.server import Server, ServerSettings
@@ -79,7 +80,7 @@ def one_audit(way: Way, *, multiplier: float, seed: int) -> Audit:
         ServerSettings(optimiser={"name": "sgd"}, schedule={"name": "constant", "lr": 0.1}), LAYOUT, LAYOUT.zeros()
     )
     plan = Plan(settings, LAYOUT)
-    return audit_rounds(plan, server=server, people=[], rounds=way.rounds, canaries=CANARIES, seed=seed)
+    return audit_rounds(plan, AuditedRounds(server, way.rounds), canaries=CANARIES, seed=seed)
 
 
 def halved() -> Any:

@@ -200,7 +200,7 @@ class Floor(Row):
 
     def prepare(self, step: int) -> None:
         planned = [plan_client(self._room, index, step=step) for index in self._plan.sample(step).tolist()]
-        where: dict[str, Any] = {"device": self._device, "before": self._before}
+        where: dict[str, Any] = {"device": self._device, "cache": self._before}
         self._loaded = [load_client(self._room, client, step=step, **where) for client in planned]
         self.work(step)
         # As they are found after that: heard before.
@@ -209,7 +209,7 @@ class Floor(Row):
     def work(self, step: int) -> float:
         room, weights, local = self._room, self._weights, self._room.local
         for client in self._loaded:
-            heard = client.hear(self._before, room, dtype=weights.dtype)
+            heard = client.extract_features(self._before, room, dtype=weights.dtype)
             for lines, draws in zip(client.lines, client.draws, strict=True):
                 loss = step_loss(room.family, weights.working, heard.take(lines), settings=room.model, draws=draws)
                 weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))

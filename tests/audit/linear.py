@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.audit.canary_audit import Audit, Observer, audit_rounds
+from sottovoce.audit.rounds import AuditedRounds
 from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.engines import Engine, Trained
 from sottovoce.federated.server import Server, ServerSettings
@@ -61,9 +62,8 @@ def audit_of(
     """With people and canaries."""
     return audit_rounds(
         plan_of(**plan),
-        server=server_of(),
-        people=[(LinearPeople(), PEOPLE)],
-        rounds=rounds,
+        AuditedRounds(server_of(), rounds),
+        [(LinearPeople(), PEOPLE)],
         canaries=canaries,
         seed=seed,
         observer=observer,

@@ -11,7 +11,7 @@ import torch
 from tests.audit.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople, audit_of, plan_of, server_of
 from tests.audit.planted import less_noise
 
-from sottovoce.audit.canaries import LOUD, Canaries, CanaryEngine, JoinedEngine, MatchedFilter, canary_scores, others_in
+from sottovoce.audit.canaries import UPDATE_SCALE, Canaries, CanaryEngine, MatchedFilter, canary_scores, others_in
 from sottovoce.audit.canary_audit import (
     DRAWN_BY_CHANCE,
     HOLDS_TRUTH,
@@ -21,7 +21,7 @@ from sottovoce.audit.canary_audit import (
     audit_rounds,
     describe_interval,
 )
-from sottovoce.audit.rounds import audited_plan
+from sottovoce.audit.rounds import AuditedRounds, JoinedEngine, audited_plan
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.cohort import LocalClients
@@ -43,7 +43,7 @@ def test_a_canary_is_clipped_to_its_own_direction_of_length_c(share: str) -> Non
     canaries = Canaries(plan, 40, seed=3)
     directions_NP = canaries.directions(range(40))
     assert torch.allclose(directions_NP.norm(dim=1), torch.ones(40))
-    clipped_NP = plan.clip(directions_NP * LOUD * plan.clip_bound)
+    clipped_NP = plan.clip(directions_NP * UPDATE_SCALE * plan.clip_bound)
     assert torch.allclose(clipped_NP, directions_NP * plan.clip_bound, atol=1e-6)
     assert 5 < canaries.is_in.sum() < 35
     assert torch.equal(directions_NP[7], canaries.directions([7])[0])
@@ -149,7 +149,7 @@ def test_no_other_weights_tell_more_of_a_canary(name: str) -> None:
     signal_G = [best.weights_GT[group, group::cycle].sum() for group in range(cycle)]
     assert np.allclose(noise_G, noise_G[0])
     assert max(signal_G / noise_G) == pytest.approx(sensitivity(strategy, rows=8, cycle=cycle))
-    assert best.has_turn_N.all()
+    assert best.takes_part_N.all()
 
 
 def test_without_a_mechanism_releases_are_added_up_as_they_are() -> None:
@@ -162,8 +162,8 @@ def test_without_a_mechanism_releases_are_added_up_as_they_are() -> None:
 def test_canaries_whose_group_has_no_turn_have_nothing_to_tell() -> None:
     canaries, best = filter_of(BANDED, rounds=2)
     assert best.weights_GT.shape == (2, 2)
-    assert 0 < best.has_turn_N.sum() < 40
-    assert not canary_scores(canaries, LAYOUT.zeros(2) + 1, best.groups_N)[~best.has_turn_N].any()
+    assert 0 < best.takes_part_N.sum() < 40
+    assert not canary_scores(canaries, LAYOUT.zeros(2) + 1, best.groups_N)[~best.takes_part_N].any()
     rare = Correlated(cycle=30, strategy=BANDED.strategy)
     with pytest.raises(InputError, match=r"canaries=20: [0-3] of them have a turn in so few rounds"):
         audit_of(canaries=20, rounds=1, cohort_size=2, noise_multiplier=1.2, mechanism=rare)
@@ -207,7 +207,7 @@ def test_an_audit_is_made_where_the_model_is(name: str, device: str) -> None:
     alike = CORRELATED.get(name, EVERYBODY)
     server = server_of(device=device)
     rounds = 9 if name in CORRELATED else 4
-    found = audit_rounds(plan_of(**alike), server=server, people=[], rounds=rounds, canaries=900, seed=3)
+    found = audit_rounds(plan_of(**alike), AuditedRounds(server, rounds), canaries=900, seed=3)
     assert server.parameters_P.device.type == device
     assert not is_far_above(found), found.why
     assert found.fit.epsilon + 2.15 * (found.fit.high - found.fit.epsilon) > found.promised

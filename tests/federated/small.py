@@ -162,14 +162,14 @@ class Small:
 
             return gradient
 
-        heard = loaded.hear(FeatureCache(0), context, dtype=torch.float32)
+        heard = loaded.extract_features(FeatureCache(0), context, dtype=torch.float32)
         return [gradient_of(heard.take(lines), draws) for lines, draws in zip(loaded.lines, loaded.draws, strict=True)]
 
 
 def loaded_client(context: ClientContext, index: int, *, step: int, position: int = 0) -> LoadedClient:
     """Client `index` as if it had never been heard before."""
     planned = plan_client(context, index, step=step, position=position)
-    return load_client(context, planned, step=step, device=CPU, before=FeatureCache(0))
+    return load_client(context, planned, step=step, device=CPU, cache=FeatureCache(0))
 
 
 def as_model(layout: Layout, flat_P: torch.Tensor) -> Model:

@@ -16,7 +16,8 @@ from tests.reference_round import LAMB, SGD, Model, minus, norm, reference_round
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.client import LoadedClient, Proximal
-from sottovoce.federated.engines import SequentialEngine, Trained, sequential
+from sottovoce.federated.engines import SequentialEngine, Trained
+from sottovoce.federated.engines import engine as engine_module
 from sottovoce.federated.weighting import WeightedSum
 from sottovoce.flat import segments
 from sottovoce.models import ctc
@@ -117,8 +118,8 @@ def step_missing(patch: pytest.MonkeyPatch) -> None:
 
 
 def _load_otherwise(patch: pytest.MonkeyPatch, change: Callable[[LoadedClient], LoadedClient]) -> None:
-    whole = sequential.load_client
-    patch.setattr(sequential, "load_client", lambda *given, **named: change(whole(*given, **named)))
+    whole = engine_module.load_client
+    patch.setattr(engine_module, "load_client", lambda *given, **named: change(whole(*given, **named)))
 
 
 def gradients_unclipped(patch: pytest.MonkeyPatch) -> None:

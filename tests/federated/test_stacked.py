@@ -15,7 +15,8 @@ from torch import Tensor
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.federated.client import ClientContext, LoadedClient, Proximal
-from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine, stacked
+from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.engines import engine as engine_module
 
 EVERYBODY = range(9)
 
@@ -109,7 +110,7 @@ def test_updates_are_those_of_clients_trained_one_by_one(
 
 
 def test_a_step_less_of_one_client_is_seen(tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = stacked.load_client
+    whole = engine_module.load_client
 
     def cut_short(*given: Any, **named: Any) -> LoadedClient:
         own = whole(*given, **named)
@@ -117,7 +118,7 @@ def test_a_step_less_of_one_client_is_seen(tones: Path, tmp_path: Path, monkeypa
 
     ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9, dtype=torch.float64)
     expected = updates_of(ours.engine, ours)
-    monkeypatch.setattr(stacked, "load_client", cut_short)
+    monkeypatch.setattr(engine_module, "load_client", cut_short)
     apart = relative(updates_of(stacked_of(ours, dtype=torch.float64), ours), expected)
     assert apart.pop(5) > 1e6 * EXACT
     assert max(apart.values()) < EXACT

@@ -87,7 +87,7 @@ def test_an_update_is_a_step_against_the_gradient_of_the_part(text: str, tones: 
     ours = parted(tones, text, local={"local_steps": 1, "clip_gradients": float("inf")})
     found = ours.updates(SequentialEngine(ours.context, ours.layout, device=CPU))
     loaded = loaded_client(ours.context, 4, step=0)
-    batch = loaded.hear(FeatureCache(0), ours.context, dtype=torch.float32).take(loaded.lines[0])
+    batch = loaded.extract_features(FeatureCache(0), ours.context, dtype=torch.float32).take(loaded.lines[0])
     leaf_P = ours.server_P.clone().requires_grad_()
     whole = ours.part.frozen.with_trained(ours.layout.views(leaf_P))
     loss = step_loss(ours.context.family, whole, batch, settings=ours.context.model, draws=loaded.draws[0])

@@ -183,7 +183,7 @@ def test_the_loss_as_released_is_that_of_the_last_local_epoch(tones: Path, tmp_p
     """A client's steps one by one: half of them are its second epoch."""
     ours = small(tones, tmp_path / "l.jsonl", privacy={"weighting": "loss_released"}, cohort_size=9, **MEASURED)
     loaded = loaded_client(ours.context, 3, step=0)
-    heard = loaded.hear(FeatureCache(0), ours.context, dtype=torch.float32)
+    heard = loaded.extract_features(FeatureCache(0), ours.context, dtype=torch.float32)
     weights = Weights(ours.layout, ours.context.local.built_optimiser(), device=CPU, dtype=torch.float32)
     losses_L, _ = train_locally(weights, loaded, heard, ours.context, server_P=ours.server.parameters_P)
     assert len(losses_L) >= 4

@@ -20,7 +20,7 @@ from tests.training.test_federation_resume import kill_often, records
 from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
 from sottovoce.federated.client import PlannedClient, load_client
-from sottovoce.federated.engines import sequential
+from sottovoce.federated.engines import engine as engine_module
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
 from sottovoce.store import Store
@@ -62,7 +62,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
         )
         return load_client(room, planned, step=step, **rest)
 
-    monkeypatch.setattr(sequential, "load_client", load)
+    monkeypatch.setattr(engine_module, "load_client", load)
     return rows
 
 

@@ -1,1 +1,1 @@
-"""What an attacker can really tell of a run: canaries among its users, attacks on its model, and the verdict."""
+"""What an attacker can learn from a run: canaries among its users, attacks on its model, and the verdict."""

@@ -2,30 +2,26 @@
 
     people │ canaries      one population: drawn by the plan's sampler, weighted, clipped, summed and noised alike
 
-Each flips a coin, known to the audit, whether it is among the users at all; those left out are who the others are told
-apart from. A direction spreads over all tensors as their bounds allow: every tensor's noise has to hide a part of it.
-Within a tensor it is a random sign for each number, so that it takes a bit to keep; where even these are too many, they
-are drawn from the audit's seed again.
+A fair coin, known to the audit, decides whether each is among the users at all; those left out are the control group.
+A direction spreads over all tensors as their bounds allow: every tensor's noise has to hide a part of it. Within a
+tensor it is a random sign for each number, one bit; where even these are too many to keep, they are drawn again.
 
-Shapes: P flat length, N canaries, H tensors.
-
-How far what was seen goes in each canary's direction: what the best observer would add up.
+A score is how far the releases go in a canary's direction, added up as the best observer would:
 
     release t: x_t + z·C·y_t, y = M⁻¹w     M is public: applied to all releases, it leaves independent noise
-    a canary of direction d in rounds J    leaves d·h there, h = M·1_J, for which one asks by ⟨h, M·releases⟩
+    a canary of direction d in rounds J    leaves d·h there, h = M·1_J, which ⟨h, M·releases⟩ finds
 
-So a score is ⟨d, Σ_t weight_t·release_t⟩ with weights Mᵀh, which all canaries of a group have in common: releases are
-added up for each group as they come, and directions are looked at once, at the end. With independent noise M = I, all
-canaries are one group, and releases are added up as they are.
+So a score is ⟨d, Σ_t weight_t·release_t⟩ with weights Mᵀh, the same for all canaries of a group: releases are added up
+for each group as they come, and directions are used once, at the end. With independent noise M = I and there is one
+group.
 
-Shapes: P flat length, N canaries, G groups that have a turn, T rounds, H tensors.
+Shapes: P flat length, N canaries, G groups that take part, T rounds, H tensors.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import final
 
 import numpy as np
@@ -36,14 +32,16 @@ from torch.nn.functional import embedding
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import stream
-from sottovoce.federated.engines import Dropped, Engine, JointlyTrained, Trained
+from sottovoce.federated.engines import Engine, Trained
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.strategies import column_of
 
-LOUD = 100.0  # times the bound: what is not clipped shows, and what is weighted by data has data for so many
+Floats = NDArray[np.float64]
+
+UPDATE_SCALE = 100.0  # times the bound: what is not clipped shows, and what is weighted by data has data for so many
 FEWEST, MOST = 20, 100_000
 _KEPT = {"cpu": 2**28, "cuda": 2**31}  # bytes of signs that are kept rather than drawn again
 _AT_ONCE = 2**26  # bytes of directions that are there at once
@@ -139,9 +137,9 @@ class Canaries:
 class CanaryEngine(Engine):
     """The canaries as clients: nothing is trained, their updates are known. One that is left out sends nothing.
 
-    `signs`: whether a canary turns its direction round in every second of its rounds. Then what is the same in all
+    `signs`: whether a canary's direction changes its sign in every second of its rounds. Then what is the same in all
     rounds, the way a model learns or noise that is used again, hides nothing of it. Where noise is correlated and rows
-    of one user meet, it does not: there the same update in all rounds tells most.
+    of one user meet, it does not: there the same update in all rounds reveals most.
     """
 
     def __init__(self, canaries: Canaries, *, signs: bool) -> None:
@@ -151,8 +149,8 @@ class CanaryEngine(Engine):
         self._signs = signs and not (mechanism is not None and mechanism.rows_meet)
         self._cycle = 1 if mechanism is None else mechanism.cycle
         bound = 1.0 if math.isinf(settings.clip_bound) else settings.clip_bound
-        self._length = LOUD * bound
-        much = LOUD * (settings.weight_cap or 1.0)
+        self._length = UPDATE_SCALE * bound
+        much = UPDATE_SCALE * (settings.weight_cap or 1.0)
         self.drawn: list[int] = []  # in the last round, of those that are in
         self._figures = ClientFigures(utterances=math.ceil(much), seconds=much, loss=0.0, wer=0.0)
 
@@ -163,13 +161,8 @@ class CanaryEngine(Engine):
         for some, directions_NP in self._canaries.in_chunks(here):
             updates_NP = directions_NP * (self._length * self.sign(step))
             losses_N = torch.full((len(some),), torch.nan, device=updates_NP.device)
-            yield Trained(
-                updates_NP.to(server_P),
-                tuple(some),
-                losses_N,
-                (self._figures,) * len(some),
-                audio_seconds=0.0,
-            )
+            figures = (self._figures,) * len(some)
+            yield Trained(updates_NP.to(server_P), tuple(some), losses_N, figures, audio_seconds=0.0)
 
     def sign(self, step: int) -> float:
         """Which way canaries point in round `step`."""
@@ -177,37 +170,11 @@ class CanaryEngine(Engine):
 
 
 @final
-class JoinedEngine(Engine):
-    """Several engines as one: the first has the first clients of the population, the next those behind them."""
-
-    def __init__(self, engines: Sequence[tuple[Engine, int]]) -> None:
-        self._engines = [engine for engine, _ in engines]
-        self._firsts = list(accumulate((count for _, count in engines), initial=0))
-
-    def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
-    ) -> Iterator[Trained | JointlyTrained | Dropped]:
-        for engine, first, end in zip(self._engines, self._firsts[:-1], self._firsts[1:], strict=True):
-            places = [place for place, client in enumerate(cohort) if first <= client < end]
-            own = [cohort[place] - first for place in places]
-            given = {} if positions is None else {"positions": [positions[place] for place in places]}
-            yield from engine.train(server_P, own, step=step, **given)
-            self.waited = engine.waited if engine is self._engines[0] else self.waited
-
-    def close(self) -> None:
-        for engine in self._engines:
-            engine.close()
-
-
-Floats = NDArray[np.float64]
-
-
-@final
 @dataclass(frozen=True, eq=False)
 class MatchedFilter:
     """For canaries that are the users `first`, `first` + 1, … of `plan`, and point as `signs_T` says.
 
-    Groups that have no turn in so few rounds are left out; canaries of these (`has_turn_N`) have nothing to tell.
+    Groups without a round are left out; canaries of these (`takes_part_N`) have no score.
     """
 
     plan: Plan
@@ -225,14 +192,14 @@ class MatchedFilter:
         return found[self.first :]
 
     @cached_property
-    def has_turn_N(self) -> NDArray[np.bool_]:
-        return self.groups_N < len(self._turns_GT)
+    def takes_part_N(self) -> NDArray[np.bool_]:
+        return self.groups_N < len(self._rounds_GT)
 
     @cached_property
     def weights_GT(self) -> Floats:
-        """What each release counts, once it is turned as canaries are; so that noise is as strong in all groups."""
+        """What each release counts, with the canaries' sign; so that noise is as strong in all groups."""
         column, signs_T = self._column, self.signs_T
-        left_GT = _shifted(self._turns_GT * signs_T, column)  # M·1_J
+        left_GT = _shifted(self._rounds_GT * signs_T, column)  # M·1_J
         back_GT = _shifted(left_GT[:, ::-1], column)[:, ::-1]  # Mᵀ: M with time reversed
         lengths_G = np.linalg.norm(left_GT, axis=1)
         found: Floats = back_GT * signs_T * (lengths_G.max() / lengths_G)[:, None]
@@ -243,11 +210,11 @@ class MatchedFilter:
         """What one who is in, of the group in a column, adds along its own direction to what that of a row sees."""
         sampler = self.plan.sampler
         rate = sampler.sampling_rate if isinstance(sampler, CyclicSampler) else self.plan.sampling_rate
-        found: Floats = rate * self.weights_GT @ self._turns_GT.T
+        found: Floats = rate * self.weights_GT @ self._rounds_GT.T
         return found
 
     @cached_property
-    def _turns_GT(self) -> Floats:
+    def _rounds_GT(self) -> Floats:
         """1 in the rounds of each group."""
         rounds, sampler = len(self.signs_T), self.plan.sampler
         cycle = sampler.cycle if isinstance(sampler, CyclicSampler) else 1
@@ -270,7 +237,7 @@ def _shifted(rows_GT: Floats, column: Floats) -> Floats:
 
 
 def canary_scores(canaries: Canaries, seen_GP: Tensor, groups_N: NDArray[np.int64]) -> Floats:
-    """How far what its group has seen goes in each canary's direction, tensor by tensor [N, H]; 0 without a turn."""
+    """How far what its group has seen goes in each canary's direction, tensor by tensor [N, H]; 0 without a round."""
     layout = canaries.plan.layout
     parts = layout.parts(seen_GP.float())
     found = np.zeros((canaries.count, len(parts)))
@@ -293,6 +260,6 @@ def others_in(canaries: Canaries, observer: MatchedFilter) -> Floats:
         total_GP += torch.from_numpy(members_GN).to(directions_NP) @ directions_NP
     seen_GP = torch.from_numpy(expected_GG).to(total_GP) @ total_GP
     found = canary_scores(canaries, seen_GP, groups_N)
-    own_N = canaries.is_in & observer.has_turn_N
+    own_N = canaries.is_in & observer.takes_part_N
     found[own_N] -= np.outer(expected_GG.diagonal()[groups_N[own_N]], np.square(canaries.shares_H))
     return found

@@ -1,15 +1,15 @@
-"""An audit: some rounds as they are, with canaries among the users, and what can be told of the canaries afterwards.
+"""An audit: rounds as a run makes them, with canaries among the users, and how well canaries are told apart afterwards.
 
-    plan ─► audited_plan ─► run_round … ─► scores of all canaries ─► estimate · bound · noise found ─► verdict
+    plan ─► audited_plan ─► run_round … ─► scores of all canaries ─► estimate · bound · noise check ─► verdict
 
-Rounds, plan, ledger and server are those of a run: what is wrong in them is wrong here. What is looked at is public:
-every release, or the last model alone. Scores are taken tensor by tensor, since noise may be missing on one of them.
+Rounds, plan, ledger and server are those of a run: what is wrong in them is wrong here. The attacker sees what is
+public: every release, or the last model alone. Scores are per tensor, since noise may be missing on one of them.
 
-Shapes: P flat length, N canaries, G groups of them that take turns, T rounds, H tensors.
+Shapes: P flat length, N canaries, G groups of them, T rounds, H tensors.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, final
@@ -19,22 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audit.canaries import (
-    Canaries,
-    CanaryEngine,
-    Floats,
-    JoinedEngine,
-    MatchedFilter,
-    canary_scores,
-    others_in,
-)
+from sottovoce.audit.canaries import Canaries, CanaryEngine, Floats, MatchedFilter, canary_scores, others_in
 from sottovoce.audit.epsilon import LEVEL, EpsilonFit, GuessBound, bound_epsilon, fit_epsilon
 from sottovoce.audit.release_checks import NoiseCheck, NoiseMeter, SamplingCheck, SamplingMeter
-from sottovoce.audit.rounds import audited_plan, make_rounds
+from sottovoce.audit.rounds import AuditedRounds, JoinedEngine, audited_plan
 from sottovoce.base.errors import InputError
 from sottovoce.federated.engines import Engine
-from sottovoce.federated.round import AfterStep
-from sottovoce.federated.server import Server
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee, Release
 from sottovoce.privacy.plan import Plan
@@ -164,81 +154,80 @@ class Audit:
 
 def audit_rounds(
     plan: Plan,
+    rounds: AuditedRounds,
+    people: Sequence[tuple[Engine, int]] = (),
     *,
-    server: Server,
-    people: Sequence[tuple[Engine, int]],
-    rounds: int,
     canaries: int,
     seed: int,
     observer: Observer = Observer.RELEASES,
-    has_turns: bool = False,
-    after_step: Sequence[AfterStep] = (),
-    model_bits: int | None = None,
-    on_round: Callable[[int], None] = lambda _: None,
 ) -> Audit:
-    """Make `rounds` rounds of `plan`, which is for the `people`, with canaries added, and say what they tell.
+    """Make `rounds` of `plan`, which is for the `people`, with canaries added, and judge what they reveal.
 
-    `people` are engines, each with how many clients it has; there may be none, and canaries are all users.
+    `people` are engines, each with how many clients it has; without any, canaries are all users.
     """
-    count = sum(number for _, number in people)
+    server, count = rounds.server, sum(number for _, number in people)
     audited = audited_plan(plan, others=canaries + count - plan.settings.population_size)
-    birds = Canaries(audited, canaries, seed, device=server.parameters_P.device)
-    engine = CanaryEngine(birds, signs=observer is Observer.RELEASES)
-    best = MatchedFilter(audited, first=count, signs_T=np.array([engine.sign(step) for step in range(rounds)]))
-    _check_turns(birds, best)
-    watch = _Watch(birds, engine, best)
+    added = Canaries(audited, canaries, seed, device=server.parameters_P.device)
+    engine = CanaryEngine(added, signs=observer is Observer.RELEASES)
+    best = MatchedFilter(audited, first=count, signs_T=np.array([engine.sign(step) for step in range(rounds.count)]))
+    is_in = _check_counts(added, best)
+    watch = _Watch(added, engine, best)
     begun_P = server.result_P.clone()
-    report = make_rounds(
-        audited,
-        server=server,
-        engine=JoinedEngine([*people, (engine, canaries)]),
-        rounds=rounds,
-        has_turns=has_turns,
-        after_step=after_step,
-        model_bits=model_bits,
-        on_release=watch,
-        on_round=on_round,
-    )
+    report = rounds.make(audited, JoinedEngine([*people, (engine, canaries)]), on_release=watch)
     if observer is Observer.RELEASES:
-        raw_NH = canary_scores(birds, watch.total_GP, best.groups_N)
-        # Whoever the promise is made against knows all other users: what the other canaries bring is taken off, as far
-        # as it is known, which is but for who was drawn. The bound may not know it: that would be to look at the coins.
-        clean_NH = raw_NH - others_in(birds, best)
+        raw_NH = canary_scores(added, watch.total_GP, best.groups_N)
+        # The attacker of the guarantee knows all other users: what the other canaries bring is taken off, as far as it
+        # is known, which is but for who was drawn. The bound may not know it: that would be to look at the coins.
+        clean_NH = raw_NH - others_in(added, best)
     else:
-        raw_NH = clean_NH = canary_scores(birds, (begun_P - server.result_P)[None], np.zeros_like(best.groups_N))
-    return _judged(
-        birds,
-        raw_NH[best.has_turn_N],
-        clean_NH[best.has_turn_N],
-        is_in=birds.is_in[best.has_turn_N],
+        raw_NH = clean_NH = canary_scores(added, (begun_P - server.result_P)[None], np.zeros_like(best.groups_N))
+    raw_NH, clean_NH = raw_NH[best.takes_part_N], clean_NH[best.takes_part_N]
+    names, delta = audited.layout.names, audited.settings.delta
+
+    def fit(scores_N: Floats, *, tensor: int | None = None, tests: int = 1) -> EpsilonFit:
+        dimension = added.effective_dimension(tensor)
+        return fit_epsilon(scores_N[is_in], scores_N[~is_in], delta=delta, dimension=dimension, tests=tests)
+
+    fits = [fit(clean_NH[:, h], tensor=h, tests=len(names)) for h in range(len(names))]
+    worst = max(range(len(names)), key=lambda h: (fits[h].low, fits[h].epsilon))
+    return Audit(
         observer=observer,
+        canaries=canaries,
+        canaries_in=int(added.is_in.sum()),
         people=count,
-        rounds=rounds,
-        promised=report.epsilon,
-        interval=describe_interval(audited.event, observer),
+        rounds=rounds.count,
+        delta=delta,
+        promised=report.epsilon.headline,
+        promised_by=report.epsilon,
+        fit=fit(clean_NH.sum(1)),
+        worst=(names[worst], fits[worst]),
+        bound=bound_epsilon(raw_NH.sum(1), is_in, delta=delta),
         noise=None if isinstance(audited.event, NoGuarantee) else watch.noise.found(),
-        drawn=watch.drawn_found(),
+        drawn=watch.sampling(),
+        interval=describe_interval(audited.event, observer),
     )
 
 
-def _check_turns(canaries: Canaries, best: MatchedFilter) -> None:
-    is_in = canaries.is_in[best.has_turn_N]
+def _check_counts(canaries: Canaries, best: MatchedFilter) -> NDArray[np.bool_]:
+    """Which of the canaries that take part are in; InputError where they are too few."""
+    is_in: NDArray[np.bool_] = canaries.is_in[best.takes_part_N]
     if min(is_in.sum(), (~is_in).sum()) < 2:
         raise InputError(
             f"canaries={canaries.count}: {len(is_in)} of them have a turn in so few rounds, {is_in.sum()} of these are "
             "in; expected more canaries, or more rounds"
         )
+    return is_in
 
 
 @final
 class _Watch:
-    """Adds releases up as the best observer of each group would, in units of the clip bound and turned as canaries."""
+    """Adds releases up as the best observer of each group would, in units of the clip bound, with canaries' signs."""
 
     def __init__(self, canaries: Canaries, engine: CanaryEngine, best: MatchedFilter) -> None:
         self._plan, self._engine, self._weights_GT = canaries.plan, engine, best.weights_GT
         lead = len(self._weights_GT)
         self.total_GP = canaries.plan.layout.zeros(lead, device=canaries.device, dtype=torch.float64)
-        self.noise, self._drawn = NoiseMeter(canaries.plan.layout), SamplingMeter(canaries)
+        self.noise, self._sampling = NoiseMeter(canaries.plan.layout), SamplingMeter(canaries)
 
     def __call__(self, released_P: Tensor, step: int, plan: Plan) -> None:
         bound = 1.0 if math.isinf(plan.clip_bound) else plan.clip_bound
@@ -249,51 +238,10 @@ class _Watch:
         if not isinstance(plan.event, NoGuarantee):
             # As accounted, not as the plan adds it: that is what is audited.
             self.noise.add(released_P, std=plan.event.noise_multiplier * plan.clip_bound / plan.denominator)
-            self._drawn.add(scaled_P, self._engine.drawn, step=step)
+            self._sampling.add(scaled_P, self._engine.drawn, step=step)
 
-    def drawn_found(self) -> SamplingCheck | None:
+    def sampling(self) -> SamplingCheck | None:
         event = self._plan.event
         if isinstance(event, NoGuarantee):
             return None
-        return self._drawn.found(multiplier=event.noise_multiplier, rate=self._plan.sampling_rate)
-
-
-def _judged(
-    canaries: Canaries,
-    raw_NH: Floats,
-    clean_NH: Floats,
-    *,
-    is_in: NDArray[np.bool_],
-    observer: Observer,
-    people: int,
-    rounds: int,
-    promised: Epsilon,
-    interval: str,
-    noise: NoiseCheck | None,
-    drawn: SamplingCheck | None,
-) -> Audit:
-    """What the scores of canaries that have a turn say."""
-    names, delta = canaries.plan.layout.names, canaries.plan.settings.delta
-
-    def fitted(scores_N: Floats, *, tensor: int | None = None, tests: int = 1) -> EpsilonFit:
-        dimension = canaries.effective_dimension(tensor)
-        return fit_epsilon(scores_N[is_in], scores_N[~is_in], delta=delta, dimension=dimension, tests=tests)
-
-    fits = [fitted(clean_NH[:, h], tensor=h, tests=len(names)) for h in range(len(names))]
-    worst = max(range(len(names)), key=lambda h: (fits[h].low, fits[h].epsilon))
-    return Audit(
-        observer=observer,
-        canaries=canaries.count,
-        canaries_in=int(canaries.is_in.sum()),
-        people=people,
-        rounds=rounds,
-        delta=delta,
-        promised=promised.headline,
-        promised_by=promised,
-        fit=fitted(clean_NH.sum(1)),
-        worst=(names[worst], fits[worst]),
-        bound=bound_epsilon(raw_NH.sum(1), is_in, delta=delta),
-        noise=noise,
-        drawn=drawn,
-        interval=interval,
-    )
+        return self._sampling.found(multiplier=event.noise_multiplier, rate=self._plan.sampling_rate)

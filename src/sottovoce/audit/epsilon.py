@@ -1,21 +1,17 @@
-"""The alarm: ε of two Gaussians fitted to the scores of canaries that took part and of those that did not.
+"""ε from the scores of canaries that took part and of those that did not: an estimate, and a proven lower bound.
 
-An estimate, no proof: it supposes that scores are Gaussian (Andrew et al. 2023), and is as sharp as that allows.
-Extrapolating two fitted variances to a tail of δ makes much of an error of a few per cent in either: at a true ε of 1
-such an estimate is nearly twice too large on average. So both groups share one variance unless their scores show that
-they do not.
+Estimate: ε of two Gaussians fitted to the scores. It supposes that scores are Gaussian (Andrew et al. 2023).
+Extrapolating two fitted variances to a tail of δ amplifies an error of a few per cent in either: at a true ε of 1 such
+an estimate is nearly twice too large on average. So both groups share one variance unless their scores show otherwise.
 
-Shapes: N canaries.
-
-The proof: a lower bound on ε from how many canaries' coins can be guessed (Steinke, Nasr and Jagielski 2023).
-
-Each canary is in by a fair coin of its own. Whoever sees an (ε, δ)-private output guesses `made` of the `coins` coins
-and has `right` of them right no more often than their Theorem 5.2 allows:
+Bound: how many canaries' coins can be guessed (Steinke, Nasr and Jagielski 2023). Each canary is in by a fair
+coin. Whoever sees an (ε, δ)-private output guesses `made` of the `coins` coins and has `right` of them right no more
+often than their Theorem 5.2 allows:
 
     P[right ≥ v] ≤ f(v) + 2·coins·δ·max_i (f(v − i) − f(v))/i,    f(v) = P[Binomial(made, e^ε/(1 + e^ε)) ≥ v]
 
-Nothing is supposed of the scores: where the bound is above what was promised, the promise is broken, but for one audit
-in 1/(1 − LEVEL). It is far below what is true: no such bound from one run comes near it.
+Nothing is supposed of the scores: where the bound is above the promised ε, the promise is broken, but for one audit in
+1/(1 − GUESS_LEVEL). It is far below the true ε: no such bound from one run comes near it.
 
 Shapes: N canaries, V guesses.
 """
@@ -33,6 +29,7 @@ Scores = NDArray[np.float64]
 LEVEL = 0.98  # of an interval: one honest audit in a hundred gives a false alarm
 _SAME_VARIANCE = 1e-3  # below this chance, scores with one variance would differ as much as these do
 _LARGEST = 1e6  # beyond this, ε is called infinite
+_LARGEST_BOUND = 64.0
 
 
 @dataclass(frozen=True)
@@ -145,25 +142,26 @@ def gaussian_epsilon(effect: float, delta: float) -> float:
 
 def pair_epsilon(gap: float, deviation_in: float, deviation_out: float, delta: float) -> float:
     """The least ε at which N(gap, σ_in²) and N(0, σ_out²) are (ε, δ)-close, both ways."""
-    from scipy.optimize import brentq
 
     def excess(epsilon: float) -> float:
-        return (
-            max(
-                pair_delta(gap, deviation_in, deviation_out, epsilon),
-                pair_delta(gap, deviation_out, deviation_in, epsilon),
-            )
-            - delta
-        )
+        one_way = pair_delta(gap, deviation_in, deviation_out, epsilon)
+        return max(one_way, pair_delta(gap, deviation_out, deviation_in, epsilon)) - delta
 
-    if excess(0.0) <= 0:
+    return _zero_of(excess, largest=_LARGEST, tolerance=1e-9)
+
+
+def _zero_of(falling: Callable[[float], float], *, largest: float, tolerance: float) -> float:
+    """Where a falling function reaches zero: 0 where it starts there, infinity where that is beyond `largest`."""
+    from scipy.optimize import brentq
+
+    if falling(0.0) <= 0:
         return 0.0
     most = 1.0
-    while excess(most) > 0:
+    while falling(most) > 0:
         most *= 2
-        if most > _LARGEST:
+        if most > largest:
             return math.inf
-    return float(brentq(excess, 0.0, most, xtol=1e-9))
+    return float(brentq(falling, 0.0, most, xtol=tolerance))
 
 
 def pair_delta(gap: float, first: float, second: float, epsilon: float) -> float:
@@ -242,21 +240,13 @@ def bound_epsilon(scores: Scores, is_in: NDArray[np.bool_], *, delta: float) -> 
 
 def _largest_refuted(coins: int, made: int, right: int, *, delta: float) -> float:
     """The largest ε at which so many right guesses are too many to be chance."""
-    from scipy.optimize import brentq
-
     chance = (1 - GUESS_LEVEL) / len(SHARES)
-
-    def excess(epsilon: float) -> float:
-        return chance_of(coins, made, right, epsilon=epsilon, delta=delta) - chance
-
-    if excess(0.0) >= 0:
-        return 0.0
-    most = 1.0
-    while excess(most) < 0:
-        most *= 2
-        if most > 64:  # everything was guessed right, over and over: no more guesses, no larger bound
-            return most
-    return float(brentq(excess, 0.0, most, xtol=1e-6))
+    found = _zero_of(
+        lambda epsilon: chance - chance_of(coins, made, right, epsilon=epsilon, delta=delta),
+        largest=_LARGEST_BOUND,
+        tolerance=1e-6,
+    )
+    return min(found, 2 * _LARGEST_BOUND)  # everything was guessed right: no more guesses, no larger bound
 
 
 def chance_of(coins: int, made: int, right: int, *, epsilon: float, delta: float) -> float:

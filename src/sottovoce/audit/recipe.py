@@ -9,6 +9,7 @@ from typing import Any
 from sottovoce import __version__
 from sottovoce.audit.canaries import FEWEST, MOST
 from sottovoce.audit.canary_audit import Audit, Observer, audit_rounds
+from sottovoce.audit.rounds import federation_rounds
 from sottovoce.audit.speech_audit import FEWEST_SECRETS, MOST_SECRETS, SpeechAudit, audit_speech
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import write_json
@@ -39,30 +40,27 @@ class AuditSettings:
                 raise InputError(f"{name}={count}: expected {fewest} to {most:,}")
 
 
+OnRound = Callable[[int, int], None]
+
+
 def audit_recipe(
     recipe: Recipe,
     settings: AuditSettings,
     *,
     around: Surroundings,
-    on_round: Callable[[int, int], None] = lambda _done, _rounds: None,
+    on_round: OnRound = lambda _done, _rounds: None,
 ) -> Audit:
-    """Audit `recipe`. Its store and its seed model are made first where they are missing; nothing is released."""
+    """Audit `recipe`. Its store and its parent model are made first where they are missing; nothing is released."""
     if recipe.federation is None:
         raise InputError(f"recipe {recipe.about!r}: it trains centrally; expected one with a section `federation`")
     federation = gather(recipe, around=around)
-    rounds = min(settings.rounds or federation.settings.steps, federation.settings.steps)
     return audit_rounds(
         federation.plan,
-        server=federation.server(),
-        people=[(engine_of(federation, likely_fastest(federation)), len(federation.population))],
-        rounds=rounds,
+        federation_rounds(federation, settings.rounds, on_round),
+        [(engine_of(federation, likely_fastest(federation)), len(federation.population))],
         canaries=settings.canaries,
         seed=derive(settings.seed, "audit of a recipe"),
         observer=settings.observer,
-        has_turns=federation.settings.local.time_line is not None,
-        after_step=federation.after_step(),
-        model_bits=federation.settings.model_bits,
-        on_round=lambda done: on_round(done, rounds),
     )
 
 
@@ -71,21 +69,13 @@ def attack_recipe(
     settings: AuditSettings,
     *,
     around: Surroundings,
-    on_round: Callable[[int, int], None] = lambda _done, _rounds: None,
+    on_round: OnRound = lambda _done, _rounds: None,
 ) -> SpeechAudit:
     """Train it once more, with people who have a secret, and attack the model."""
-    rounds = min(settings.rounds or recipe.federated.steps, recipe.federated.steps)
+    seed = derive(settings.seed, "audit of speech")
     return audit_speech(
-        recipe,
-        secrets=settings.secrets,
-        rounds=rounds,
-        seed=derive(settings.seed, "audit of speech"),
-        around=around,
-        on_round=lambda done: on_round(done, rounds),
+        recipe, secrets=settings.secrets, rounds=settings.rounds, seed=seed, around=around, on_round=on_round
     )
-
-
-# Beside the run.
 
 
 def audit_path(folder: Path) -> Path:
@@ -94,7 +84,7 @@ def audit_path(folder: Path) -> Path:
 
 
 def config_digest(config: str) -> str:
-    """What tells whether an audit is of the recipe that a run was made with, by the text of that."""
+    """The digest of a recipe's text: whether an audit and a run are of the same recipe."""
     return hashlib.blake2b(config.encode(), digest_size=16).hexdigest()
 
 

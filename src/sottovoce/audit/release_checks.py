@@ -1,17 +1,14 @@
-"""Whether the noise that is claimed is in what was released: in every tensor, and anew in every round.
+"""Two checks of what was released: is the noise that is claimed in it, and is sampling as accounted.
 
-A release is a signal and noise. Whatever the signal, its squared length is above a given number at least as often as
-that of the noise alone, which is chi-squared: a release shorter than chance allows lacks noise, for certain. So does
-the difference of two releases, where both have the same noise.
+Noise: a release is a signal and noise. Whatever the signal, its squared length is above a given number at least as
+often as that of the noise alone, which is chi-squared: a release shorter than chance allows lacks noise, for certain,
+in some tensor. So does the difference of two releases, where both have the same noise.
 
-Shapes: P flat length, H tensors.
+Sampling: how far a canary that was drawn stands out of one release, and how often canaries are drawn. No attack, since
+only the audit knows who was drawn. Where few are drawn in a round, an update that counts twice may be lost for an
+attacker in what sampling hides; here it is not.
 
-How far a canary that was drawn stands out of one release, and how often canaries are drawn.
-
-No attack, but a check of what is accounted: only the audit knows who was drawn. Where few are drawn in a round, the
-attacker sees little of that, and an update that counts twice may be lost in what sampling hides; here it is not.
-
-Shapes: P flat length, N canaries drawn.
+Shapes: P flat length, N canaries drawn, H tensors.
 """
 
 import math
@@ -85,20 +82,12 @@ class NoiseMeter:
 
     def found(self) -> NoiseCheck:
         """The least of it."""
-        return min(
-            (
-                one
-                for squares_H, rounds, between in (
-                    (self._alone_H, self._alone_rounds, False),
-                    (self._apart_H, self._apart_rounds, True),
-                )
-                if rounds
-                for one in self._tensors(squares_H, rounds, between)
-            ),
-            key=lambda one: (one.chance, one.share),
-        )
+        found = self._per_tensor(self._alone_H, self._alone_rounds, between=False)
+        if self._apart_rounds:
+            found += self._per_tensor(self._apart_H, self._apart_rounds, between=True)
+        return min(found, key=lambda one: (one.chance, one.share))
 
-    def _tensors(self, squares_H: Any, rounds: int, between: bool) -> list[NoiseCheck]:
+    def _per_tensor(self, squares_H: Any, rounds: int, *, between: bool) -> list[NoiseCheck]:
         from scipy.stats import chi2
 
         numbers_H = rounds * np.array(self._layout.sizes)
@@ -162,7 +151,7 @@ class SamplingMeter:
         self._draws, self._chances, self._dimension = 0, 0, canaries.effective_dimension()
 
     def add(self, scaled_P: Tensor, drawn: list[int], *, step: int) -> None:
-        """A release in units of the clip bound, turned as canaries are, and which of those that are in were drawn."""
+        """A release in units of the clip bound, with canaries' signs, and which canaries were drawn."""
         canaries = self._canaries
         self._draws += len(drawn)
         self._chances += int(canaries.is_in.sum())

@@ -17,7 +17,7 @@ from sottovoce.base.parsing import ParseError, parse_json
 
 _SEAL = "seal"
 _NAMED = 12  # folders that one line names
-# Names that `tempfile` makes. Whoever writes one holds a lock on it: so a dead one's is told from a living one's.
+# Names that `tempfile` makes. Whoever writes one holds a lock on it: so a dead process's can be removed.
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}", re.DOTALL)
 
 

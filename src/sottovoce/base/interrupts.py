@@ -31,7 +31,7 @@ def exit_cleanly_on_signals() -> Iterator[None]:
     """Within this scope any of the signals ends the program by an exception, as Ctrl-C does: files are put in order and
     processes ended on its way out. The first one decides; more of them do not disturb that.
 
-    In another thread than the first, where no signal is heard, it changes nothing.
+    In another thread than the first, where no signal arrives, it changes nothing.
     """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:

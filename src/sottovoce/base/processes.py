@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WHERE = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # what torchrun tells each process
+WHERE = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # what torchrun gives each process
 
 
 @dataclass(frozen=True)
@@ -102,20 +102,20 @@ ALONE = Processes()
 
 
 def split_by_load(amounts: NDArray[np.number[Any]], parts: int) -> list[NDArray[np.int64]]:
-    """Places in `amounts`, dealt out so that the sums are about equal: the largest first, to whoever has least so far.
+    """Places in `amounts`, split so that the sums are about equal: the largest first, to whoever has least so far.
 
     The same on every machine. Within a part places are ascending; a part may be empty.
 
     >>> [part.tolist() for part in split_by_load(np.array([3, 9, 4, 5]), 2)]
     [[0, 1], [2, 3]]
     """
-    dealt: list[list[int]] = [[] for _ in range(parts)]
+    shares: list[list[int]] = [[] for _ in range(parts)]
     least = [(0.0, part) for part in range(parts)]
     for place in np.argsort(-amounts, kind="stable").tolist():
         load, part = least[0]
-        dealt[part].append(place)
+        shares[part].append(place)
         heapq.heapreplace(least, (load + float(amounts[place]), part))
-    return [np.sort(np.array(places, dtype=np.int64)) for places in dealt]
+    return [np.sort(np.array(places, dtype=np.int64)) for places in shares]
 
 
 def local_device(device: torch.device) -> torch.device:
@@ -171,19 +171,19 @@ def _agreed_name(store: "Store", rank: int, world: int) -> str:
 
     torchrun's store outlives the processes that it starts again, and what the lost ones wrote there (where they could
     be reached, above all) would be taken for the new ones'. So everybody asks under a name of their own, drawn afresh,
-    and the first one answers until it has heard back from all: neither question nor answer can be an old one's.
+    and the first one answers until it has an answer from all: neither question nor answer can be an old one's.
     """
     own = secrets.token_hex(8)
     if rank:
         store.set(f"here/{rank}", own)
         agreed: str = store.get(f"answer/{own}").decode()  # waits for it
-        store.set(f"heard/{agreed}/{rank}", "")
+        store.set(f"answered/{agreed}/{rank}", "")
         return agreed
     silent = set(range(1, world))
     while silent:
         for other in sorted(silent):
             if store.check([f"here/{other}"]):
                 store.set(f"answer/{store.get(f'here/{other}').decode()}", own)
-        silent = {other for other in silent if not store.check([f"heard/{own}/{other}"])}
+        silent = {other for other in silent if not store.check([f"answered/{own}/{other}"])}
         time.sleep(0.01)
     return own

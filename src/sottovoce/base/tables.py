@@ -115,7 +115,9 @@ def number_columns(heading: str, cells: Sequence[str]) -> list[Row]:
     said = [[] if match is None else re.findall(_NUMBER, f"{match['own']} {match['around'] or ''}") for match in found]
     width = max(map(len, said), default=0) or 1
     unit = ", %" if any("%" in cell for cell, match in zip(cells, found, strict=True) if match) else ""
-    rows = [[*(told.replace(",", "").replace("∞", "inf") for told in row), *[""] * (width - len(row))] for row in said]
+    rows = [
+        [*(number.replace(",", "").replace("∞", "inf") for number in row), *[""] * (width - len(row))] for row in said
+    ]
     return list(zip([name + unit for name in _parted(heading, width)], *rows, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""`sottovoce audit`: is the privacy that is promised there?"""
+"""`sottovoce audit`: what a recipe's rounds reveal of one user, beside the ε of its ledger."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -47,12 +47,12 @@ def audit(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Measure what a recipe's rounds tell of a single user, beside the ε that they promise.
+    """Measure what a recipe's rounds reveal of a single user, beside the ε that they promise.
 
     Example: sottovoce audit demo/global
 
     Canaries, users with updates of their own making, take part in the recipe's rounds: drawn, clipped, noised and
-    accounted like everybody. How well those who took part can be told from those who did not is what really leaks.
+    accounted like everybody. How well those who took part can be told from those who did not is what leaks.
     Rounds are made for this with the recipe's people, and no ledger charges for them: of a release, publish none of it.
 
     Exit code 0: nothing speaks against the promise; 1: something does (`verdict` in --json says what);
@@ -129,22 +129,15 @@ def _show(around: "Surroundings", done: int, rounds: int) -> None:
 
 
 def _table(found: "Mapping[str, Audit]") -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+    from sottovoce.base.tables import NOTHING, plain_table
     from sottovoce.privacy.promise import written_out
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = plain_table()
     for heading in ("", "ε promised", "ε estimated", "interval", "ε at least", "noise found", "verdict"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
     for label, one in found.items():
-        table.add_row(
-            label,
-            written_out(one.promised),
-            written_out(one.fit.epsilon),
-            f"{written_out(one.fit.low)} to {written_out(one.fit.high)}",
-            f"{one.bound.epsilon:.2f}",
-            "–" if one.noise is None else f"{one.noise.share:.1%}",
-            str(one.verdict),
-        )
+        promised, estimated, low, high = map(written_out, (one.promised, one.fit.epsilon, one.fit.low, one.fit.high))
+        noise = NOTHING if one.noise is None else f"{one.noise.share:.1%}"
+        interval, bound = f"{low} to {high}", f"{one.bound.epsilon:.2f}"
+        table.add_row(label, promised, estimated, interval, bound, noise, str(one.verdict))
     return table

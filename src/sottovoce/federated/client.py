@@ -3,10 +3,9 @@
     speech ─► batches by seconds ─► gradient (+ FedProx) ─► clip to norm ─► local optimiser ─► … ─► θ_server − θ_local
 
 Nothing survives on a client between rounds but the features of its own speech, which are the same every time, and its
-place on its time line where it has one (`federated.time_line`): batches, masks and optimiser state are made anew from
-(seed, step, client). What chance decides for one client never depends on
-who else was sampled, so a user's presence moves nobody's update but their own; the sensitivity that the plan accounts
-for rests on that.
+position in its stream where it has one (`client_stream`): batches, masks and optimiser state are made anew from (seed,
+step, client). What chance decides for one client never depends on who else was sampled, so a user's presence moves
+nobody's update but their own; the sensitivity that the plan accounts for rests on that.
 """
 
 import math
@@ -38,7 +37,7 @@ from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.users.population import Client, Population
 
-# Of a client with at most so much, everything is read and heard, and can be kept for the client's next round.
+# Of a client with at most so much, all features are computed, and can be kept for the client's next round.
 WHOLE_SPEECH_SECONDS = 1200.0
 KNOWN_BYTES = 2**28  # of clients' texts, which are kept as tokens
 
@@ -186,14 +185,9 @@ class ClientContext:
         """What `client` can be trained on; InputError where there is nothing."""
         known = self._known.get(client.index)
         if known is None:
-            longest = min(self.longest_seconds, self.local.batch_seconds)
+            rows, longest = client.utterances, min(self.longest_seconds, self.local.batch_seconds)
             known = load_speech(
-                self.store,
-                client.utterances,
-                self.tokens,
-                family=self.family,
-                settings=self.model,
-                longest_seconds=longest,
+                self.store, rows, self.tokens, family=self.family, settings=self.model, longest_seconds=longest
             )
             self._known.keep(client.index, known, size=speech_bytes(known))
         return known
@@ -290,40 +284,35 @@ class LoadedClient:
     utterances: int
     seconds: float
 
-    def hear(self, before: FeatureCache, context: ClientContext, *, dtype: torch.dtype) -> Features:
-        """Its features, which are kept in `before` where they may be."""
+    def extract_features(self, cache: FeatureCache, context: ClientContext, *, dtype: torch.dtype) -> Features:
+        """Its features, which are kept in the `cache` where they may be."""
         if isinstance(self.sound, Features):
             return self.sound
-        heard = context.family.hear(self.sound, settings=context.model, dtype=dtype)
+        features = context.family.hear(self.sound, settings=context.model, dtype=dtype)
         if self.whole:
-            before.keep(self.client.index, heard)
-        return heard
+            cache.keep(self.client.index, features)
+        return features
 
 
 def load_client(
-    context: ClientContext, planned: PlannedClient, *, step: int, device: torch.device, before: FeatureCache
+    context: ClientContext, planned: PlannedClient, *, step: int, device: torch.device, cache: FeatureCache
 ) -> LoadedClient:
-    """Read a client's speech, unless it was heard `before`; InputError or OSError where it cannot be used."""
+    """Read a client's speech, unless its features are in the `cache`; InputError or OSError where it cannot be used."""
     client, speech, batches = planned.client, planned.speech, planned.batches
     draws = context.draws(client, speech, batches, step=step)
     once = context.local.time_line is not None
     used, lines = batch_lines(speech, batches, most_seconds=0.0 if once else WHOLE_SPEECH_SECONDS)
     whole = not once and len(used) == len(speech.rows)
-    sound = (before.get(client.index) if whole else None) or record(*read_speech(speech, used), device=device)
+    sound = (cache.get(client.index) if whole else None) or record(*read_speech(speech, used), device=device)
     seconds = sum(float(speech.lengths[batch.rows].sum()) for batch in batches) / SAMPLE_RATE
     amount = (len(used), seconds) if once else (len(speech.rows), client.seconds)
     return LoadedClient(client, speech, sound, whole, lines, draws, seconds, *amount)
 
 
 def train_locally(
-    weights: Weights,
-    loaded: LoadedClient,
-    heard: Features,
-    context: ClientContext,
-    *,
-    server_P: Tensor,
+    weights: Weights, loaded: LoadedClient, features: Features, context: ClientContext, *, server_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Local training of one client on what was `heard` of it, from `server_P` to `weights.master`.
+    """Local training of one client on its `features`, from `server_P` to `weights.master`.
 
     Returns each local step's loss, and the norm of its gradient before clipping, on the device.
     """
@@ -332,7 +321,7 @@ def train_locally(
     losses, norms = [], []
     for lines, draws in zip(loaded.lines, loaded.draws, strict=True):
         whole = context.frozen.with_trained(weights.working)
-        loss = step_loss(context.family, whole, heard.take(lines), settings=context.model, draws=draws)
+        loss = step_loss(context.family, whole, features.take(lines), settings=context.model, draws=draws)
         weights.set_gradients(gradients_of(loss, list(weights.working.values())))
         if local.proximal is not None:
             weights.add_to_gradients(local.proximal.pull(weights.master, server_P))

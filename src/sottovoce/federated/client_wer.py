@@ -73,8 +73,8 @@ class LocalEvaluationClients:
         assert isinstance(store, Store)
         spoken = held_out_speech(store, self.population.client(index))
         rows = np.array([row for row, _ in spoken], dtype=np.int64)
-        heard = recognise(model, store, rows, device=self.device) if spoken else []
-        found = tally(count_words([text for _, text in spoken], heard))
+        recognised = recognise(model, store, rows, device=self.device) if spoken else []
+        found = tally(count_words([text for _, text in spoken], recognised))
         return contribution(found.errors, found.length, most_words=most_words)
 
 

@@ -1,4 +1,4 @@
-"""What is kept of clients between rounds, within bounds in bytes: what does not depend on the round is not remade."""
+"""What is kept of clients between rounds, within bounds in bytes: their tokens, and features of their speech."""
 
 from collections import OrderedDict
 from threading import Lock
@@ -41,22 +41,19 @@ class SizedCache(Generic[T]):
 
 @final
 class FeatureCache:
-    """What was heard of clients before, within `limit` bytes: to be neither read nor heard again.
-
-    One thread may ask while another keeps.
-    """
+    """Features of clients' speech, within `limit` bytes. One thread may ask while another keeps."""
 
     def __init__(self, limit: int) -> None:
-        self._heard: SizedCache[Features] = SizedCache(limit)
+        self._cache: SizedCache[Features] = SizedCache(limit)
         self._lock = Lock()
 
     def get(self, client: int) -> Features | None:
         with self._lock:
-            return self._heard.get(client)
+            return self._cache.get(client)
 
-    def keep(self, client: int, heard: Features) -> None:
+    def keep(self, client: int, features: Features) -> None:
         with self._lock:
-            self._heard.keep(client, heard, size=features_bytes(heard))
+            self._cache.keep(client, features, size=features_bytes(features))
 
 
 def feature_cache_bytes(device: torch.device) -> int:
@@ -64,9 +61,9 @@ def feature_cache_bytes(device: torch.device) -> int:
     return int(0.1 * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 2**28
 
 
-def features_bytes(heard: Features) -> int:
-    """What it takes to keep `heard`."""
-    tensors = heard.features_UTF, heard.frames_U, heard.tokens_UL, heard.token_lengths_U
+def features_bytes(features: Features) -> int:
+    """What it takes to keep `features`."""
+    tensors = features.features_UTF, features.frames_U, features.tokens_UL, features.token_lengths_U
     return sum(tensor.nbytes + TENSOR_BYTES for tensor in tensors)
 
 

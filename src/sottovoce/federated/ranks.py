@@ -3,7 +3,7 @@
     first     draws the cohort ──► order, model ─► own part ─┐
     others                     └─► order, model ─► own part ─┴► figures, then one sum ─► first: noise, ledger, server
 
-Users are dealt out by seconds of audio, so that all are done at about the same time. Only sums leave a process; noise
+Users are split by seconds of audio, so that all processes end at about the same time. Only sums leave a process; noise
 is added once, where the ledger is. On the grid of a secure run sums are exact, whoever adds them up in whatever order.
 """
 
@@ -25,7 +25,7 @@ from sottovoce.privacy.sampling import Indices
 
 @dataclass(frozen=True, eq=False)
 class RoundOrder:
-    """What the first process tells the others before a round; the server's model follows it."""
+    """What the first process sends the others before a round; the server's model follows it."""
 
     step: int
     cohort: Indices

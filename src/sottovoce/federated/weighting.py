@@ -1,8 +1,8 @@
 """How much each client's update counts in the mean.
 
 Under differential privacy, and for equal weights, a client's ω is a function of its own data and a public cap, and the
-sum is divided by a public number: the plan's business, and so are weights from outside (`privacy.outside`). Without
-privacy, shares of the cohort are possible too:
+sum is divided by a public number: the plan computes it, also for weights by plug-ins. Without privacy, shares of the
+cohort are possible too:
 
     utterances, seconds    ω_k = n_k / Σ n            FedAvg (McMahan et al. 2017)
     loss                   ω = softmax(−loss)         Gao et al. 2022, Eq. 9
@@ -10,13 +10,12 @@ privacy, shares of the cohort are possible too:
     loss_released          ω ∝ exp(−loss)             their released code: of the last local epoch
     wer_released           ω ∝ exp(100 − WER in %)    their released code: on shared speech, at most 100 %
 
-The equations' WERs are shares, so their weights differ by e at most; the code's differ by e for each point, and nearly
-all of the weight is the best client's.
+The equations' WERs are shares, so their weights differ by e at most; the code's differ by e for each point: the best
+client has nearly all of the weight.
 
 All of these are exp(score) divided by its sum over the cohort, so they can be summed client by client: the sum is kept
-in units of the heaviest client so far, and scaled down whenever a heavier one comes.
-
-What a client's model is measured by for its weight, as the weighting asks: nothing, its losses, or a WER.
+in units of the heaviest client so far, and scaled down whenever a heavier one comes. Losses and WERs are measured only
+where the weighting needs them.
 
 Shapes: L local steps.
 """
@@ -25,9 +24,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.base.errors import InputError
@@ -38,7 +35,6 @@ from sottovoce.models.family import Parameters
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
-from sottovoce.store import Store
 from sottovoce.users.population import Client
 
 
@@ -135,29 +131,16 @@ def measured_wer(
     parameters: Parameters, client: Client, context: ClientContext, *, weighting: Weighting, device: torch.device
 ) -> float | None:
     """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10), or on shared ones."""
-    match weighting:
-        case Weighting.WER:
-            if not len(client.held_out):
-                raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
-            said = [context.store.utterance(row).text or "" for row in client.held_out.tolist()]
-            return _wer(parameters, context, context.store, client.held_out, said, device=device)
-        case Weighting.WER_RELEASED:
-            shared = context.shared_dev
-            assert shared is not None, "weighting=wer_released without shared speech"
-            return _wer(parameters, context, shared.store, shared.rows, shared.texts, device=device)
-        case _:
-            return None
-
-
-def _wer(
-    parameters: Parameters,
-    context: ClientContext,
-    store: Store,
-    rows: NDArray[np.int64],
-    said: Sequence[str],
-    *,
-    device: torch.device,
-) -> float:
+    if weighting is Weighting.WER:
+        store, rows = context.store, client.held_out
+        if not len(rows):
+            raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
+        texts: Sequence[str] = [store.utterance(row).text or "" for row in rows.tolist()]
+    elif weighting is Weighting.WER_RELEASED:
+        assert context.shared_dev is not None, "weighting=wer_released without shared speech"
+        store, rows, texts = context.shared_dev.store, context.shared_dev.rows, context.shared_dev.texts
+    else:
+        return None
     whole = context.frozen.with_trained(parameters)
     recogniser = Recogniser(context.family, context.model, context.tokens, whole, store.language)
-    return word_error_rate(said, recognise(recogniser, store, rows, device=device))
+    return word_error_rate(texts, recognise(recogniser, store, rows, device=device))

@@ -5,7 +5,7 @@ Recipes call them by name: ours by a word, anybody's as `module:Class`.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.importing import build_from_settings, import_named, suggest_nearest
@@ -79,7 +79,7 @@ def _build(kind: str, known: Mapping[str, type[T]], base: Any, name: object, set
         made = import_named(name)
         if not (isinstance(made, type) and issubclass(made, base) and dataclasses.is_dataclass(made)):
             raise InputError(f"{name}: expected a frozen dataclass derived from {base.__name__}")
-        known = {**known, name: made}
+        known = {**known, name: cast(type[T], made)}
     if name not in known:
         raise InputError(f"unknown {kind} {name!r}{suggest_nearest(name, known)}")
     return build_from_settings(kind, known[name], name, settings)

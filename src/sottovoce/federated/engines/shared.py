@@ -24,25 +24,9 @@ from torch import Tensor
 
 from sottovoce.base.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.federated.client import (
-    ClientContext,
-    LoadedClient,
-    PlannedClient,
-    gradients_of,
-    load_client,
-    plan_client,
-)
-from sottovoce.federated.engines.engine import (
-    Dropped,
-    Engine,
-    JointlyTrained,
-    JointSum,
-    Trained,
-    drop_or_raise,
-    with_positions,
-)
+from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, gradients_of
+from sottovoce.federated.engines.engine import Dropped, InProcessEngine, JointlyTrained, JointSum, Trained
 from sottovoce.federated.engines.stacked import fitting_size, lock_step
-from sottovoce.federated.feature_cache import FeatureCache, feature_cache_bytes
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Family, Parameters, Stacked, augmented, step_loss
@@ -71,7 +55,7 @@ def check_shared(context: ClientContext, weighting: Weighting) -> None:
         )
 
 
-class SharedEngine(Engine):
+class SharedEngine(InProcessEngine):
     """`summed`: nothing is clipped, neither here nor by the plan.
 
     `size` clients are computed at once, by `stacked` in place of the family's own (`Family.shared` where they are
@@ -92,8 +76,8 @@ class SharedEngine(Engine):
         size: int | None = None,
     ) -> None:
         check_shared(context, weighting)
-        self._context, self._layout, self._device, self._dtype = context.on(device, dtype), layout, device, dtype
-        self._summed = summed
+        super().__init__(context, device, dtype)
+        self._layout, self._summed = layout, summed
         found = stacked or (context.family.shared if summed else context.family.stacked)
         if found is None or found.unfit(context.model) is not None:
             size = 1
@@ -103,7 +87,6 @@ class SharedEngine(Engine):
         self._flat_P = layout.zeros(device=device, dtype=dtype)
         self._parameters = {name: view.requires_grad_() for name, view in layout.views(self._flat_P).items()}
         self._rows: dict[int, Parameters] = {}
-        self._before = FeatureCache(feature_cache_bytes(device))
         if faster is not None and self._stacked is None:
             self._context = replace(self._context, family=faster(self._parameters))
 
@@ -112,16 +95,12 @@ class SharedEngine(Engine):
     ) -> Iterator[Trained | JointlyTrained | Dropped]:
         with torch.no_grad():
             self._flat_P.copy_(server_P)
-        members: list[PlannedClient] = []
-        for index, position in with_positions(cohort, positions):
-            try:
-                members.append(plan_client(self._context, index, step=step, position=position))
-            except Exception as error:
-                yield drop_or_raise(index, error, forgiving=self._context.forgiving)
+        members, dropped = self._plan_cohort(cohort, positions, step)
+        yield from dropped
         # Neighbours are about as long; the largest first: what the memory does not hold shows at once.
         members.sort(key=lambda member: (-member.padded_samples, member.client.index))
-        with closing(ahead(self._load(members, step), depth=1)) as loading:
-            for loaded in self.time_waits(loading):
+        with closing(ahead(self._load_groups(members, step), depth=1)) as loading:
+            for loaded in self._time_waits(loading):
                 if isinstance(loaded, Dropped):
                     yield loaded
                 elif self._summed:
@@ -129,13 +108,14 @@ class SharedEngine(Engine):
                 else:
                     yield from self._each(loaded)
 
-    def _load(self, members: Sequence[PlannedClient], step: int) -> Iterator[list[LoadedClient] | Dropped]:
+    def _load_groups(self, members: Sequence[PlannedClient], step: int) -> Iterator[list[LoadedClient] | Dropped]:
         group: list[LoadedClient] = []
         for member in members:
-            try:
-                group.append(load_client(self._context, member, step=step, device=self._device, before=self._before))
-            except Exception as error:
-                yield drop_or_raise(member.client.index, error, forgiving=self._context.forgiving)
+            loaded = self._load(member, step)
+            if isinstance(loaded, Dropped):
+                yield loaded
+            else:
+                group.append(loaded)
             if len(group) == self.size:
                 yield group
                 group = []
@@ -160,7 +140,7 @@ class SharedEngine(Engine):
             gradients = gradients_of((losses_N * weights_N).sum(), list(self._parameters.values()))
             sum_P = self._flattened(gradients).mul_(self._context.local.lr)
         except Exception as error:
-            dropped = drop_or_raise(members[0].client.index, error, forgiving=self._context.forgiving)
+            dropped = self._drop(members[0].client.index, error)
         else:
             if bool(sum_P.isfinite().all()):
                 return JointSum(sum_P, losses_N.detach(), ())
@@ -178,7 +158,7 @@ class SharedEngine(Engine):
         try:
             trained = self._trained(members)
         except Exception as error:
-            dropped = drop_or_raise(members[0].client.index, error, forgiving=self._context.forgiving)
+            dropped = self._drop(members[0].client.index, error)
             if len(members) == 1:
                 yield dropped
                 return
@@ -217,15 +197,15 @@ class SharedEngine(Engine):
     def _losses(self, members: list[LoadedClient], parameters: Parameters) -> Tensor:
         """Every client's own loss at the server's model, [N]."""
         context, whole = self._context, self._context.frozen.with_trained(parameters)
-        heard = [member.hear(self._before, context, dtype=self._dtype) for member in members]
         if self._stacked is None:
             (member,) = members
-            batch = heard[0].take(member.lines[0])
+            batch = self._features(member).take(member.lines[0])
             return step_loss(context.family, whole, batch, settings=context.model, draws=member.draws[0])[None]
+        features = end_to_end([self._features(member) for member in members])
         together = lock_step(members, 0, self._stacked, self._height(members))
         losses_N = self._stacked.losses(
             whole,
-            augmented(context.family, end_to_end(heard).take(together.lines), together.draws, settings=context.model),
+            augmented(context.family, features.take(together.lines), together.draws, settings=context.model),
             rows_U=together.rows_U,
             clients=self._height(members),
             settings=context.model,

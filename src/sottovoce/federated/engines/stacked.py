@@ -22,16 +22,8 @@ from torch import Tensor
 
 from sottovoce.base.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.federated.client import (
-    ClientContext,
-    LoadedClient,
-    PlannedClient,
-    gradients_of,
-    load_client,
-    plan_client,
-)
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained, drop_or_raise, with_positions
-from sottovoce.federated.feature_cache import FeatureCache, feature_cache_bytes
+from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, gradients_of
+from sottovoce.federated.engines.engine import Dropped, InProcessEngine, Trained
 from sottovoce.federated.weighting import ClientFigures, last_epoch, measured_wer
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Stacked, StepDraws, augmented, not_stacked
@@ -63,7 +55,7 @@ class _Stack:
         return sum(member.audio_seconds for member in self.members)
 
 
-class StackedEngine(Engine):
+class StackedEngine(InProcessEngine):
     """Trains `size` clients at once; None chooses what fits into half of the device's free memory."""
 
     def __init__(
@@ -77,48 +69,35 @@ class StackedEngine(Engine):
         weighting: Weighting = Weighting.UNIFORM,
         size: int | None = None,
     ) -> None:
-        self._context, self._layout, self._device, self._dtype = context.on(device, dtype), layout, device, dtype
+        super().__init__(context, device, dtype)
         if (why := not_stacked(context.family, context.model)) is not None:
             raise InputError(f"federation.engine=stacked: {why}")
         assert context.family.stacked is not None
-        self._stacked, self._weighting = stacked or context.family.stacked, weighting
+        self._layout, self._stacked, self._weighting = layout, stacked or context.family.stacked, weighting
         self.size = size or fitting_size(self._stacked, context, layout, device)
         self._weights: dict[int, Weights] = {}
-        self._before = FeatureCache(feature_cache_bytes(device))
 
     def train(
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
-        members: list[PlannedClient] = []
-        for index, position in with_positions(cohort, positions):
-            try:
-                members.append(plan_client(self._context, index, step=step, position=position))
-            except Exception as error:
-                yield drop_or_raise(index, error, forgiving=self._context.forgiving)
-        groups = self._groups(members, step)
-        with closing(ahead(self._load_stacks(groups, step), depth=1)) as loading:
-            for loaded in self.time_waits(loading):
+        members, dropped = self._plan_cohort(cohort, positions, step)
+        yield from dropped
+        with closing(ahead(self._load_stacks(self._groups(members, step), step), depth=1)) as loading:
+            for loaded in self._time_waits(loading):
                 if isinstance(loaded, Dropped):
                     yield loaded
                 else:
                     yield from self._train_stack(server_P, loaded)
 
-    # What is loaded, and who together with whom.
-
     def _groups(self, members: Sequence[PlannedClient], step: int) -> list[list[PlannedClient]]:
         """Stacks of at most `size`: one shared draw of layer-drop each, then by local steps and seconds."""
         context = self._context
-        keyed = sorted(
-            members,
-            key=lambda m: (
-                context.draw_group(m.client, step=step) or 0,
-                len(m.batches),
-                m.padded_samples,
-                m.client.index,
-            ),
-        )
+
+        def similarity(m: PlannedClient) -> tuple[int, int, int, int]:
+            return context.draw_group(m.client, step=step) or 0, len(m.batches), m.padded_samples, m.client.index
+
         groups: list[list[PlannedClient]] = []
-        for member in keyed:
+        for member in sorted(members, key=similarity):
             last = groups[-1] if groups else None
             if last is None or len(last) == self.size or not self._together(last[0], member, step):
                 groups.append([member])
@@ -136,23 +115,10 @@ class StackedEngine(Engine):
 
     def _load_stacks(self, groups: Sequence[Sequence[PlannedClient]], step: int) -> Iterator[_Stack | Dropped]:
         for group in groups:
-            members = list(group)
-            while members:
-                try:
-                    yield self._stack([self._load(client, step) for client in members])
-                    break
-                except _ClientFailure as failure:
-                    yield failure.dropped
-                    members.remove(failure.member)
-
-    def _load(self, planned: PlannedClient, step: int) -> LoadedClient:
-        try:
-            return load_client(self._context, planned, step=step, device=self._device, before=self._before)
-        except Exception as error:
-            dropped = drop_or_raise(planned.client.index, error, forgiving=self._context.forgiving)
-            raise _ClientFailure(planned, dropped) from error
-
-    # Training.
+            loaded = [self._load(planned, step) for planned in group]
+            yield from (one for one in loaded if isinstance(one, Dropped))
+            if members := [one for one in loaded if isinstance(one, LoadedClient)]:
+                yield self._stack(members)
 
     def _train_stack(self, server_P: Tensor, stack: _Stack) -> Iterator[Trained | Dropped]:
         """A stack that fails is trained in halves, down to the one client that it fails for."""
@@ -160,7 +126,7 @@ class StackedEngine(Engine):
             trained = self._train(server_P, stack)
         except Exception as error:
             self._weights.clear()
-            dropped = drop_or_raise(stack.members[0].client.index, error, forgiving=self._context.forgiving)
+            dropped = self._drop(stack.members[0].client.index, error)
             if len(stack.members) == 1:
                 yield dropped
                 return
@@ -180,7 +146,9 @@ class StackedEngine(Engine):
         return Trained(updates_NP, indices, losses_N, figures, stack.audio_seconds, gradient_norms=norms_N)
 
     def _stack(self, members: list[LoadedClient]) -> _Stack:
-        return _stacked(members, stacked=self._stacked, size=self.size if self._stacked.full else len(members))
+        size = self.size if self._stacked.full else len(members)
+        steps = max(len(member.lines) for member in members)
+        return _Stack(members, [lock_step(members, step, self._stacked, size) for step in range(steps)], size)
 
     def _train_locally(self, server_P: Tensor, stack: _Stack) -> tuple[Weights, Tensor, Tensor, list[Tensor]]:
         """The weights of all clients after their local steps, their mean losses and, if they count, those by step.
@@ -192,11 +160,11 @@ class StackedEngine(Engine):
         weights.reset(server_P)
         total_N, norms_N = torch.zeros(count, device=self._device), torch.zeros(count, device=self._device)
         by_step: list[Tensor] = []
-        heard = end_to_end([member.hear(self._before, context, dtype=self._dtype) for member in stack.members])
+        features = end_to_end([self._features(member) for member in stack.members])
         for lock_step in stack.steps:
             losses_N = self._stacked.losses(
                 context.frozen.with_trained(weights.working),
-                augmented(context.family, heard.take(lock_step.lines), lock_step.draws, settings=context.model),
+                augmented(context.family, features.take(lock_step.lines), lock_step.draws, settings=context.model),
                 rows_U=lock_step.rows_U,
                 clients=count,
                 settings=context.model,
@@ -246,17 +214,6 @@ class StackedEngine(Engine):
             wer = measured_wer(own, member.client, self._context, weighting=self._weighting, device=self._device)
             figures.append(ClientFigures(member.utterances, member.seconds, loss, wer, left_out=member.speech.left_out))
         return tuple(figures)
-
-
-class _ClientFailure(Exception):
-    def __init__(self, member: PlannedClient, dropped: Dropped) -> None:
-        super().__init__(dropped.reason)
-        self.member, self.dropped = member, dropped
-
-
-def _stacked(members: list[LoadedClient], *, stacked: Stacked[Any, Any], size: int) -> _Stack:
-    steps = max(len(member.lines) for member in members)
-    return _Stack(members, [lock_step(members, step, stacked, size) for step in range(steps)], size)
 
 
 def lock_step(members: Sequence[LoadedClient], local_step: int, stacked: Stacked[Any, Any], size: int) -> LockStep:

@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.audit.speech_attacks import (
+from sottovoce.audit.speech_audit import (
     HOW,
     IN,
     OUT,
     TAKES,
     SecretSpeaker,
+    audit_speech,
     exposure,
     exposures,
+    format_attacks,
     half_silenced,
     membership,
     played_fast,
     secret_sentence,
     secret_store,
 )
-from sottovoce.audit.speech_audit import audit_speech, format_attacks
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.config import load_recipe
@@ -123,11 +124,11 @@ def test_a_recipe_is_attacked_with_secrets_among_its_people(place: Path, secrets
     around = Surroundings(place / "runs", place / "stores", torch.device("cpu"))
     found = audit_speech(recipe, secrets=4, rounds=1, seed=1, around=around)
     assert found.membership is not None
-    assert (found.membership.members, found.membership.strangers) == (18, 12)
+    assert (found.membership.members, found.membership.others) == (18, 12)
     assert [one.how for one in found.exposures] == list(HOW)
     lines = format_attacks(found.as_json())
     assert len(lines) == 3
-    assert lines[0].startswith("who took part is told from strangers")
+    assert lines[0].startswith("participants are told from non-participants")
     with pytest.raises(InputError, match="secrets=2"):
         audit_speech(recipe, secrets=2, rounds=1, seed=1, around=around)
 
