@@ -1,7 +1,7 @@
 """A federation that takes milliseconds: nine people, a small model of any family, and its twin in float64."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +199,13 @@ def small(
         "root_seed": 4,
     }
     plan = Plan(PrivacySettings(**settings | _named(privacy or {})), layout)
+    made = replace(made, weighting=plan.settings.weighting)
     of_server: dict[str, Any] = {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1.0}}
     return Small(
         made,
         plan,
         Server(ServerSettings(**of_server | (server or {})), layout, layout.flatten(parameters)),
-        SequentialEngine(made, layout, device=CPU, dtype=dtype, weighting=plan.settings.weighting),
+        SequentialEngine(made, layout, device=CPU, dtype=dtype),
         Ledger(ledger, header=plan.ledger_header(run="small")),
     )
 

@@ -74,7 +74,7 @@ def diverging(rooms: Small, _: pytest.MonkeyPatch) -> None:
 
 
 def _train_in(context: ClientContext, rooms: Small) -> None:
-    rooms.engine = SequentialEngine(context, rooms.layout, device=CPU, weighting=rooms.plan.settings.weighting)
+    rooms.engine = SequentialEngine(context, rooms.layout, device=CPU)
 
 
 @pytest.mark.parametrize(

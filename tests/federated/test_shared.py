@@ -73,7 +73,6 @@ def shared_engine(ours: Small, *, dtype: torch.dtype = torch.float64, size: int 
         dtype=dtype,
         summed=summed,
         size=size,
-        weighting=ours.plan.settings.weighting,
     )
 
 
@@ -228,7 +227,7 @@ def test_a_part_is_trained_as_alone(summed: bool, tones: Path, tmp_path: Path) -
     part = split(parse_part("lora(r=2), blocks.00.mlp.*"), parameters, **options)
     layout, context = Layout.of(part.initial), replace(ours.context, frozen=part.frozen)
     plan, server_P = Plan(ours.plan.settings, layout), layout.flatten(part.initial)
-    common: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "weighting": plan.settings.weighting}
+    common: dict[str, Any] = {"device": CPU, "dtype": torch.float64}
     sums = []
     for engine in (
         SequentialEngine(context, layout, **common),
@@ -301,7 +300,7 @@ def test_what_is_not_one_gradient_is_refused(name: str, tones: Path, tmp_path: P
     local, weighting, words = REFUSED[name]
     ours = small(tones, tmp_path / "ledger.jsonl", **FEDSGD | {"local": FEDSGD["local"] | local})
     with pytest.raises(InputError, match=words):
-        SharedEngine(ours.context, ours.layout, device=CPU, summed=True, weighting=weighting)
+        SharedEngine(replace(ours.context, weighting=weighting), ours.layout, device=CPU, summed=True)
 
 
 def test_statistics_are_no_gradients(tones: Path, tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ def stacked_of(
         device=device,
         dtype=dtype,
         size=size,
-        weighting=ours.plan.settings.weighting,
     )
 
 

@@ -124,10 +124,10 @@ def test_a_step_in_which_layer_drop_leaves_nothing_to_train_moves_nobody(stacked
 @pytest.mark.parametrize("stacked", [False, True])
 def test_clients_are_weighted_by_the_wer_of_the_whole_model(stacked: bool, tones: Path) -> None:
     ours = parted(tones, "lora(r=2)", people={"holdout": 0.25})
-    options: dict[str, Any] = {"device": CPU, "weighting": Weighting.WER}
-    engine: Engine = SequentialEngine(ours.context, ours.layout, **options)
+    context = replace(ours.context, weighting=Weighting.WER)
+    engine: Engine = SequentialEngine(context, ours.layout, device=CPU)
     if stacked:
-        engine = StackedEngine(ours.context, ours.layout, size=4, **options)
+        engine = StackedEngine(context, ours.layout, size=4, device=CPU)
     (trained,) = engine.train(ours.server_P, [4], step=0)
     assert not isinstance(trained, Dropped)
     assert trained.figures[0].wer is not None

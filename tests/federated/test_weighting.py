@@ -158,7 +158,7 @@ def test_stacks_measure_what_clients_measure_one_by_one(weighting: Weighting, to
     """In float64: losses but for the order of sums, and the same words."""
     privacy = {"weighting": weighting}
     ours = small(tones, tmp_path / "l.jsonl", privacy=privacy, cohort_size=9, dtype=torch.float64, **MEASURED)
-    options: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "weighting": weighting}
+    options: dict[str, Any] = {"device": CPU, "dtype": torch.float64}
     alone, stacked = (
         measured_by(engine, ours)
         for engine in (ours.engine, StackedEngine(ours.context, ours.layout, size=4, **options))

@@ -58,7 +58,7 @@ def workers_of(ours: Small, *, accidents: Mapping[int, str] | None = None, worke
         context = Trouble(
             **{field.name: getattr(context, field.name) for field in fields(context)}, accidents=accidents
         )
-    return WorkersEngine(context, ours.layout, weighting=ours.plan.settings.weighting, workers=workers)
+    return WorkersEngine(context, ours.layout, workers=workers)
 
 
 def test_updates_have_the_bits_of_the_sequential_engine(three: WorkersEngine, tones: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_rounds_have_the_bits_of_one_process(three: WorkersEngine, tones: Path, 
     models = []
     for name in ("workers", "one process"):
         ours = small(tones, tmp_path / f"{name}.jsonl", **RANDOM)
-        alone = MostWorkFirst(ours.context, ours.layout, device=CPU, weighting=ours.plan.settings.weighting)
+        alone = MostWorkFirst(ours.context, ours.layout, device=CPU)
         ours.engine = alone if name == "one process" else three  # type: ignore[assignment]
         for step in range(3):
             assert ours.figures(step).cohort == 9

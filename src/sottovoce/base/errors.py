@@ -14,12 +14,6 @@ class InvariantError(AssertionError):
     """A bug of ours that would break a guarantee to users; nothing is released."""
 
 
-def explain_import_error(error: Exception, module: str) -> str:
-    """Why somebody's own `module` cannot be imported, and what helps where it is only not found."""
-    is_lost = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
-    return f"{error}; is its folder in PYTHONPATH?" if is_lost else str(error)
-
-
 def ensure(holds: bool, otherwise: str) -> None:
     """Raise `InvariantError` with the message `otherwise` unless it `holds`."""
     if not holds:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from sottovoce.base.errors import InputError, explain_import_error
+from sottovoce.base.errors import InputError
 
 T = TypeVar("T")
 
@@ -53,13 +53,19 @@ def import_named(name: str, *, called: str | None = None) -> Any:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"{called} cannot be imported ({explain_import_error(error, module)})") from None
+        raise InputError(f"{called} cannot be imported ({_explain(error, module)})") from None
     except (Exception, SystemExit) as error:  # of the module's own; where it was raised helps who wrote it
         place = traceback.extract_tb(error.__traceback__)[-1]
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{called} cannot be imported ({why}, {place.filename}:{place.lineno})") from None
     _named.add(name)
     return found
+
+
+def _explain(error: Exception, module: str) -> str:
+    """Why somebody's own `module` cannot be imported, and what helps where it is only not found."""
+    is_lost = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
+    return f"{error}; is its folder in PYTHONPATH?" if is_lost else str(error)
 
 
 def build_from_settings(kind: str, made: type[T], name: str, settings: Mapping[str, Any]) -> T:

@@ -33,6 +33,7 @@ from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.models.utterances import Features, Recordings, record
 from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.optimisers.weights import Weights
+from sottovoce.privacy.settings import Weighting
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
 from sottovoce.users.population import Client, Population
@@ -154,7 +155,7 @@ class SharedSpeech:
 class ClientContext:
     """Everything that a client's training is made of, whichever engine runs it. `frozen` is not trained.
 
-    `shared_dev` is what every client's model is tried on where its weight hangs on that.
+    `shared_dev` is what every client's model is tried on where the `weighting` depends on that.
 
     `forgiving`: whatever goes wrong with one client, it is dropped and the round goes on, as a release must.
     """
@@ -170,6 +171,7 @@ class ClientContext:
     frozen: Frozen = NOTHING_FROZEN
     forgiving: bool = False
     shared_dev: SharedSpeech | None = None
+    weighting: Weighting = Weighting.UNIFORM
     _known: SizedCache[Speech] = field(default_factory=lambda: SizedCache(KNOWN_BYTES), repr=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> "ClientContext":

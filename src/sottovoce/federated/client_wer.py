@@ -25,6 +25,7 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.trainable import Frozen
 from sottovoce.privacy.client_wer import WerEstimate, contribution, estimate
+from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
@@ -94,22 +95,16 @@ class MeasuredWer:
 
 
 def measure_wer(
-    server_P: Tensor,
-    *,
-    layout: Layout,
-    plan: Plan,
-    evaluation_clients: EvaluationClients,
-    ledger: Ledger,
-    step: int,
-    digest: str,
+    server_P: Tensor, *, layout: Layout, plan: Plan, evaluation_clients: EvaluationClients, ledger: Ledger, step: int
 ) -> MeasuredWer:
-    """Measure the model `server_P`, whose fingerprint is `digest`, after `step` rounds.
+    """Measure the model `server_P` after `step` rounds.
 
     Raises BudgetSpent, before anybody is asked, where the budget does not allow it; it is charged before that, too.
     """
     cohort = plan.sample(step, attempt=ledger.next_measurement(step))
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
-    charge = ledger.measure(plan.event, step=step, clip_bound=plan.clip_bound, parameters=digest, cohort=commitment)
+    digest, bound = fingerprint(server_P), plan.clip_bound
+    charge = ledger.measure(plan.event, step=step, clip_bound=bound, parameters=digest, cohort=commitment)
     summed = evaluation_clients.wer(server_P, cohort, layout=layout, plan=plan, step=step)
     noised_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares)
     return MeasuredWer(estimate(noised_P, plan), charge.epsilon)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from operator import add
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from torch import Tensor
 from sottovoce.federated.engines.engine import JointlyTrained, JointSum, Trained
 from sottovoce.privacy.clipping import ClipStats, ClipSums, clip_sums, mean_and_deviation, summarise
 from sottovoce.privacy.plan import Plan
+
+S = TypeVar("S", Tensor, ClipSums)
 
 MOST_WAITING = 256  # clients, or one stack more: summed together, because for each alone it would take a dozen kernels
 
@@ -28,8 +30,8 @@ class RoundDiagnostics:
 
     cohort: int = 0
     clipping: ClipSums | None = None
-    loss: Tensor | None = None  # [2]: Σ over the clients whose loss was finite, and how many those are
-    gradients: Tensor | None = None  # [3]: Σ of gradient norms, Σ of their squares, and over how many clients
+    loss: Tensor | None = None  # [3]: Σ and Σ of squares of clients' finite losses, and how many those are
+    gradients: Tensor | None = None  # [3]: the same of gradient norms
     audio_seconds: float = 0.0
     waited_seconds: float = 0.0  # for data
     dropped: Counter[str] = field(default_factory=Counter)
@@ -49,7 +51,7 @@ class RoundDiagnostics:
 
     def add_summed(self, summed: JointSum, trained: JointlyTrained) -> None:
         """The same for clients of whom no single update exists, nor its norms."""
-        self._add_losses(summed.losses_N)
+        self.loss = _add(self.loss, _finite_sums(summed.losses_N))
         self.audio_seconds += trained.audio_seconds
         self.dropped.update(dropped.reason for dropped in summed.dropped)
         for client in trained.figures:
@@ -60,24 +62,12 @@ class RoundDiagnostics:
         if not self._waiting:
             return
         clipping = clip_sums([stats for stats, _, _ in self._waiting])
-        self._add_losses(torch.cat([losses.reshape(-1) for _, losses, _ in self._waiting]))
+        losses = torch.cat([losses.reshape(-1) for _, losses, _ in self._waiting])
+        self.loss = _add(self.loss, _finite_sums(losses))
         if norms := [norms.reshape(-1) for _, _, norms in self._waiting if norms is not None]:
-            self._add_gradients(torch.cat(norms))
-        self.clipping = clipping if self.clipping is None else self.clipping + clipping
+            self.gradients = _add(self.gradients, _finite_sums(torch.cat(norms)))
+        self.clipping = _add(self.clipping, clipping)
         self._waiting = []
-
-    def _add_losses(self, losses: Tensor) -> None:
-        losses = losses.double()
-        finite = losses.isfinite()
-        loss = torch.stack([torch.where(finite, losses, 0.0).sum(), finite.sum()])
-        self.loss = loss if self.loss is None else self.loss + loss
-
-    def _add_gradients(self, norms: Tensor) -> None:
-        norms = norms.double()
-        finite = norms.isfinite()
-        norms = torch.where(finite, norms, 0.0)
-        gradients = torch.stack([norms.sum(), norms.square().sum(), finite.sum()])
-        self.gradients = gradients if self.gradients is None else self.gradients + gradients
 
     def on_host(self) -> "RoundDiagnostics":
         """The same off the device, to be sent to another process. Waits for the device."""
@@ -99,7 +89,7 @@ class RoundDiagnostics:
         """In numbers. Waits for the device."""
         self.settle()
         layers = plan.clipper.layers
-        loss, finite = (0.0, 0.0) if self.loss is None else self.loss.tolist()
+        loss, _, finite = (0.0, 0.0, 0.0) if self.loss is None else self.loss.tolist()
         assert self.signal_H is not None
         noise = [plan.released_std_sum * dimension**0.5 for dimension in layers.dimensions]
         return {
@@ -124,17 +114,26 @@ class RoundDiagnostics:
         return {"gradient_norm": float(mean), "gradient_norm_std": float(deviation)}
 
 
+def _finite_sums(values: Tensor) -> Tensor:
+    values = values.double()
+    finite = values.isfinite()
+    values = torch.where(finite, values, 0.0)
+    return torch.stack([values.sum(), values.square().sum(), finite.sum()])
+
+
+def _add(one: S | None, other: S | None) -> S | None:
+    """Their sum; None counts as nothing."""
+    return other if one is None else one if other is None else one + other
+
+
 def merge_diagnostics(parts: Sequence[RoundDiagnostics]) -> RoundDiagnostics:
     """The figures of several processes, each of which had a part of one cohort."""
-    clipping = [part.clipping for part in parts if part.clipping is not None]
-    losses = [part.loss for part in parts if part.loss is not None]
-    gradients = [part.gradients for part in parts if part.gradients is not None]
     return replace(
         parts[0],
         cohort=sum(part.cohort for part in parts),
-        clipping=reduce(add, clipping) if clipping else None,
-        loss=reduce(add, losses) if losses else None,
-        gradients=reduce(add, gradients) if gradients else None,
+        clipping=reduce(_add, [part.clipping for part in parts]),
+        loss=reduce(_add, [part.loss for part in parts]),
+        gradients=reduce(_add, [part.gradients for part in parts]),
         audio_seconds=math.fsum(part.audio_seconds for part in parts),
         waited_seconds=max(part.waited_seconds for part in parts),
         dropped=sum((part.dropped for part in parts), Counter[str]()),

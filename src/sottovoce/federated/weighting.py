@@ -109,9 +109,9 @@ class WeightedSum:
         return (self.weight or 1.0) if self._shares else self._plan.denominator
 
 
-def measured_loss(losses_L: Tensor, context: ClientContext, *, weighting: Weighting) -> float | None:
+def measured_loss(losses_L: Tensor, context: ClientContext) -> float | None:
     """The mean loss of a client's local steps, or of those of its last local epoch. Reading it waits for the device."""
-    match weighting:
+    match context.weighting:
         case Weighting.LOSS:  # Gao et al., Eq. 9
             return float(losses_L.mean())
         case Weighting.LOSS_RELEASED:
@@ -128,15 +128,15 @@ def last_epoch(losses_L: Tensor, context: ClientContext) -> Tensor:
 
 
 def measured_wer(
-    parameters: Parameters, client: Client, context: ClientContext, *, weighting: Weighting, device: torch.device
+    parameters: Parameters, client: Client, context: ClientContext, *, device: torch.device
 ) -> float | None:
     """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10), or on shared ones."""
-    if weighting is Weighting.WER:
+    if context.weighting is Weighting.WER:
         store, rows = context.store, client.held_out
         if not len(rows):
             raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
         texts: Sequence[str] = [store.utterance(row).text or "" for row in rows.tolist()]
-    elif weighting is Weighting.WER_RELEASED:
+    elif context.weighting is Weighting.WER_RELEASED:
         assert context.shared_dev is not None, "weighting=wer_released without shared speech"
         store, rows, texts = context.shared_dev.store, context.shared_dev.rows, context.shared_dev.texts
     else:

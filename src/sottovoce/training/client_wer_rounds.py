@@ -6,7 +6,6 @@ from typing import Any, final
 from sottovoce.federated.client_wer import MeasuredWer, measure_wer
 from sottovoce.federated.cohort import quantise_model
 from sottovoce.federated.round import RoundState
-from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.privacy.ledger import BudgetSpent
 from sottovoce.privacy.ledger_records import AttemptsUsed
 from sottovoce.training.assemble import Federation
@@ -58,7 +57,6 @@ class ClientWers:
                 evaluation_clients=self._listeners,
                 ledger=state.ledger,
                 step=rounds,
-                digest=fingerprint(model_P),
             )
         except BudgetSpent as spent:
             self._say(f"round {rounds}: clients' WER is not measured, the privacy budget does not allow it: {spent}")

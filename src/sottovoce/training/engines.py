@@ -117,7 +117,6 @@ def build_engine(
     common: dict[str, Any] = {
         "device": device,
         "dtype": precision(settings.precision, device),
-        "weighting": settings.privacy.weighting,
     }
     # Every client makes several local steps, so this is the least.
     steps = settings.steps * settings.cohort_size
@@ -171,6 +170,7 @@ def client_room(
         longest_seconds=recipe.data.longest_seconds,
         frozen=trained_part(recipe, start).frozen,
         forgiving=settings.privacy.mode is Mode.SECURE,
+        weighting=settings.privacy.weighting,
         shared_dev=shared_dev,
     )
 

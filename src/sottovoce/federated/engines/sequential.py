@@ -15,7 +15,6 @@ from sottovoce.federated.weighting import ClientFigures, measured_loss, measured
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Family, Parameters
 from sottovoce.optimisers.weights import Weights
-from sottovoce.privacy.settings import Weighting
 
 
 class SequentialEngine(InProcessEngine):
@@ -29,10 +28,8 @@ class SequentialEngine(InProcessEngine):
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         faster: Callable[[Parameters], Family[Any, Any]] | None = None,
-        weighting: Weighting = Weighting.UNIFORM,
     ) -> None:
         super().__init__(context, device, dtype)
-        self._weighting = weighting
         statistics = context.family.statistics(context.model)
         self.weights = Weights(
             layout, context.local.built_optimiser(), device=device, dtype=dtype, statistics=statistics
@@ -63,14 +60,14 @@ class SequentialEngine(InProcessEngine):
             return self._drop(loaded.client.index, error)
 
     def _train_client(self, server_P: Tensor, loaded: LoadedClient) -> Trained:
-        context, weighting, client = self._context, self._weighting, loaded.client
+        context, client = self._context, loaded.client
         losses_L, norms_L = train_locally(self.weights, loaded, self._features(loaded), context, server_P=server_P)
         figures = ClientFigures(
             utterances=loaded.utterances,
             seconds=loaded.seconds,
             left_out=loaded.speech.left_out,
-            loss=measured_loss(losses_L, context, weighting=weighting),
-            wer=measured_wer(self.weights.working, client, context, weighting=weighting, device=self._device),
+            loss=measured_loss(losses_L, context),
+            wer=measured_wer(self.weights.working, client, context, device=self._device),
         )
         # The working model is done with: it becomes the update.
         with torch.no_grad():

@@ -37,7 +37,7 @@ from sottovoce.privacy.settings import BY_DATA, Weighting
 NOT_FINITE = "its update was not finite"
 
 
-def check_shared(context: ClientContext, weighting: Weighting) -> None:
+def check_shared(context: ClientContext) -> None:
     """Refuse local training whose update is not one gradient of the server's model."""
     local, engine = context.local, "federation.engine=shared"
     if local.local_steps != 1:
@@ -47,8 +47,10 @@ def check_shared(context: ClientContext, weighting: Weighting) -> None:
         )
     if local.built_optimiser() != SGD():
         raise InputError(f"{engine} with optimiser={dict(local.optimiser)}: expected sgd, whose step is the gradient")
-    if weighting not in (Weighting.UNIFORM, *BY_DATA):
-        raise InputError(f"{engine} with weighting={weighting}: no client has a model to be weighed by; expected data")
+    if context.weighting not in (Weighting.UNIFORM, *BY_DATA):
+        raise InputError(
+            f"{engine} with weighting={context.weighting}: no client has a model to be weighed by; expected data"
+        )
     if context.family.statistics(context.model):
         raise InputError(
             f"{engine}: models of family={context.family.name} keep statistics here, which are no gradients"
@@ -72,10 +74,9 @@ class SharedEngine(InProcessEngine):
         dtype: torch.dtype = torch.float32,
         stacked: Stacked[Any, Any] | None = None,
         faster: Callable[[Parameters], Family[Any, Any]] | None = None,
-        weighting: Weighting = Weighting.UNIFORM,
         size: int | None = None,
     ) -> None:
-        check_shared(context, weighting)
+        check_shared(context)
         super().__init__(context, device, dtype)
         self._layout, self._summed = layout, summed
         found = stacked or (context.family.shared if summed else context.family.stacked)

@@ -66,14 +66,13 @@ class StackedEngine(InProcessEngine):
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         stacked: Stacked[Any, Any] | None = None,
-        weighting: Weighting = Weighting.UNIFORM,
         size: int | None = None,
     ) -> None:
         super().__init__(context, device, dtype)
         if (why := not_stacked(context.family, context.model)) is not None:
             raise InputError(f"federation.engine=stacked: {why}")
         assert context.family.stacked is not None
-        self._layout, self._stacked, self._weighting = layout, stacked or context.family.stacked, weighting
+        self._layout, self._stacked = layout, stacked or context.family.stacked
         self.size = size or fitting_size(self._stacked, context, layout, device)
         self._weights: dict[int, Weights] = {}
 
@@ -179,7 +178,7 @@ class StackedEngine(InProcessEngine):
             step_norms_N, _ = weights.step(lr=local.lr, max_norm=local.clip_gradients)
             total_N += losses_N.detach()
             norms_N += step_norms_N
-            if self._weighting is Weighting.LOSS_RELEASED:
+            if context.weighting is Weighting.LOSS_RELEASED:
                 by_step.append(losses_N.detach().clone())
         lengths = [float(len(member.lines)) for member in stack.members]
         steps_N = torch.tensor(lengths).to(self._device, non_blocking=True)
@@ -197,7 +196,7 @@ class StackedEngine(InProcessEngine):
 
     def _weighed_by(self, stack: _Stack, losses_N: Tensor, by_step: list[Tensor]) -> list[float] | list[None]:
         """The losses that weights depend on, if they do: reading them waits for the device."""
-        match self._weighting:
+        match self._context.weighting:
             case Weighting.LOSS:
                 return losses_N.tolist()
             case Weighting.LOSS_RELEASED:
@@ -211,7 +210,7 @@ class StackedEngine(InProcessEngine):
         figures = []
         for row, (member, loss) in enumerate(zip(stack.members, losses, strict=True)):
             own = {name: stacked[row] for name, stacked in weights.working.items()}
-            wer = measured_wer(own, member.client, self._context, weighting=self._weighting, device=self._device)
+            wer = measured_wer(own, member.client, self._context, device=self._device)
             figures.append(ClientFigures(member.utterances, member.seconds, loss, wer, left_out=member.speech.left_out))
         return tuple(figures)
 

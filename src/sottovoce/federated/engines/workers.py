@@ -31,7 +31,6 @@ from sottovoce.federated.engines.engine import Dropped, Engine, Trained, drop_or
 from sottovoce.federated.engines.sequential import SequentialEngine
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.privacy.settings import Weighting
 
 # For each worker: one update being made, one job waiting, and two updates that wait for an earlier client's.
 SLOTS_PER_WORKER = 4
@@ -100,12 +99,11 @@ class WorkersEngine(Engine):
         layout: Layout,
         *,
         dtype: torch.dtype = torch.float32,
-        weighting: Weighting = Weighting.UNIFORM,
         workers: int | None = None,
     ) -> None:
         self._context, self._count = context, workers or usable_cores()
         slots = self._count * SLOTS_PER_WORKER
-        setting = shared_memory.put((context, layout, dtype, weighting))
+        setting = shared_memory.put((context, layout, dtype))
         memory = shared_memory.new_file(shared_memory.rows_size(1 + slots, length=layout.flat_size))
         self._rows_NP = shared_memory.rows(memory, length=layout.flat_size)
         self._free = [*range(slots, SERVER, -1)]
@@ -208,9 +206,9 @@ def _begin(setting: int, memory: int) -> None:
     torch.set_num_threads(1)
     found = shared_memory.got(setting)
     assert isinstance(found, tuple)
-    context, layout, dtype, weighting = found
+    context, layout, dtype = found
     rows_NP = shared_memory.rows(memory, length=layout.flat_size)
-    engine = SequentialEngine(context, layout, device=torch.device("cpu"), dtype=dtype, weighting=weighting)
+    engine = SequentialEngine(context, layout, device=torch.device("cpu"), dtype=dtype)
     _worker = _Worker(engine, rows_NP, context.forgiving)
 
 
