@@ -170,11 +170,11 @@ def sweep_variants(layout: Layout, device: torch.device) -> Variants:
     def both(chunk: int, warps: int) -> Variants:
         return {
             f"  norms, chunk {chunk}, warps {warps}": (
-                lambda: kernels.layer_norms(update, layers, chunk=chunk, warps=warps),
+                lambda: kernels.layer_norms_on_gpu(update, layers, chunk=chunk, warps=warps),
                 4.0 * layout.flat_size,
             ),
             f"  add, chunk {chunk}, warps {warps}": (
-                lambda: kernels.add_scaled(total, update, scales, layers, chunk=chunk, warps=warps),
+                lambda: kernels.add_scaled_on_gpu(total, update, scales, layers, chunk=chunk, warps=warps),
                 12.0 * layout.flat_size,
             ),
         }

@@ -185,4 +185,4 @@ def test_modules_are_imported_by_name_in_one_place() -> None:
                 called == "eval" and isinstance(node, ast.Attribute)  # a torch module's
             ):
                 found.add(path.relative_to(SOURCE).as_posix())
-    assert found == {"naming.py", *BY_CONSTANTS}
+    assert found == {"base/importing.py", *BY_CONSTANTS}

@@ -158,13 +158,13 @@ def test_kernels_agree_with_the_loops(
 
     device = "cpu" if interpreted else "cuda"
     clipper = Clipper(layers=case.layers, clip_bound=clip_bound, share=share, normalise=normalise, grid=grid)
-    norms = kernels.layer_norms(case.updates.to(device), case.layers, chunk=64).cpu()
+    norms = kernels.layer_norms_on_gpu(case.updates.to(device), case.layers, chunk=64).cpu()
     assert torch.allclose(norms, segments.layer_norms(case.updates, case.layers), rtol=1e-12, equal_nan=True)
     scales = clipper._measure(case.updates, 1.0)[0]
     dtype = torch.float32 if grid is None else torch.float64
     expected, total = case.layout.zeros(dtype=dtype), case.layout.zeros(dtype=dtype, device=device)
     segments.add_scaled(expected, case.updates, scales, case.layers, grid=grid)
-    kernels.add_scaled(total, case.updates.to(device), scales.to(device), case.layers, grid=grid, chunk=64)
+    kernels.add_scaled_on_gpu(total, case.updates.to(device), scales.to(device), case.layers, grid=grid, chunk=64)
     tolerance = clip_bound * 1e-6 if grid is None else 0.0
     assert torch.allclose(total.cpu(), expected, rtol=0, atol=tolerance)
 

@@ -33,7 +33,7 @@ class ChildKilled(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChildAnswer:
     """What came of the call named `name`: a value, or an error."""
 
     name: Any
@@ -100,9 +100,9 @@ class ChildPool:
         self._waiting.append((name, function, arguments))
         self._send_calls()
 
-    def answers(self, *, timeout: float | None = None) -> list[Answer]:
+    def answers(self, *, timeout: float | None = None) -> list[ChildAnswer]:
         """What has been answered since the last time; waits for an answer, or for `timeout` seconds at most."""
-        found: list[Answer] = []
+        found: list[ChildAnswer] = []
         while not found and (self.busy or self._replaces):
             watched = [child for child in self._children if child.calls or not child.is_ready or self._replaces]
             by_connection = {child.connection: child for child in watched}
@@ -147,19 +147,19 @@ class ChildPool:
                     with suppress(OSError):  # it has died: reading from it says so
                         child.connection.send(call[1:])
 
-    def _receive(self, child: _Child) -> list[Answer]:
+    def _receive(self, child: _Child) -> list[ChildAnswer]:
         try:
             value, error = child.connection.recv()
         except (EOFError, OSError):
             return self._lose(child)
         if child.is_ready:
-            return [Answer(child.calls.popleft()[0], value, error)]
+            return [ChildAnswer(child.calls.popleft()[0], value, error)]
         if error is not None:
             raise error
         child.is_ready = True
         return []
 
-    def _lose(self, child: _Child) -> list[Answer]:
+    def _lose(self, child: _Child) -> list[ChildAnswer]:
         """The call that `child` was at is lost; what it had not begun is sent to others."""
         self._children.remove(child)
         status = child.end()
@@ -170,7 +170,7 @@ class ChildPool:
             raise ChildKilled(f"a process was killed at {lost}")
         self._waiting.extendleft(reversed(child.calls))
         self._start()
-        return [] if lost is None else [Answer(lost, error=ChildKilled(f"its process ended with status {status}"))]
+        return [] if lost is None else [ChildAnswer(lost, error=ChildKilled(f"its process ended with status {status}"))]
 
     def _start(self) -> None:
         ours, theirs = multiprocessing.Pipe()
@@ -198,7 +198,7 @@ def child_pool(
 
 def map_in_order(pool: ChildPool, function: Callable[[T], R], tasks: Sequence[T], *, ahead: int) -> Iterator[R]:
     """`function` of every task, in the tasks' order; never more than `ahead` of them are submitted or waiting here."""
-    done: dict[int, Answer] = {}
+    done: dict[int, ChildAnswer] = {}
     submitted = 0
     for number in range(len(tasks)):
         while submitted < min(len(tasks), number + ahead):

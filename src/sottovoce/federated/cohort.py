@@ -1,10 +1,10 @@
-"""Who trains a cohort and hands back its clipped sum: the seam between the server and wherever its clients are.
+"""Who trains a cohort and returns its clipped sum: the interface between the server and its clients.
 
-    LocalClients          in this process: a loop over an engine
+    LocalClients         in this process: a loop over an engine
     ClientsOverRanks     over the processes of one run (`federated.ranks`)
 
-One client's update goes no further than this. The server above takes a sum, so clients whose sum alone it may ever
-see, behind secure aggregation say, are one more class with `sum` and `close`.
+One client's update goes no further than this. The server takes a sum, so clients behind secure aggregation are one more
+class with `sum` and `close`.
 
 Shapes: P flat length.
 """

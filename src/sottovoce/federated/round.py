@@ -86,18 +86,22 @@ def run_round(
     if state.correlated is not None:
         state.correlated.go_on(ledger.next_row(step))
     among = None if positions is None else positions.among
+    # Algorithm 1: sample the cohort, and charge for the step before anybody trains.
     cohort = plan.sample(step, attempt=ledger.next_attempt(step), row=ledger.next_row(step), among=among)
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
     charge = plan.charge(ledger, step=step, parameters=state.digest, cohort=commitment)
+    # Every client trains; updates are clipped and summed.
     given: dict[str, Any] = {} if positions is None else {"positions": positions.of(cohort)}
     summed = clients.sum(quantise_model(server.parameters_P, model_bits), cohort, plan=plan, step=step, **given)
     if summed.diagnostics is not None:
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)
         summed.diagnostics.denominator = summed.denominator
+    # Noise on the sum; from here on everything is public.
     noised_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares, correlated=state.correlated)
     pseudo_gradient_P = noised_P.div_(summed.denominator)
     if on_release is not None:
         on_release(pseudo_gradient_P, step)
+    # The server's optimiser steps against the mean update.
     moved = server.step(pseudo_gradient_P, step=step)
     figures: dict[str, float] = {}
     for function in after_step:

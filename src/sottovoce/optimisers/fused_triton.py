@@ -43,7 +43,7 @@ class LarsTerms:
     weight_decay: float
 
 
-def step(
+def fused_step(
     master: Tensor,
     working: Tensor | None,
     gradient: Tensor,

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_range, check_step, tensor_norms
+from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_range, check_step, tensor_norms, zeros_for
 
 
 @final
@@ -30,7 +30,7 @@ class LARS(Optimiser):
         check_range(self, "trust_coefficient", "weight_decay", "eps", low=0)
 
     def init(self, parameters: Tensors) -> State:
-        return State({"momentum": [torch.zeros_like(p) for p in parameters]})
+        return State({"momentum": zeros_for(parameters)})
 
     @torch.no_grad()
     def step(
@@ -71,7 +71,7 @@ class LAMB(Optimiser):
         check_range(self, "eps", "eps_root", "weight_decay", low=0)
 
     def init(self, parameters: Tensors) -> State:
-        return State({name: [torch.zeros_like(p) for p in parameters] for name in ("first_moment", "second_moment")})
+        return State({"first_moment": zeros_for(parameters), "second_moment": zeros_for(parameters)})
 
     @torch.no_grad()
     def step(

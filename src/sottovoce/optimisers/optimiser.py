@@ -57,6 +57,11 @@ class Optimiser(ABC):
         """
 
 
+def zeros_for(parameters: Tensors) -> list[Tensor]:
+    """One zero tensor per parameter."""
+    return [torch.zeros_like(parameter) for parameter in parameters]
+
+
 def check_step(parameters: Tensors, gradients: Tensors, lr: float) -> None:
     """Callers' mistakes that broadcasting would otherwise hide."""
     assert 0 <= lr < math.inf, f"{lr=}, expected a finite number >= 0"

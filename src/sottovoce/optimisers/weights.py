@@ -39,25 +39,13 @@ class FlatOptimiser:
 
     def reset(self) -> None:
         """Forget all that was remembered."""
-        self._state = self._optimiser.init([self._master])
-        slots = {name: self._layout.parts(flat) for name, (flat,) in self._state.slots.items()}
-        self._state_by_tensor = State(slots, self._state.count)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state, ready to be saved."""
-        return state_tensors(self._state)
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over a state that `tensors` gave; one of another optimiser or model is refused."""
-        restore_state(self._state, tensors=tensors)
+        self.state = self._optimiser.init([self._master])
+        slots = {name: self._layout.parts(flat) for name, (flat,) in self.state.slots.items()}
+        self._state_by_tensor = State(slots, self.state.count)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, *, lr: float, max_norm: float) -> tuple[Tensor, Tensor]:
-        """Clip the gradient to `max_norm`, step, refresh the copy; the norm [...] before clipping, and norms [..., H].
-
-        A norm that is not finite makes all weights (of that client) NaN: whoever reads it must stop before they are
-        used. What `gradient` holds afterwards is undefined.
-        """
+        """See `Weights.step`. What `gradient` holds afterwards is undefined."""
         assert max_norm > 0, f"{max_norm=}, expected a number above 0"
         assert 0 <= lr < math.inf, f"{lr=}, expected a finite number >= 0"
         if self._kernels is not None:
@@ -68,7 +56,7 @@ class FlatOptimiser:
         norm, scale = _clip_scale(norms, max_norm)
         gradient.mul_(scale.unsqueeze(-1) if self._stacked else scale)
         if isinstance(self._optimiser, ElementwiseOptimiser):
-            self._optimiser.step([self._master], [gradient], self._state, lr=lr, stacked=self._stacked)
+            self._optimiser.step([self._master], [gradient], self.state, lr=lr, stacked=self._stacked)
             self._layout.clear_padding(self._master)  # Adam with eps=0 makes 0/0 of it
         else:
             self._optimiser.step(self._parameters, gradients, self._state_by_tensor, lr=lr, stacked=self._stacked)
@@ -96,10 +84,10 @@ class FlatOptimiser:
             ratios = trust_ratios(
                 parameter_squares.sqrt(), update_norms, coefficient=lars.trust_coefficient, eps=lars.eps
             )
-            terms = kernels.LarsTerms(self._state.slots["momentum"][0], ratios, lars.momentum, decay)
+            terms = kernels.LarsTerms(self.state.slots["momentum"][0], ratios, lars.momentum, decay)
         working = None if self._working is self._master else self._working
-        kernels.step(self._master, working, gradient, self._layers, scale=scale, lr=lr, lars=terms)
-        self._state.advance()
+        kernels.fused_step(self._master, working, gradient, self._layers, scale=scale, lr=lr, lars=terms)
+        self.state.advance()
         return norm.float(), norms.float()
 
 
@@ -208,8 +196,7 @@ class Weights:
     def step(self, *, lr: float, max_norm: float) -> tuple[Tensor, Tensor]:
         """One step against the gradients, clipped to `max_norm`; their norm before, and norms [..., H] (`norm_names`).
 
-        Nothing waits for the device, so a norm that is not finite is not acted upon here: it makes every weight NaN,
-        and whoever reads it must stop before the weights are used.
+        Nothing waits for the device: a norm that is not finite makes every weight NaN, and whoever reads it must stop.
         """
         if not self._statistics:
             return self._flat.step(self.gradient, lr=lr, max_norm=max_norm)
@@ -242,8 +229,8 @@ class Weights:
 
     def optimiser_tensors(self) -> dict[str, Tensor]:
         """The optimiser's state, ready to be saved."""
-        return self._flat.tensors()
+        return state_tensors(self._flat.state)
 
     def restore_optimiser(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over a state that `optimiser_tensors` gave."""
-        self._flat.restore(tensors)
+        restore_state(self._flat.state, tensors=tensors)

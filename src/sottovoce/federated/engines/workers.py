@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.base.children import Answer, ChildKilled, ChildPool
+from sottovoce.base.children import ChildAnswer, ChildKilled, ChildPool
 from sottovoce.base.errors import ensure
 from sottovoce.federated.client import ClientContext
 from sottovoce.federated.engines import shared_memory
@@ -105,7 +105,7 @@ class WorkersEngine(Engine):
         slots = self._count * SLOTS_PER_WORKER
         setting = shared_memory.put((context, layout, dtype))
         memory = shared_memory.new_file(shared_memory.rows_size(1 + slots, length=layout.flat_size))
-        self._rows_NP = shared_memory.rows(memory, length=layout.flat_size)
+        self._rows_NP = shared_memory.shared_rows(memory, length=layout.flat_size)
         self._free = [*range(slots, SERVER, -1)]
         files = (setting, memory)
         self._pool = ChildPool(self._count, begin=_begin, given=files, descriptors=files, replaces=True)
@@ -155,7 +155,7 @@ class WorkersEngine(Engine):
         for answer in self._pool.answers(timeout=timeout):
             self._take(answer, current)
 
-    def _take(self, answer: Answer, current: _Round) -> None:
+    def _take(self, answer: ChildAnswer, current: _Round) -> None:
         (of_round, job), result = answer.name, answer.value
         if isinstance(answer.error, ChildKilled):
             result = Dropped(job.client, str(answer.error))
@@ -207,7 +207,7 @@ def _begin(setting: int, memory: int) -> None:
     found = shared_memory.got(setting)
     assert isinstance(found, tuple)
     context, layout, dtype = found
-    rows_NP = shared_memory.rows(memory, length=layout.flat_size)
+    rows_NP = shared_memory.shared_rows(memory, length=layout.flat_size)
     engine = SequentialEngine(context, layout, device=torch.device("cpu"), dtype=dtype)
     _worker = _Worker(engine, rows_NP, context.forgiving)
 
