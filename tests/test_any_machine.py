@@ -14,7 +14,9 @@ from tests.points import Gate, Point, Watch
 from sottovoce.base.processes import split_by_load
 
 DEAL = "sottovoce.base.processes:split_by_load"
-THREE_TIMES = "from sottovoce.base.processes import deal; import numpy; [deal(numpy.ones(2), 2) for _ in range(3)]"
+THREE_TIMES = (
+    "from sottovoce.base.processes import split_by_load as f; import numpy; [f(numpy.ones(2), 2) for _ in range(3)]"
+)
 
 
 def test_a_point_is_reached_once_and_where_it_is_named() -> None:
