@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sottovoce.config import Suite, load_experiment, recipe_names
-from sottovoce.privacy import figure, planner, scale
+from sottovoce.privacy import figure, membership_odds, planner
 from sottovoce.privacy.events import poisson_release
-from sottovoce.privacy.mechanisms import single_release
-from sottovoce.privacy.odds import odds
+from sottovoce.privacy.mechanism_search import single_release
+from sottovoce.privacy.membership_odds import bound_membership_odds
 from sottovoce.reporting.archives import open_path
 from sottovoce.reporting.records import read_run
 from sottovoce.reporting.statement import statement
@@ -38,25 +38,25 @@ def rows_of(page: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_has_the_steps_of_the_scale(page: str) -> None:
     rows = rows_of(page)
-    for step, row in zip(scale.SCALE, rows, strict=False):
-        last = step is scale.NEXT_TO_NOTHING
-        assert row[0] == (f"above {scale.NO_GUARANTEE:g}" if last else f"up to {step.most:g}")
+    for step, row in zip(membership_odds.SCALE, rows, strict=False):
+        last = step is membership_odds.NEXT_TO_NOTHING
+        assert row[0] == (f"above {membership_odds.NO_GUARANTEE:g}" if last else f"up to {step.most:g}")
         assert any(re.match(rf"{step.words}\b", cell) for cell in row[2:]), row
         if not last and step.most < 20:
             assert row[1].replace(" to ", " : ") == odds_words(step.most)
-    assert len(rows) - len(scale.SCALE) <= 1, "and, for who takes part, that nothing may be promised"
+    assert len(rows) - len(membership_odds.SCALE) <= 1, "and, for who takes part, that nothing may be promised"
 
 
 def test_what_the_steps_mean_stands_where_people_read_it() -> None:
     for page in ("docs/privacy.md", "docs/guides/taking-part.md"):
         text = (ROOT / page).read_text()
-        assert all(step.means in text for step in scale.SCALE)
+        assert all(step.means in text for step in membership_odds.SCALE)
 
 
 def test_right_guesses_are_those_of_one_gaussian_release() -> None:
-    for step, row in zip(scale.SCALE[:3], rows_of("docs/privacy.md"), strict=False):
+    for step, row in zip(membership_odds.SCALE[:3], rows_of("docs/privacy.md"), strict=False):
         z = single_release(step.most, delta=1e-6)
-        assert int(row[2]) == of_hundred(odds(poisson_release(z, sampling_rate=1.0)).right)
+        assert int(row[2]) == of_hundred(bound_membership_odds(poisson_release(z, sampling_rate=1.0)).right)
 
 
 def test_no_other_page_has_a_scale_of_its_own() -> None:
@@ -68,7 +68,7 @@ def test_no_other_page_has_a_scale_of_its_own() -> None:
     assert [page.name for page in pages if others.search(page.read_text())] == []
     source = [path for path in (ROOT / "src").rglob("*.py") if re.search(r"USEFUL\w* = \d", path.read_text())]
     assert source == []
-    assert planner.GUARANTEE == privacy_report.GUARANTEE == figure.GUARANTEE == scale.GUARANTEE == 8
+    assert planner.GUARANTEE == privacy_report.GUARANTEE == figure.GUARANTEE == membership_odds.GUARANTEE == 8
 
 
 def test_no_recipe_of_a_simulation_says_that_its_epsilon_holds() -> None:

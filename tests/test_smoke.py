@@ -125,6 +125,6 @@ def test_no_epsilon_is_told_that_is_not_the_recipes(changes: list[str], around: 
     assert all(report.epsilon is None for report in reports)
     (kept,) = (tmp_path / "runs").iterdir()
     run = read_run("private", kept)
-    assert run.promise is not None
-    assert run.promise.words is None
+    assert run.guarantee is not None
+    assert run.guarantee.words is None
     assert run.privacy["epsilon_rdp"] is None

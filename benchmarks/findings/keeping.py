@@ -18,7 +18,7 @@ from sottovoce.digests import content_digest
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.parsing import Unreadable
-from sottovoce.privacy.ledger_signature import SIGNATURE
+from sottovoce.privacy.ledger_report import SIGNATURE
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
 from sottovoce.reporting.audit import kept_audit

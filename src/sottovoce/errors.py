@@ -1,8 +1,8 @@
 """Whose mistake it is.
 
 `InputError` means "the user can mend this": the command line prints it as a single line and exits with 2. Every other
-exception is a bug of ours and keeps its traceback. Ours are assertions, but for those that stand between a user and a
-promise: `promise` raises under `python -O` too, which leaves `assert` out.
+exception is a bug of ours and keeps its traceback. Ours are assertions, except where a guarantee to users depends on
+it: `check_invariant` raises under `python -O` too, which leaves `assert` out.
 """
 
 
@@ -10,8 +10,8 @@ class InputError(ValueError):
     """A user's mistake: what is wrong, where, and what was expected, in one line."""
 
 
-class BrokenPromise(AssertionError):
-    """A mistake of ours that would break what users were promised; nothing is released."""
+class InvariantError(AssertionError):
+    """A mistake of ours that would break a guarantee to users; nothing is released."""
 
 
 def told_import(error: Exception, module: str) -> str:
@@ -20,7 +20,7 @@ def told_import(error: Exception, module: str) -> str:
     return f"{error}; is its folder in PYTHONPATH?" if is_lost else str(error)
 
 
-def promise(kept: bool, broken: str) -> None:
-    """Raise `BrokenPromise` with the words `broken` unless `kept`."""
-    if not kept:
-        raise BrokenPromise(broken)
+def check_invariant(holds: bool, problem: str) -> None:
+    """Raise `InvariantError` with the words `problem` unless it `holds`."""
+    if not holds:
+        raise InvariantError(problem)

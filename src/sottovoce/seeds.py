@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import promise
+from sottovoce.errors import check_invariant
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,9 @@ def derive(root: int, *names: Name) -> int:
     digest = hashlib.blake2b(digest_size=8, person=b"sottovoce")
     for name in (root, *names):
         # NumPy's integers would print the same and yet name another stream.
-        promise(type(name) in (str, int), f"name={name!r} of a stream: expected a str or an int, not {type(name)}")
+        check_invariant(
+            type(name) in (str, int), f"name={name!r} of a stream: expected a str or an int, not {type(name)}"
+        )
         # The type is part of the name ("7" is not 7), the length keeps ("ab", "c") apart from ("a", "bc").
         part = f"{type(name).__name__}:{name}".encode()
         digest.update(len(part).to_bytes(4, "little") + part)
@@ -86,7 +88,7 @@ def _with_whole_seed(state: "torch.Tensor", seed: int) -> "torch.Tensor":
 
     words = state.view(torch.int64)[_TWISTER_WORDS]
     # A twister's first word is its seed: if torch ever lays its state out differently, this is where we learn of it.
-    promise(int(words[0]) == seed % 2**32, "torch's CPU generator has another layout than this release knows")
+    check_invariant(int(words[0]) == seed % 2**32, "torch's CPU generator has another layout than this release knows")
     words.copy_(torch.from_numpy(np.random.MT19937(seed).state["state"]["key"].astype(np.int64)))
     return state
 

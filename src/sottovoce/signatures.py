@@ -81,7 +81,7 @@ def load_signing_key(path: Path) -> PrivateKey:
     return load_private_key(found)
 
 
-def expected_fingerprint(key: str) -> str:
+def read_fingerprint(key: str) -> str:
     """The fingerprint of a public key that somebody names: by itself, or by a file (OpenSSH's, or a certificate)."""
     if re.fullmatch(r"[0-9a-f]{64}", key.lower()):
         return key.lower()

@@ -11,11 +11,11 @@ from tests.auditing.linear import LAYOUT
 from torch import Tensor
 
 from sottovoce.flat import segments
-from sottovoce.privacy import clipping, random_source, round_noise
+from sottovoce.privacy import clipping, randomness, round_noise
 from sottovoce.privacy import plan as plans
 from sottovoce.privacy.clipping import Clipper
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.random_source import RandomSource
+from sottovoce.privacy.randomness import RandomSource
 from sottovoce.privacy.sampling import PoissonSampler
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -86,7 +86,7 @@ def noise_used_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_used_again_after_a_resume(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(random_source, "_again", lambda attempt: ())
+    patch.setattr(randomness, "_again", lambda attempt: ())
 
 
 def everybody_sampled(patch: pytest.MonkeyPatch) -> None:

@@ -27,12 +27,12 @@ from sottovoce.errors import InputError
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Trained
 from sottovoce.federated.round import RoundState, run_round
-from sottovoce.privacy.adaptive import AdaptiveClipping
-from sottovoce.privacy.correlated import Correlated
+from sottovoce.privacy.clipping import AdaptiveClipping
 from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.mechanism import Correlated
 from sottovoce.privacy.sampling import CyclicSampler
-from sottovoce.privacy.strategies import Banded, Blt, column_of, sensitivity
+from sottovoce.privacy.strategies import Banded, Blt, first_column, sensitivity
 from sottovoce.seeds import torch_stream
 
 # Canaries.
@@ -143,7 +143,7 @@ def test_no_other_weights_tell_more_of_a_canary(name: str) -> None:
     _, best = filter_of(MECHANISMS[name], rounds=8)
     strategy = Banded(column=(1.0,)) if (mechanism := MECHANISMS[name]) is None else mechanism.strategy
     cycle = 1 if mechanism is None else mechanism.cycle
-    matrix_TT = scipy.linalg.toeplitz(column_of(strategy, 8), np.zeros(8))
+    matrix_TT = scipy.linalg.toeplitz(first_column(strategy, 8), np.zeros(8))
     noise_TT = np.linalg.inv(matrix_TT)  # y = M⁻¹w
     turned_GT = best.weights_GT * best.signs_T
     noise_G = np.linalg.norm(turned_GT @ noise_TT, axis=1)

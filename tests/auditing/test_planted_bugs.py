@@ -13,9 +13,9 @@ from tests.auditing.linear import EVERYBODY, LAYOUT, PEOPLE, SOME, LinearPeople,
 from tests.auditing.planted import Plant, is_far
 
 from sottovoce.auditing.audit import AuditVerdict
-from sottovoce.errors import BrokenPromise
+from sottovoce.errors import InvariantError
 from sottovoce.federated.cohort import ClientsHere
-from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.clipping import AdaptiveClipping
 from sottovoce.privacy.ledger import Charge
 from sottovoce.privacy.plan import Plan
 
@@ -79,7 +79,7 @@ def weights_are_capped() -> None:
     try:
         plan = plan_of(**WEIGHTED)
         plan.accumulate(plan.new_total(), LAYOUT.zeros(), weight=plan.weight(400.0))
-    except BrokenPromise:
+    except InvariantError:
         raise AssertionError("a weight above the cap") from None
 
 

@@ -22,9 +22,9 @@ from sottovoce.evaluation.live import chunks
 from sottovoce.evaluation.recognise import choose_device
 from sottovoce.files import check_file, read_file, read_json, write_json
 from sottovoce.models.attention_search import Search
-from sottovoce.privacy.mechanisms import single_release_epsilon
-from sottovoce.privacy.noise_planner import Asked, plan_noise
-from sottovoce.privacy.strategies import taken_part
+from sottovoce.privacy.mechanism_search import single_release_epsilon
+from sottovoce.privacy.noise_planner import NoiseRequest, plan_noise
+from sottovoce.privacy.strategies import sum_participations
 
 Command = Callable[..., Any]
 PLAN = ("plan", "--population", 10_000, "--steps", 20, "--delta", "1e-6")
@@ -94,7 +94,7 @@ def test_noise_that_hides_everybody_has_no_epsilon_to_search_for() -> None:
 
 
 def test_a_target_that_one_user_meets_needs_a_cohort_of_one() -> None:
-    asked = Asked(
+    asked = NoiseRequest(
         max_cohort=100,
         central_steps=20,
         delta=1e-6,
@@ -107,7 +107,7 @@ def test_a_target_that_one_user_meets_needs_a_cohort_of_one() -> None:
 
 def test_a_user_without_a_second_round_takes_no_memory_for_it() -> None:
     column = np.array([1.0, 0.5, 0.25])
-    assert taken_part(column, 10**12).tolist() == column.tolist()
+    assert sum_participations(column, 10**12).tolist() == column.tolist()
 
 
 @pytest.mark.parametrize("days", [0, -1, 10**9])

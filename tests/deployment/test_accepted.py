@@ -22,9 +22,9 @@ from sottovoce.deployment.own_ledger import OwnLedger
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import poisson_release, repeated
+from sottovoce.privacy.guarantee import guarantee_of
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.ledger_records import AttemptsUsed, Header
-from sottovoce.privacy.promise import promise_of
 from sottovoce.training.federation import ATTEMPTS
 from sottovoce.training.run_folder import LEDGER
 
@@ -62,7 +62,7 @@ def test_a_server_that_repeats_attempts_spends_no_more_than_was_accepted(tmp_pat
     assert found.attempts == ROUNDS + SPARE
     assert found.epsilon.rdp == pytest.approx(spent(ROUNDS + SPARE))
     assert found.epsilon.rdp < spent(ROUNDS + 50)
-    assert promise_of(found).epsilon.rdp == pytest.approx(spent(ROUNDS + SPARE))  # nor does it promise more
+    assert guarantee_of(found).epsilon.rdp == pytest.approx(spent(ROUNDS + SPARE))  # nor does it promise more
 
 
 def test_a_ledger_with_more_attempts_than_were_accepted_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sottovoce.deployment import client_noise
 from sottovoce.deployment.client_noise import add_share, epsilon_for_server
 from sottovoce.deployment.payloads import total_of
 from sottovoce.deployment.sum_terms import NoSum, Phase
-from sottovoce.errors import BrokenPromise
+from sottovoce.errors import InvariantError
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.accounting import epsilon
@@ -75,11 +75,11 @@ def test_below_the_honest_minimum_nothing_is_opened() -> None:
 
 def test_a_share_is_for_sums_of_as_many_as_was_accepted() -> None:
     words = np.zeros(LENGTH, dtype=np.uint32)
-    with pytest.raises(BrokenPromise, match="sums of too few"):
+    with pytest.raises(InvariantError, match="sums of too few"):
         add_share(words, plan=PLAN, terms=terms_of(N, least=6, length=LENGTH))
-    with pytest.raises(BrokenPromise, match="sums of too few"):
+    with pytest.raises(InvariantError, match="sums of too few"):
         add_share(words, plan=dataclasses.replace(PLAN, noise_shares=None), terms=ATTEMPT.terms)
-    with pytest.raises(BrokenPromise, match="words of 64 bits"):
+    with pytest.raises(InvariantError, match="words of 64 bits"):
         add_share(words.astype(np.uint64), plan=PLAN, terms=terms_of(N, least=7, bits=64, length=LENGTH))
     assert not words.any()
 
@@ -103,7 +103,7 @@ def test_what_the_server_learns_is_accounted_without_sampling() -> None:
     seen = epsilon_for_server(PLAN, rounds=10, delta=1e-5)
     assert seen == epsilon(repeated(poisson_release(2.0 * math.sqrt(4 / 6), sampling_rate=1.0), 10), 1e-5)
     assert seen.headline > epsilon(repeated(PLAN.event, 10), 1e-5).headline
-    with pytest.raises(BrokenPromise, match="sums as they are"):
+    with pytest.raises(InvariantError, match="sums as they are"):
         epsilon_for_server(dataclasses.replace(PLAN, noise_shares=None), rounds=10, delta=1e-5)
 
 

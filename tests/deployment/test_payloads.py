@@ -20,7 +20,7 @@ from sottovoce.deployment.payloads import (
     write_model,
     write_start,
 )
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.errors import InputError, InvariantError
 from sottovoce.federated.cohort import as_sent
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import REGISTERED, find_family
@@ -73,7 +73,7 @@ def test_of_16_bits_it_is_half_as_long_and_comes_back_as_it_was_rounded() -> Non
     assert as_sent(model_P, None) is model_P
     with pytest.raises(Refused):
         read_model(sent, LAYOUT)
-    with pytest.raises(BrokenPromise, match="more bits than it is sent with"):
+    with pytest.raises(InvariantError, match="more bits than it is sent with"):
         write_model(updates(1)[0], LAYOUT, model_bits=16)
 
 
@@ -149,13 +149,13 @@ def test_what_cannot_be_summed_is_refused() -> None:
     plan = plan_of(64)
     off = plan.new_total()
     off[0] = (plan.grid or 1.0) / 2
-    with pytest.raises(BrokenPromise, match="off the grid"):
+    with pytest.raises(InvariantError, match="off the grid"):
         words_of(off, plan)
     small = plan_of(32)
     for cells in (2.0**31, -(2.0**31) - 1, 2.0**70, float("nan")):
         large = small.new_total()
         large[0] = cells * (small.grid or 1.0)
-        with pytest.raises(BrokenPromise, match="too large for a word"):
+        with pytest.raises(InvariantError, match="too large for a word"):
             words_of(large, small)
     with pytest.raises(Refused):
         read_words(bytes(8), plan)

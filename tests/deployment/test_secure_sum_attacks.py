@@ -12,7 +12,7 @@ from tests.deployment.fleet import Fleet, attempt_of, client_of, node_keys, say,
 from sottovoce.deployment import secure_sum, shamir
 from sottovoce.deployment.secure_sum import Client, Server
 from sottovoce.deployment.sum_terms import Cohort, NoSum, Phase, Unsafe, Why, threshold
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.randomness import SecureRandom
 from sottovoce.signatures import sign
 
 N = 7  # of whom five open a sum

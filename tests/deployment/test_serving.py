@@ -28,9 +28,9 @@ def planned(settings: PrivacySettings) -> Plan:
 
 def test_a_release_waits_until_no_cohort_is_too_small_to_be_opened() -> None:
     plan, least = planned(MANY), 512
-    assert plan.fewest_here(least) > 1024
+    assert plan.fewest_available(least) > 1024
     needed = needed_here(plan, 1024, least=least, is_secure=True)
-    assert [needed.of(still_in) for still_in in (34_753, 30_000, 5)] == [plan.fewest_here(least)] * 3
+    assert [needed.of(still_in) for still_in in (34_753, 30_000, 5)] == [plan.fewest_available(least)] * 3
     assert needed_here(plan, 30_000, least=least, is_secure=True).of(34_753) == 30_000
 
 
@@ -55,8 +55,8 @@ def test_by_default_a_release_opens_sums_of_as_many_as_it_can_with_a_quarter_awa
     plan = planned(replace(MANY, population_size=people, cohort_size=cohort))
     least, here = usual_least(plan), people * 3 // 4
     assert FEWEST <= least <= cohort // 2
-    assert plan.fewest_here(least) <= here
-    assert least == cohort // 2 or plan.fewest_here(least + 1) > here
+    assert plan.fewest_available(least) <= here
+    assert least == cohort // 2 or plan.fewest_available(least + 1) > here
 
 
 def test_where_everybody_is_drawn_half_of_them_will_do() -> None:

@@ -10,7 +10,7 @@ from tests.federated.small import Small, small
 from torch import Tensor
 
 from sottovoce.federated.cohort import Clients, ClientsHere, CohortSum
-from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.clipping import AdaptiveClipping
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 

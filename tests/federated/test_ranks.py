@@ -16,7 +16,7 @@ from sottovoce.errors import InputError
 from sottovoce.federated.cohort import ClientsHere, CohortSum
 from sottovoce.federated.engines import StackedEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
-from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.clipping import AdaptiveClipping
 from sottovoce.processes import Processes, process_group
 from sottovoce.store import Store
 

@@ -22,7 +22,7 @@ from sottovoce.models import ctc
 from sottovoce.models.family import recordings_heard
 from sottovoce.models.utterances import record_lines
 from sottovoce.optimisers.weights import Weights
-from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.clipping import AdaptiveClipping
 from sottovoce.privacy.ledger import Charge
 from sottovoce.seeds import torch_stream
 

@@ -19,7 +19,7 @@ from tests.reference_round import Model, plus, times
 from tests.several import in_processes
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.errors import InputError, InvariantError
 from sottovoce.federated.client import Proximal
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import SequentialEngine, SharedEngine, Together
@@ -281,7 +281,7 @@ def test_a_sum_that_nobody_clipped_is_no_private_plans(tones: Path, tmp_path: Pa
     privacy = {"noise_multiplier": 0.7, "clip_bound": 0.2}
     ours = small(tones, tmp_path / "ledger.jsonl", **FEDSGD | {"privacy": privacy})
     engine = SharedEngine(ours.room, ours.layout, device=CPU, summed=True)
-    with pytest.raises(BrokenPromise, match="a sum of updates that nobody has clipped"):
+    with pytest.raises(InvariantError, match="a sum of updates that nobody has clipped"):
         ClientsHere(engine).sum(ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=0)
 
 

@@ -17,7 +17,7 @@ from tests.several import in_processes
 
 from sottovoce.audio.batches import batches_in_order
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.errors import InputError, InvariantError
 from sottovoce.federated.client import ClientRoom, LocalTraining, plan_client
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Dropped, Engine, StackedEngine
@@ -26,7 +26,7 @@ from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.federated.time_line import NOTHING_LEFT, TimeLine
 from sottovoce.federated.turns import Turns, schedule_of
 from sottovoce.flat.layout import Layout
-from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
+from sottovoce.privacy.ledger_report import EXHAUSTED_CLIENTS
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.processes import process_group
@@ -219,10 +219,10 @@ def plan_of(tones: Path, **privacy: Any) -> Plan:
 def test_plan_and_ledger_say_that_the_dry_are_drawn(tones: Path) -> None:
     before, plan = plan_of(tones), plan_of(tones, time_line="zero")
     assert "time_line" not in before.describe()  # as it was before there were any
-    assert DRAWN_WHEN_DRY not in before.guarantee
+    assert EXHAUSTED_CLIENTS not in before.guarantee
     assert plan.describe() == {**before.describe(), "time_line": "zero"}
     assert plan.ledger_header(run="r").as_record()["plan"]["time_line"] == "zero"
-    assert plan.guarantee == f"{before.guarantee}; {DRAWN_WHEN_DRY}"
+    assert plan.guarantee == f"{before.guarantee}; {EXHAUSTED_CLIENTS}"
     assert plan.event == before.event
     assert [plan.sample(step).tolist() for step in range(9)] == [before.sample(step).tolist() for step in range(9)]
 
@@ -255,5 +255,5 @@ def test_without_noise_cohorts_are_drawn_among_those_who_have_something_left(sam
 
 
 def test_a_private_plan_draws_among_everybody(tones: Path) -> None:
-    with pytest.raises(BrokenPromise, match="a cohort of some, accounted as of all"):
+    with pytest.raises(InvariantError, match="a cohort of some, accounted as of all"):
         plan_of(tones, time_line="zero").sample(0, among=EVERYBODY)

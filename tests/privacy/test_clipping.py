@@ -15,8 +15,18 @@ from torch import Tensor
 from sottovoce.errors import InputError
 from sottovoce.flat import segments
 from sottovoce.flat.layout import Layers, Layout, group_layers, tensor_layers
-from sottovoce.privacy.adaptive import AdaptiveClipping, centred_count, next_clip_bound, update_noise_multiplier
-from sottovoce.privacy.clipping import Clipper, Normalise, Share, clip_sums, layer_bounds, summarise
+from sottovoce.privacy.clipping import (
+    AdaptiveClipping,
+    Clipper,
+    Normalise,
+    Share,
+    centred_count,
+    clip_sums,
+    layer_bounds,
+    next_clip_bound,
+    summarise,
+    update_noise_multiplier,
+)
 
 GENERATOR = torch.Generator().manual_seed(4)
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 1.2e-38, 3.4e38]

@@ -24,7 +24,7 @@ from sottovoce.privacy.noise import (
     noise_multiplier_of,
     sigma_dp_of,
 )
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.randomness import SecureRandom
 from sottovoce.seeds import torch_stream
 
 pytest.importorskip("cryptography", reason="the secure mode draws from cryptography's AES")
@@ -215,7 +215,7 @@ def test_secure_words_are_uniform_and_never_repeat() -> None:
 
 FORK = """
 import os
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.randomness import SecureRandom
 random = SecureRandom()
 reader, writer = os.pipe()
 if os.fork() == 0:

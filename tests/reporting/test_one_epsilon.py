@@ -21,15 +21,15 @@ from sottovoce.cli import app
 from sottovoce.config import Federation, Recipe, Suite, load_experiment, load_recipe, recipe_names, validate
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
-from sottovoce.privacy import ledger_report, promise
+from sottovoce.privacy import guarantee, ledger_report
 from sottovoce.privacy.accounting import Epsilon, epsilon, rdp_epsilon
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.events import CorrelatedRelease, Event, GaussianRelease, NoGuarantee, parts_of
+from sottovoce.privacy.guarantee import format_epsilon, format_epsilons, guarantee_of
 from sottovoce.privacy.ledger import BudgetSpent, Ledger, verify
 from sottovoce.privacy.ledger_report import LedgerReport
-from sottovoce.privacy.odds import Odds
+from sottovoce.privacy.membership_odds import MembershipOdds
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.promise import both, promise_of, written_out
 from sottovoce.reporting import verdict as verdicts
 from sottovoce.reporting.cells import epsilon_text as cell
 from sottovoce.reporting.records import LedgerCheck, RunRecord, read_run
@@ -56,9 +56,9 @@ def by_rdp_alone(event: Event, delta: float) -> Epsilon:
 
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (promise, ledger_report):
+    for module in (guarantee, ledger_report):
         monkeypatch.setattr(module, "epsilon", by_rdp_alone)
-    monkeypatch.setattr(verdicts, "odds", lambda _: Odds(1.0, 1.0))
+    monkeypatch.setattr(verdicts, "bound_membership_odds", lambda _: MembershipOdds(1.0, 1.0))
 
 
 def plan_of(federation: Federation, *, people: int) -> Plan:
@@ -131,16 +131,16 @@ def named(event: Event) -> Iterator[str]:
 def check_told(recipe: Recipe, plan: Plan, started: LedgerReport, ended: LedgerReport) -> None:
     """Everything that says an ε of the run says that of the same releases, from before the first until the last."""
     federation = recipe.federated
-    before = federation.whole_run(plan).promise()
+    before = federation.whole_run(plan).guarantee()
     for report in (started, ended):
-        after = promise_of(report)
+        after = guarantee_of(report)
         assert (after.event, after.delta, after.steps, after.measured) == (
             *(before.event, before.delta, before.steps, before.measured),
         )
     assert estimated(recipe, plan) == before.epsilon == ended.epsilon
     text = stated(ended)
-    assert f"ε by Rényi accounting | {written_out(before.epsilon.rdp)} |" in text
-    assert f"ε = {written_out(before.epsilon.headline)} at δ = {plan.settings.delta:g}" in text
+    assert f"ε by Rényi accounting | {format_epsilon(before.epsilon.rdp)} |" in text
+    assert f"ε = {format_epsilon(before.epsilon.headline)} at δ = {plan.settings.delta:g}" in text
     guarantee = federation.guarantee(plan)
     assert f"{before.steps:,} rounds with" in guarantee
     assert (f"{before.measured:,} WERs of clients with" in guarantee) == (federation.client_wer is not None)
@@ -181,7 +181,7 @@ def with_noise(recipe: Recipe, **changes: Any) -> Recipe:
 def ended_by_replacing(path: Path, recipe: Recipe, plan: Plan) -> tuple[LedgerReport, LedgerReport]:
     """A fresh ledger, and what it says when all of the plan is charged, without writing thousands of lines."""
     started, whole = charged(path, recipe.federated, plan, rounds=0), recipe.federated.whole_run(plan)
-    promised = whole.promise()
+    promised = whole.guarantee()
     ended = dataclasses.replace(
         started,
         steps=promised.steps,
@@ -264,7 +264,7 @@ def random_recipes(draw: st.DrawFn) -> tuple[Recipe, Plan]:
 
 
 def check_random(recipe: Recipe, plan: Plan, *, rounds: int) -> None:
-    promised = recipe.federated.whole_run(plan).promise()
+    promised = recipe.federated.whole_run(plan).guarantee()
     if not promised.steps:  # such a run refuses to begin
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -339,12 +339,12 @@ def everything_told(recipe: Recipe, stores: Path, folder: Path) -> None:
     outcome = run_recipe(recipe, out=folder / "run", resume=False, around=around)
     assert outcome.results is not None
     ledger = verify(outcome.folder / "ledger.jsonl")
-    promised, private = promise_of(ledger), outcome.results["privacy"]
+    promised, private = guarantee_of(ledger), outcome.results["privacy"]
     # Before it: the estimate, in numbers and in words.
     one = promised.epsilon
     assert cost.epsilon == one
     assert cost.as_json()["epsilon"] == {"rdp": one.rdp, "pld": one.pld}
-    assert f"ε = {both(one)} at its end" in found.lines()
+    assert f"ε = {format_epsilons(one)} at its end" in found.lines()
     # Nothing of the plan was left out, so that what is spent is what was promised.
     assert ledger.spent == promised.event
     assert one == epsilon(ledger.spent, ledger.header["delta"]) == ledger.epsilon
@@ -359,13 +359,13 @@ def everything_told(recipe: Recipe, stores: Path, folder: Path) -> None:
     assert judged.epsilon == one.headline
     text = statement(run, judged)
     facts = dict(re.findall(r"^\| ([^|-]+) \| (.*) \|$", text, re.MULTILINE))
-    assert facts["ε by Rényi accounting"] == written_out(one.rdp)
-    assert facts["ε by privacy loss distributions"] in (written_out(one.headline), f"none: {one.pld_reason}")
-    assert facts["ε that counts"].startswith(f"{written_out(one.headline)}:")
+    assert facts["ε by Rényi accounting"] == format_epsilon(one.rdp)
+    assert facts["ε by privacy loss distributions"] in (format_epsilon(one.headline), f"none: {one.pld_reason}")
+    assert facts["ε that counts"].startswith(f"{format_epsilon(one.headline)}:")
     done = CliRunner().invoke(app, ["report", str(outcome.folder), "--out", str(folder / "page.html")])
     assert done.exit_code == 0, done.output
     page = (folder / "page.html").read_text()
-    assert f"ε = {both(one)}" in page.replace("\N{NO-BREAK SPACE}", " ")
+    assert f"ε = {format_epsilons(one)}" in page.replace("\N{NO-BREAK SPACE}", " ")
     assert cell(one.headline) in page
     # Its own model names every release that ε is of, as the lines before the run and the results do.
     guarantee = json.loads((outcome.folder / "model/config.json").read_text())["about"]["guarantee"]
@@ -401,7 +401,7 @@ def _recipe(folder: Path, changes: list[str]) -> Recipe:
 
 def test_a_budget_that_allows_nothing_is_refused_before_a_round(stores: Path, tmp_path: Path) -> None:
     recipe = _recipe(tmp_path, [f"{PRIVATE}epsilon_budget=1e-6"])
-    assert recipe.federated.whole_run(plan_of(recipe.federated, people=9)).promise().steps == 0
+    assert recipe.federated.whole_run(plan_of(recipe.federated, people=9)).guarantee().steps == 0
     around = Surroundings(tmp_path / "runs", stores, torch.device("cpu"))
     with pytest.raises(InputError, match="not one round can be paid for"):
         run_recipe(recipe, out=tmp_path / "run", resume=False, around=around)

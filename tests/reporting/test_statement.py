@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from sottovoce.cli import app
 from sottovoce.errors import InputError
 from sottovoce.privacy.events import CorrelatedRelease
+from sottovoce.privacy.guarantee import guarantee_of
 from sottovoce.privacy.ledger import verify
-from sottovoce.privacy.promise import promise_of
 from sottovoce.privacy.strategies import Banded
 from sottovoce.reporting.records import read_run
 from sottovoce.reporting.statement import BLANKS, NOT_COVERED, statement, write_statement
@@ -55,17 +55,17 @@ def test_silos_are_not_counted_as_people_and_their_speakers_have_an_epsilon_of_t
     assert facts["sampling"] == "each silo alone, with probability 1 in each round (8 expected)"
     assert facts["unit of privacy"] == "one silo, added or removed, with everything it holds"
     assert facts["δ"].endswith("one over the number of silos (0.12)")
-    promise = read_run("silos", releases / "silos").promise
-    assert promise is not None
-    assert promise.epsilon_inside is not None
-    assert facts["ε that counts"].startswith(f"{promise.epsilon.headline:.4g}:")
-    assert facts["ε that counts for one speaker inside a silo"].startswith(f"{promise.epsilon_inside.headline:.4g} (")
+    guarantee = read_run("silos", releases / "silos").guarantee
+    assert guarantee is not None
+    assert guarantee.epsilon_inside is not None
+    assert facts["ε that counts"].startswith(f"{guarantee.epsilon.headline:.4g}:")
+    assert facts["ε that counts for one speaker inside a silo"].startswith(f"{guarantee.epsilon_inside.headline:.4g} (")
     assert "people on a list" not in text
 
 
 def test_the_ledger_command_states_both(releases: Path) -> None:
     said = CliRunner().invoke(app, ["ledger", str(releases / "silos")])
-    inside = promise_of(verify(releases / "silos/ledger.jsonl")).epsilon_inside
+    inside = guarantee_of(verify(releases / "silos/ledger.jsonl")).epsilon_inside
     assert inside is not None
     words = re.sub(r"[^\w.=;()ε]+", " ", said.output)  # without the table's lines
     assert f"that is for one silo; for one speaker inside it ε = {inside.pld:.4g} (PLD)" in words

@@ -14,7 +14,7 @@ from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.cli import app
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import fixed_size_release, poisson_release
-from sottovoce.privacy.odds import odds
+from sottovoce.privacy.membership_odds import bound_membership_odds
 from sottovoce.reporting.audit import audit_section
 from sottovoce.reporting.opening import verdict_table
 from sottovoce.reporting.page import build_report
@@ -151,11 +151,11 @@ def test_cohorts_of_fixed_size_hide_a_replacement_and_silos_say_what_is_left_for
 def test_of_silos_both_are_stated_the_silo_and_one_speaker_inside(releases: Path) -> None:
     """Four rounds with all silos and z = 4 are one Gaussian with z = 2; one speaker moves it by up to 2C: z = 1."""
     run = read_run("silos", releases / "silos")
-    assert run.promise is not None
+    assert run.guarantee is not None
     silo, speaker = (epsilon(poisson_release(z, sampling_rate=1.0), 1e-3).pld for z in (2.0, 1.0))
-    inside = run.promise.epsilon_inside
+    inside = run.guarantee.epsilon_inside
     assert inside is not None
-    assert run.promise.epsilon.pld == pytest.approx(silo, abs=1e-3)
+    assert run.guarantee.epsilon.pld == pytest.approx(silo, abs=1e-3)
     assert inside.pld == pytest.approx(speaker, abs=1e-3)
     found = verdict_on(run)
     assert found.headline == (
@@ -166,7 +166,7 @@ def test_of_silos_both_are_stated_the_silo_and_one_speaker_inside(releases: Path
     assert f"Each silo, with everything it holds: ε = {silo:.4g} (PLD)" in told["For whom"]
     assert f"One speaker inside a silo has less: ε = {speaker:.4g} (PLD)" in told["For whom"]
     assert "is for the 8 silos of this run" in told["Had or extrapolated"]
-    assert found.odds == odds(run.promise.event_inside), "guesses are about people"
+    assert found.odds == bound_membership_odds(run.guarantee.event_inside), "guesses are about people"
     assert found.as_json()["epsilon_inside"] == inside.headline
     assert found.as_json()["unit"] == "silo with all its speakers"
 
@@ -191,9 +191,9 @@ def test_a_unit_of_somebody_else_is_not_said_to_be_a_person(runs: Path) -> None:
 
 def test_the_odds_are_the_ledgers_own(releases: Path) -> None:
     run = read_run("eight", releases / "eight")
-    assert run.promise is not None
-    assert verdict_on(run).odds == odds(run.promise.event)
-    assert verdict_on(run).epsilon == run.promise.epsilon.headline
+    assert run.guarantee is not None
+    assert verdict_on(run).odds == bound_membership_odds(run.guarantee.event)
+    assert verdict_on(run).epsilon == run.guarantee.epsilon.headline
 
 
 # What it costs, and who pays.

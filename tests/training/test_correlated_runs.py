@@ -20,9 +20,9 @@ from tests.training.test_distributed_runs import run_here
 from sottovoce import InputError, Simulation, load_recipe
 from sottovoce.models.saved import load
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, memory_rows
 from sottovoce.privacy.events import CorrelatedRelease, event_from_json, repeated
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.round_noise import MEMORY, CorrelatedNoise, memory_rows
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.training import checkpoint, federation
 from sottovoce.training.outcome import Outcome
@@ -36,7 +36,7 @@ BLT = "federation.privacy.mechanism={kind: blt, buffers: 2, cycle: 5}"
 SHORT = [f"federation.steps={STEPS}", f"federation.evaluate_every={STEPS}", "federation.privacy.adaptive=null"]
 # A checkpoint follows every second round, and each of these comes before the first one of its process.
 CHARGED_AGAIN = replace(CHARGED, nth=2)
-DRAWN = Point("sottovoce.privacy.correlated_noise:CorrelatedNoise._write", nth=2, at="call")
+DRAWN = Point("sottovoce.privacy.round_noise:CorrelatedNoise._write", nth=2, at="call")
 WRITTEN = replace(DRAWN, at="return")
 ADDED = Point("sottovoce.privacy.plan:Plan.add_noise", nth=2)
 MOVED = Point("sottovoce.federated.round:run_round", nth=2)
@@ -220,11 +220,11 @@ def test_engines_and_ranks_come_to_the_same(federated_recipe: Path, short_stores
 
 
 def other_numbers(rank: int) -> None:
-    from sottovoce.privacy import optimal_strategies
+    from sottovoce.privacy import mechanism
     from sottovoce.privacy.strategies import Banded
 
     if rank == 1:
-        optimal_strategies.optimal_banded = lambda **_: Banded(column=(1.0, 0.5, 0.25))  # type: ignore[assignment]
+        mechanism.optimal_banded = lambda **_: Banded(column=(1.0, 0.5, 0.25))  # type: ignore[assignment]
 
 
 def test_one_rank_with_another_strategy_ends_all(federated_recipe: Path, folders: list[Path], tmp_path: Path) -> None:

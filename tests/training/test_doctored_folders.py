@@ -22,7 +22,7 @@ from sottovoce.config import load_recipe
 from sottovoce.deployment.keys import make_node
 from sottovoce.models.saved_files import description_digest, digests_in
 from sottovoce.privacy.ledger import verify
-from sottovoce.privacy.ledger_signature import write_signature
+from sottovoce.privacy.ledger_report import write_ledger_signature
 from sottovoce.signatures import fingerprint, load_signing_key
 from sottovoce.training.checkpoint import _digests
 from sottovoce.training.context import Surroundings
@@ -387,7 +387,7 @@ def signed_by_another(folder: Path, other: Path) -> None:
     edit(folder / "results.json", wer_lowered)
     key = load_signing_key(other.parent / "other-key")
     rechain(folder, lambda record: {name: value for name, value in record.items() if name != "signer"})
-    write_signature(folder / "ledger.jsonl", verify(folder / "ledger.jsonl").mark, key=key)
+    write_ledger_signature(folder / "ledger.jsonl", verify(folder / "ledger.jsonl").mark, key=key)
 
 
 JSON_FILES = ("results.json", "population.json", "inputs.json", "environment.json", "engine.json")

@@ -18,12 +18,12 @@ from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.accounting import rdp_epsilon
-from sottovoce.privacy.calibration import noise_of_run
+from sottovoce.privacy.calibration import calibrate_run_noise
 from sottovoce.privacy.client_wer import ClientWer
-from sottovoce.privacy.correlated import Mechanism
+from sottovoce.privacy.guarantee import whole_run
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.mechanism import MechanismSettings
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.promise import whole_run
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome
 from sottovoce.training.privacy_report import other_populations
@@ -95,7 +95,7 @@ def test_a_resumed_run_has_the_noise_it_began_with(go: Go, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
         assert go().stopped_at == 1
-    noise_of_run.cache_clear()
+    calibrate_run_noise.cache_clear()
     resumed = go(resume=True)
     # A polite interrupt adds a commit to the ledger, and nothing else.
     assert privacy_of(resumed) == privacy_of(whole) | {n: privacy_of(resumed)[n] for n in ("head", "length")}
@@ -166,7 +166,7 @@ def test_the_noise_of_a_target_is_for_the_measurements_that_the_plan_draws(
         target_epsilon=target,
         accountant="rdp",
         delta=1e-5,
-        mechanism=None if mechanism is None else Mechanism(**mechanism, cycle=cycle),
+        mechanism=None if mechanism is None else MechanismSettings(**mechanism, cycle=cycle),
     )
     asked = ClientWer(words=10, noise_multiplier=noise, every=2)
     own = private.settings(
@@ -179,7 +179,7 @@ def test_the_noise_of_a_target_is_for_the_measurements_that_the_plan_draws(
         root_seed=5,
         measured=asked.measured(6),
     )
-    promised = whole_run(Plan(own, Layout(("w",), ((4,),))), central_steps=6, client_wer=asked).promise()
+    promised = whole_run(Plan(own, Layout(("w",), ((4,),))), central_steps=6, client_wer=asked).guarantee()
     assert promised.measured == 3
     found = rdp_epsilon(promised.event, 1e-5)
     assert target * (1 - 1e-3) <= found <= target
@@ -199,7 +199,7 @@ def test_people_with_an_epsilon_that_will_do_are_as_many_as_it_takes(federated_r
         root_seed=5,
     )
     plan = Plan(own, Layout(("w",), ((4,),)))
-    promised = settings.whole_run(plan).promise()
+    promised = settings.whole_run(plan).guarantee()
     assert promised.epsilon.pld is not None
     assert promised.epsilon.pld <= 8 < promised.epsilon.rdp
     useful = other_populations(settings, plan, promised)["useful"]

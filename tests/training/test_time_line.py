@@ -22,7 +22,7 @@ from sottovoce.errors import InputError
 from sottovoce.federated.client import PlannedClient, load_client
 from sottovoce.federated.engines import sequential
 from sottovoce.privacy.ledger import verify
-from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
+from sottovoce.privacy.ledger_report import EXHAUSTED_CLIENTS
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import TURNS
 from sottovoce.training.context import Surroundings
@@ -110,12 +110,12 @@ def test_under_privacy_the_dry_are_drawn_on_and_a_killed_run_ends_with_the_same_
     outcome = run_here(federated_recipe, short_stores, whole, PRIVATE, said)
     assert outcome.results is not None
     assert outcome.results["ended"] == {"step": 12, "reason": "finished"}  # however little is left
-    assert outcome.results["privacy"]["guarantee"].endswith(DRAWN_WHEN_DRY)
-    assert any(DRAWN_WHEN_DRY in line for line in said)
+    assert outcome.results["privacy"]["guarantee"].endswith(EXHAUSTED_CLIENTS)
+    assert any(EXHAUSTED_CLIENTS in line for line in said)
     assert "local.time_line: of 9 of 9 speakers nobody knows in which order they spoke" in said[0]
     ledger = verify(whole / "ledger.jsonl")
     assert ledger.header["plan"]["time_line"] == "zero"
-    assert DRAWN_WHEN_DRY in [*ledger.table().columns[1].cells]
+    assert EXHAUSTED_CLIENTS in [*ledger.table().columns[1].cells]
     assert not any("speech_used" in record for record in records(whole / "metrics.jsonl"))
     dropped = sum((Counter(record["dropped"]) for record in records(whole / "diagnostics.jsonl")), Counter[str]())
     assert dropped["nothing is left of its time line"] == dropped.total() > 0

@@ -20,7 +20,7 @@ from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import load
 from sottovoce.models.trainable import parse_part
-from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.training import checkpoint
 from sottovoce.training.central import starting_point
 from sottovoce.training.context import Surroundings
@@ -88,7 +88,7 @@ def test_a_run_of_pairs_releases_pairs_and_saves_a_plain_model(
         moved = name.startswith("blocks.") and ".norm." not in name
         assert torch.equal(tensor, start.parameters[name]) != moved, name
     commits = [record for record in records if record["kind"] == "commit"]
-    assert commits[-1]["result"] == fingerprint(flat_P)
+    assert commits[-1]["result"] == fingerprint_tensor(flat_P)
 
 
 def test_chosen_tensors_move_and_the_rest_of_the_model_does_not(

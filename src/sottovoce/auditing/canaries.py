@@ -135,7 +135,7 @@ class CanaryEngine(Engine):
         self._canaries = canaries
         settings = canaries.plan.settings
         mechanism = settings.mechanism
-        self._signs = signs and not (mechanism is not None and mechanism.rows_meet)
+        self._signs = signs and not (mechanism is not None and mechanism.rows_overlap)
         self._cycle = 1 if mechanism is None else mechanism.cycle
         bound = 1.0 if math.isinf(settings.clip_bound) else settings.clip_bound
         self._length = LOUD * bound

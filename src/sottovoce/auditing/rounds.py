@@ -66,8 +66,8 @@ def make_rounds(
         path = Path(folder) / "ledger.jsonl"
         repeatable = server.parameters_P.device.type == "cpu"
         header = plan.ledger_header(run="audit", repeatable=repeatable, central_steps=rounds)
-        vault = Path(folder) / SECRETS if plan.settings.mode is Mode.SECURE else None
-        correlated = plan.correlated_noise(device=server.parameters_P.device, vault=vault)
+        secret_folder = Path(folder) / SECRETS if plan.settings.mode is Mode.SECURE else None
+        correlated = plan.correlated_noise(device=server.parameters_P.device, secret_folder=secret_folder)
         with closing(ClientsHere(engine)) as clients, closing(Ledger(path, header=header)) as ledger:
             state = RoundState(server, plan, ledger, turns, correlated)
             for step in range(rounds):

@@ -22,7 +22,7 @@ from torch import Tensor
 from sottovoce.auditing.canaries import Canaries
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import CyclicSampler
-from sottovoce.privacy.strategies import column_of
+from sottovoce.privacy.strategies import first_column
 
 Floats = NDArray[np.float64]
 
@@ -83,7 +83,7 @@ class MatchedFilter:
     def _column(self) -> Floats:
         """Of M."""
         mechanism = self.plan.settings.mechanism
-        return np.ones(1) if mechanism is None else column_of(mechanism.strategy, len(self.signs_T))
+        return np.ones(1) if mechanism is None else first_column(mechanism.strategy, len(self.signs_T))
 
 
 def _shifted(rows_GT: Floats, column: Floats) -> Floats:

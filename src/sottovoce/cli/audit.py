@@ -132,7 +132,7 @@ def _table(found: "Mapping[str, Audit]") -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from sottovoce.privacy.promise import written_out
+    from sottovoce.privacy.guarantee import format_epsilon
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("", "ε promised", "ε estimated", "interval", "ε at least", "noise found", "verdict"):
@@ -140,9 +140,9 @@ def _table(found: "Mapping[str, Audit]") -> "Table":
     for label, one in found.items():
         table.add_row(
             label,
-            written_out(one.promised),
-            written_out(one.fit.epsilon),
-            f"{written_out(one.fit.low)} to {written_out(one.fit.high)}",
+            format_epsilon(one.promised),
+            format_epsilon(one.fit.epsilon),
+            f"{format_epsilon(one.fit.low)} to {format_epsilon(one.fit.high)}",
             f"{one.bound.epsilon:.2f}",
             "–" if one.noise is None else f"{one.noise.share:.1%}",
             str(one.verdict),

@@ -13,9 +13,8 @@ from sottovoce.cli.console import Json, print_json, say, stderr, stdout
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
-    from sottovoce.privacy.ledger_report import LedgerReport
-    from sottovoce.privacy.ledger_signature import SignatureCheck
-    from sottovoce.privacy.promise import Promise
+    from sottovoce.privacy.guarantee import Guarantee
+    from sottovoce.privacy.ledger_report import LedgerReport, SignatureCheck
     from sottovoce.training.marks import CheckedLedger
 
 END_UNKNOWN = "alone it cannot show that its end is missing"
@@ -51,9 +50,9 @@ def ledger(
 
     Of a run that was served with open sums it shows everybody's own account besides: in how many rounds they were.
     """
-    from sottovoce.signatures import expected_fingerprint
+    from sottovoce.signatures import read_fingerprint
 
-    expected = None if key is None else expected_fingerprint(key)
+    expected = None if key is None else read_fingerprint(key)
     if len(runs) > 1:
         if expect_head is not None:
             raise InputError("--expect-head is about one run: expected no other")
@@ -61,7 +60,7 @@ def ledger(
         return
     if disjoint:
         raise InputError("--disjoint is about several runs: expected more than one")
-    from sottovoce.privacy.promise import figures, promise_of
+    from sottovoce.privacy.guarantee import guarantee_of, guarantee_to_json
     from sottovoce.reporting.archives import as_typed, open_path
 
     (run,) = runs
@@ -75,15 +74,15 @@ def ledger(
         raise InputError(problem) from None
     place, path, report = open_path(run), _ledger_of(run), found.report
     accounts = _accounts(place, report)
-    promise = promise_of(report)  # of a ledger that does not say how many steps were planned: what is spent
+    guarantee = guarantee_of(report)  # of a ledger that does not say how many steps were planned: what is spent
     if json:
-        promised = {name: value for name, value in figures(promise, report).items() if name != "spent"}
+        promised = {name: value for name, value in guarantee_to_json(guarantee, report).items() if name != "spent"}
         marks: dict[str, object] = {"agrees_with": found.agreeing, "unreadable": found.unread}
         marks |= {"held": found.held, "notes": found.notes, "signature": found.signature.as_json()}
         print_json({**report.as_json(), "promised": promised, **marks, **({"accounts": accounts} if accounts else {})})
     else:
         table = report.table()
-        table.add_row("promised", promise.words or "no guarantee")
+        table.add_row("promised", guarantee.words or "no guarantee")
         table.add_row("agrees with", escape(", ".join(found.agreeing) or END_UNKNOWN))
         table.add_row("held", escape(", ".join(found.held) or "no file: the ledger has no digest of any that is here"))
         for note in found.notes:
@@ -137,7 +136,7 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
     """The ledger of a run, verified; raises InputError where it does not hold."""
     from sottovoce.files import named_inside
     from sottovoce.privacy.ledger import verify
-    from sottovoce.privacy.ledger_signature import check_signature
+    from sottovoce.privacy.ledger_report import check_ledger_signature
     from sottovoce.reporting.archives import open_path
     from sottovoce.training.marks import CheckedLedger, check_ledger
     from sottovoce.training.run_folder import LEDGER
@@ -149,14 +148,14 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
         found = check_ledger(place, expected_key=expected_key)
     else:
         alone = verify(place)
-        signature = check_signature(alone, place, expected=expected_key)
+        signature = check_ledger_signature(alone, place, expected=expected_key)
         found = CheckedLedger(alone, agreeing=(), unread=(), signature=signature)
     return replace(found, report=replace(found.report, path=path))
 
 
 def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None, json: bool) -> None:
     """Each run's promise, and what they promise together. One that does not hold ends it with exit code 2."""
-    from sottovoce.privacy.promise import figures, promise_of
+    from sottovoce.privacy.guarantee import guarantee_of, guarantee_to_json
     from sottovoce.reporting.archives import as_typed, open_path
     from sottovoce.reporting.joint import groups_of, together
     from sottovoce.reporting.records import labelled, read_ledger_alone, read_run
@@ -183,10 +182,10 @@ def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None,
         place = open_path(run)
         record = read_run(label, place) if place.is_dir() else read_ledger_alone(label, report)
         records.append(record)
-        promise = record.promise or promise_of(report)
-        promised = {name: value for name, value in figures(promise, report).items() if name != "spent"}
+        guarantee = record.guarantee or guarantee_of(report)
+        promised = {name: value for name, value in guarantee_to_json(guarantee, report).items() if name != "spent"}
         told[label] = {**report.as_json(), "promised": promised}
-        table.add_row(escape(label), *map(escape, _row(promise, report)))
+        table.add_row(escape(label), *map(escape, _row(guarantee, report)))
     lines = () if problems else together(records, declared)
     if json:
         joint = None if problems else [group.as_json() for group in groups_of(records, declared)]
@@ -199,15 +198,19 @@ def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None,
         raise InputError(f"{'; '.join(problems)}: what these runs promise together is not stated")
 
 
-def _row(promise: "Promise", report: "LedgerReport") -> tuple[str, ...]:
-    from sottovoce.privacy.promise import both
+def _row(guarantee: "Guarantee", report: "LedgerReport") -> tuple[str, ...]:
+    from sottovoce.privacy.guarantee import format_epsilons
 
-    rounds = f"{promise.made:,} of {promise.steps:,}"
-    if promise.words is None:
+    rounds = f"{guarantee.made:,} of {guarantee.steps:,}"
+    if guarantee.words is None:
         return str(report.header["mode"]), "nobody", rounds, "no guarantee", ""
-    inside = promise.epsilon_inside
-    told = both(promise.epsilon) if inside is None else f"{both(promise.epsilon)}; one inside {both(inside)}"
-    return str(report.header["mode"]), promise.unit.short, rounds, told, f"{promise.delta:g}"
+    inside = guarantee.epsilon_inside
+    told = (
+        format_epsilons(guarantee.epsilon)
+        if inside is None
+        else f"{format_epsilons(guarantee.epsilon)}; one inside {format_epsilons(inside)}"
+    )
+    return str(report.header["mode"]), guarantee.unit.short, rounds, told, f"{guarantee.delta:g}"
 
 
 def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
@@ -244,13 +247,13 @@ def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
 
 
 def _table(accounts: dict[str, dict[str, Any]]) -> Table:
-    from sottovoce.privacy.promise import written_out
+    from sottovoce.privacy.guarantee import format_epsilon
 
     table = Table(title="Everybody's own account, for who knows the rounds that they are in")
     for heading in ("client", "summed in", "clipped again", "missing", "ε (PLD)", "ε (RDP)"):
         table.add_column(heading)
     for name, one in accounts.items():
         missing = ", ".join(f"{count} {reason}" for reason, count in one["missing"].items())
-        spent = ["none" if one[key] is None else written_out(one[key]) for key in ("epsilon_pld", "epsilon_rdp")]
+        spent = ["none" if one[key] is None else format_epsilon(one[key]) for key in ("epsilon_pld", "epsilon_rdp")]
         table.add_row(escape(name), str(one["summed"]), str(one["clipped_again"]), escape(missing) or "never", *spent)
     return table

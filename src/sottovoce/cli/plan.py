@@ -10,7 +10,7 @@ from sottovoce.cli.console import Json, print_json, print_wide, progress_bar, sa
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
-    from sottovoce.privacy.noise_planner import Asked
+    from sottovoce.privacy.noise_planner import NoiseRequest
     from sottovoce.privacy.planner import PlannedRun
 
 
@@ -109,9 +109,9 @@ def plan(
         assert max_cohort is not None
         assert steps is not None
         assert delta is not None
-        from sottovoce.privacy.noise_planner import Asked
+        from sottovoce.privacy.noise_planner import NoiseRequest
 
-        asked = Asked(
+        asked = NoiseRequest(
             max_cohort=max_cohort,
             central_steps=steps,
             delta=delta,
@@ -192,8 +192,8 @@ def plan(
         _draw(planned, plot, max_cohort)
 
 
-def _show_noise(asked: "Asked", mechanism: Mechanism, accountant: Accountant, json: bool) -> None:
-    from sottovoce.privacy.mechanisms import KINDS
+def _show_noise(asked: "NoiseRequest", mechanism: Mechanism, accountant: Accountant, json: bool) -> None:
+    from sottovoce.privacy.mechanism_search import KINDS
     from sottovoce.privacy.noise_planner import plan_noise
     from sottovoce.privacy.plan_tables import noise_table, noise_words
 

@@ -21,15 +21,15 @@ from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
 from sottovoce.models.trainable import parse_part
 from sottovoce.optimisers import Optimiser, build_optimiser
-from sottovoce.privacy.calibration import Accountant, noise_of_run
+from sottovoce.privacy.calibration import Accountant, calibrate_run_noise
 from sottovoce.privacy.client_wer import ClientWer
-from sottovoce.privacy.correlated import Mechanism
+from sottovoce.privacy.description import describe_run_guarantee
 from sottovoce.privacy.events import Measured
-from sottovoce.privacy.outside import PARTS, build_outside
+from sottovoce.privacy.guarantee import WholeRun, whole_run
+from sottovoce.privacy.mechanism import MechanismSettings
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.promise import WholeRun, whole_run
+from sottovoce.privacy.plugins import PLUGIN_KEYS, build_plugin
 from sottovoce.privacy.settings import Mode, PrivacyOptions, PrivacySettings, Weighting
-from sottovoce.privacy.telling import run_guarantee
 from sottovoce.users import PopulationSettings
 from sottovoce.users.rules import ClientRule
 
@@ -67,14 +67,14 @@ class Privacy(PrivacyOptions):
     by the `accountant` (PLD unless given): then it follows. Without any of them there is no noise.
 
     `clip_rule`, `weights` and `sampler` name classes of somebody's own, as `{name: "module:Name", …}` with their
-    settings (see `privacy.outside`). `mechanism` correlates the noise of rounds (see `privacy.correlated`).
+    settings (see `privacy.plugins`). `mechanism` correlates the noise of rounds (see `privacy.mechanism`).
     """
 
     clip_bound: Annotated[float, Field(gt=0)] = math.inf
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-9
     target_epsilon: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     accountant: Accountant | None = None
-    mechanism: Annotated[Mechanism | None, leave_unwritten("bands", "buffers", "cycle")] = None
+    mechanism: Annotated[MechanismSettings | None, leave_unwritten("bands", "buffers", "cycle")] = None
     population_size: Annotated[int | None, Field(ge=1)] = None  # what the plan assumes; checked against the clients
     extrapolate: tuple[Extrapolation, ...] = ()
 
@@ -85,9 +85,9 @@ class Privacy(PrivacyOptions):
             raise ValueError(f"{' and '.join(chosen)}: expected one of {', '.join(given)}; =null takes one away")
         if self.accountant is not None and self.target_epsilon is None:
             raise ValueError(f"accountant={self.accountant} without target_epsilon: it says which ε a target means")
-        for what in PARTS:
+        for what in PLUGIN_KEYS:
             if (part := getattr(self, what)) is not None:
-                build_outside(what, part)
+                build_plugin(what, part)
         if self.sampler is not None and self.target_epsilon is not None:
             raise ValueError(f"target_epsilon={self.target_epsilon:g} with a sampler from outside: nobody knows its ε")
         if self.mechanism is not None and self.extrapolate:
@@ -118,7 +118,7 @@ class Privacy(PrivacyOptions):
                 central_steps, population_size=population_size, cohort_size=cohort_size
             )
         if self.target_epsilon is not None:
-            own["noise_multiplier"] = noise_of_run(
+            own["noise_multiplier"] = calibrate_run_noise(
                 self.target_epsilon,
                 population_size=population_size,
                 cohort_size=cohort_size,
@@ -148,10 +148,10 @@ def _write_privacy(settings: Privacy, dump: SerializerFunctionWrapHandler) -> di
     """As it always was: a target behind the noise, parts from outside at the end, and only those that are given."""
     target = ("target_epsilon", "accountant", "mechanism")
     found = dump(settings)
-    names = [name for name in found if name not in (*target, *PARTS)]
+    names = [name for name in found if name not in (*target, *PLUGIN_KEYS)]
     behind = names.index("sigma_dp") + 1
     given = {name for name in found if found[name] is not None or name in names}
-    return {name: found[name] for name in (*names[:behind], *target, *names[behind:], *PARTS) if name in given}
+    return {name: found[name] for name in (*names[:behind], *target, *names[behind:], *PLUGIN_KEYS) if name in given}
 
 
 class PassSettings(Section):
@@ -304,9 +304,9 @@ class Federation(Section):
 
     def guarantee(self, plan: Plan) -> str:
         """What such a run promises in one line, with everything that it releases; without its ε."""
-        promised = self.whole_run(plan).promise()
+        promised = self.whole_run(plan).guarantee()
         wer_plan = None if self.client_wer is None else self.client_wer.plan(plan)
-        return run_guarantee(plan, rounds=promised.steps, wer_plan=wer_plan, measured=promised.measured)
+        return describe_run_guarantee(plan, rounds=promised.steps, wer_plan=wer_plan, measured=promised.measured)
 
     @property
     def weighed_on(self) -> SharedDev | None:

@@ -21,7 +21,7 @@ from sottovoce.files import read_json, sealed, unsealed
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.events import GaussianRelease, repeated, run_event
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.secret_files import SECRETS, keep_secret, written_secretly
+from sottovoce.privacy.secret_files import SECRETS, move_to_secrets, write_secret
 from sottovoce.privacy.settings import Mode
 
 ACCOUNTS = "accounts.json"
@@ -74,7 +74,7 @@ class Accounts:
         for place, reason in missing.items():
             self.by_name[self._names[place]].missing[reason] += 1
         content = sealed({name: _plain(account) for name, account in self.by_name.items()})
-        with written_secretly(self._path) as file:
+        with write_secret(self._path) as file:
             file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
@@ -97,7 +97,7 @@ def _at_home(folder: Path) -> Path:
     if earlier.is_file():
         if path.exists():
             raise InputError(f"{earlier} beside {path}: expected one of them, the newer")
-        keep_secret(earlier, path)
+        move_to_secrets(earlier, path)
     return path
 
 

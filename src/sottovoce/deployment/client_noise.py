@@ -6,12 +6,12 @@ each client (`sum_terms.Terms`), and both must say the same number.
 
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.sum_terms import Terms
-from sottovoce.errors import BrokenPromise, promise
+from sottovoce.errors import InvariantError, check_invariant
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.discrete_gaussian import DiscreteGaussian
 from sottovoce.privacy.events import repeated
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.randomness import SecureRandom
 
 _CHUNK = 1 << 17  # words
 
@@ -23,8 +23,8 @@ def add_share(words: Words, *, plan: Plan, terms: Terms) -> None:
     discrete Gaussian of at least honest/needed of the plan's variance, but for e to the `log_gap`.
     """
     agreed = plan.noise_shares
-    promise(agreed is not None and terms.least >= agreed.least, "a share of noise for sums of too few")
-    promise(plan.sum_bits == terms.bits, f"words of {terms.bits} bits in a plan of {plan.sum_bits}")
+    check_invariant(agreed is not None and terms.least >= agreed.least, "a share of noise for sums of too few")
+    check_invariant(plan.sum_bits == terms.bits, f"words of {terms.bits} bits in a plan of {plan.sum_bits}")
     source, random = DiscreteGaussian(variance=plan.noise.share_variance), SecureRandom()
     for start in range(0, len(words), _CHUNK):
         part = words[start : start + _CHUNK]
@@ -37,5 +37,5 @@ def epsilon_for_server(plan: Plan, *, rounds: int, delta: float) -> Epsilon:
     """What a server that does not lie, but looks, can learn of somebody who takes part in `rounds` rounds."""
     event = plan.server_event
     if event is None:
-        raise BrokenPromise("without noise by clients the server sees sums as they are")
+        raise InvariantError("without noise by clients the server sees sums as they are")
     return epsilon(repeated(event, rounds), delta)

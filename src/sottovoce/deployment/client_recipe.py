@@ -8,7 +8,7 @@ from sottovoce.config import Recipe, validate
 from sottovoce.errors import InputError
 from sottovoce.models.family import REGISTERED
 from sottovoce.optimisers.registry import OPTIMISERS
-from sottovoce.privacy.outside import PARTS
+from sottovoce.privacy.plugins import PLUGIN_KEYS
 from sottovoce.privacy.settings import Mode, Weighting
 from sottovoce.users.population import PRIVACY_UNITS
 
@@ -110,7 +110,7 @@ def check_closed(part: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or name not in OPTIMISERS:
         raise InputError(f"the invitation's optimiser: {str(name)[:80]!r}, expected one of {', '.join(OPTIMISERS)}")
     private = part["federation"]["privacy"]
-    if isinstance(private, dict) and (outside := [name for name in PARTS if name in private]):
+    if isinstance(private, dict) and (outside := [name for name in PLUGIN_KEYS if name in private]):
         raise InputError(f"the invitation's privacy: {outside[0]} is code that the server names; expected none")
     if isinstance(private, dict) and private.get("mechanism") is not None:
         raise InputError("the invitation's privacy: a mechanism is for clients in one place; expected none")
@@ -134,7 +134,7 @@ def check_suited(recipe: Recipe, *, population_size: int) -> None:
         raise InputError("federation.privacy.clip_bound=inf: over a network every update has a bound; set one")
     if private.adaptive is not None:
         raise InputError("federation.privacy.adaptive: people accept one clip bound, which a network cannot move")
-    if outside := [name for name in PARTS if getattr(private, name) is not None]:
+    if outside := [name for name in PLUGIN_KEYS if getattr(private, name) is not None]:
         raise InputError(
             f"federation.privacy.{outside[0]}: people accept what this package does, and no code that a server names; "
             "expected none"

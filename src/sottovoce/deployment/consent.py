@@ -4,9 +4,9 @@ from sottovoce.deployment.client_noise import epsilon_for_server
 from sottovoce.deployment.invitation import Invitation
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release
+from sottovoce.privacy.guarantee import format_epsilons
+from sottovoce.privacy.membership_odds import strength_of
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.promise import both
-from sottovoce.privacy.scale import step_of
 from sottovoce.privacy.settings import Mode, Weighting
 
 
@@ -86,7 +86,7 @@ def _noise(invitation: Invitation) -> str:
 
 def _told_server(plan: Plan) -> str:
     """By one sum with somebody in it."""
-    return both(epsilon_for_server(plan, rounds=1, delta=plan.settings.delta))
+    return format_epsilons(epsilon_for_server(plan, rounds=1, delta=plan.settings.delta))
 
 
 def _measured(invitation: Invitation) -> list[str]:
@@ -115,12 +115,12 @@ def _promised(invitation: Invitation) -> str:
     measures = invitation.recipe.federated.client_wer is not None
     measured, seen = (" and word counts", " and the error rates") if measures else ("", "")
     inside = invitation.epsilon_inside
-    one = "" if inside is None else f" (for one speaker inside a silo ε = {both(inside)})"
-    step = step_of((inside or invitation.epsilon).headline)
+    one = "" if inside is None else f" (for one speaker inside a silo ε = {format_epsilons(inside)})"
+    step = strength_of((inside or invitation.epsilon).headline)
     return (
-        f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}"
-        f"{one}, for all rounds{measured} together{_with_spare(invitation)}, against everybody who sees the models"
-        f"{seen}{_but_not(invitation)}. In words, {step.words}: {step.means}."
+        f"What is promised: ε = {format_epsilons(invitation.epsilon)} at δ = {private.delta:g} for each "
+        f"{private.privacy_unit}{one}, for all rounds{measured} together{_with_spare(invitation)}, "
+        f"against everybody who sees the models{seen}{_but_not(invitation)}. In words, {step.words}: {step.means}."
     )
 
 
@@ -129,7 +129,9 @@ def _with_spare(invitation: Invitation) -> str:
         return ""
     without = invitation.epsilon_without_spare
     assert without is not None
-    return f" with {invitation.spare_attempts:,} spare attempts (ε = {both(without)} if none of them is needed)"
+    return (
+        f" with {invitation.spare_attempts:,} spare attempts (ε = {format_epsilons(without)} if none of them is needed)"
+    )
 
 
 def _but_not(invitation: Invitation) -> str:
@@ -150,4 +152,4 @@ def _but_not(invitation: Invitation) -> str:
 
 def _once(noise_multiplier: float, delta: float) -> str:
     """ε of one sum to somebody who knows who is in it."""
-    return both(epsilon(poisson_release(noise_multiplier, sampling_rate=1.0), delta))
+    return format_epsilons(epsilon(poisson_release(noise_multiplier, sampling_rate=1.0), delta))

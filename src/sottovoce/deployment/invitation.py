@@ -34,9 +34,9 @@ from sottovoce.parsing import Unreadable, parse_json
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import LARGEST_STEPS, NoGuarantee
+from sottovoce.privacy.guarantee import Guarantee
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.promise import Promise
 from sottovoce.privacy.settings import Mode, PrivacySettings
 from sottovoce.seeds import derive
 from sottovoce.signatures import PublicKey
@@ -91,7 +91,7 @@ class Invitation:
 
     def _check_least(self, least: int) -> None:
         """Refuse a release in which the size of a cohort would decide whether its sum is opened."""
-        if self.private.mode is Mode.SECURE and self.outline.fewest_here(least) > len(self.nodes):
+        if self.private.mode is Mode.SECURE and self.outline.fewest_available(least) > len(self.nodes):
             raise InputError(
                 f"least={least}: of {len(self.nodes):,} people, cohorts of about {self.private.cohort_size:,} are "
                 "smaller too often, and unopened sums would tell who was drawn; expected fewer, or everybody in every "
@@ -263,12 +263,12 @@ class Invitation:
         promised = self._promise(0)
         return None if promised is None else promised.epsilon
 
-    def _promise(self, spare: int) -> Promise | None:
+    def _promise(self, spare: int) -> Guarantee | None:
         if isinstance(self.outline.event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
         # A budget takes nothing from it: a node answers as often as was accepted, and cannot see that one is kept.
         whole = replace(self.recipe.federated.whole_run(self.outline), epsilon_budget=None)
-        return whole.promise_with_spare(spare)
+        return whole.guarantee_with_spare(spare)
 
 
 # As it travels: with the certificate of whoever signs the orders that follow.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
 
-from sottovoce.errors import promise
+from sottovoce.errors import check_invariant
 from sottovoce.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, verified
 
 _HEADER = struct.Struct(">4sBBxx16sII16s32s32sQ")
@@ -90,7 +90,7 @@ class Order:
         return Answer(Code.DONE, replace(self, payload=payload))
 
     def refused(self, code: Code) -> "Answer":
-        promise(code is not Code.DONE, "a refusal that says done")
+        check_invariant(code is not Code.DONE, "a refusal that says done")
         return Answer(code, replace(self, payload=b""))
 
     def to(self, node: bytes) -> Self:
@@ -179,7 +179,7 @@ def code_of(answer: bytes) -> Code:
 
 def _header(tag: bytes, order: Order, code: Code) -> bytes:
     for name, size in (("run", 16), ("nonce", 16), ("node", 32), ("recipe", 32)):
-        promise(len(getattr(order, name)) == size, f"{name} of a message: expected {size} bytes")
+        check_invariant(len(getattr(order, name)) == size, f"{name} of a message: expected {size} bytes")
     return _HEADER.pack(
         tag,
         order.kind,

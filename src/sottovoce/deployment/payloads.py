@@ -22,7 +22,7 @@ from torch import Tensor
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.messages import Code, Refused
 from sottovoce.deployment.sum_terms import Terms
-from sottovoce.errors import InputError, promise
+from sottovoce.errors import InputError, check_invariant
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Options, find_family
 from sottovoce.models.saved import Recogniser, check_parameters
@@ -42,7 +42,7 @@ def write_model(flat_P: Tensor, layout: Layout, *, model_bits: int | None = None
     values = torch.cat(layout.parts(flat_P.detach())).cpu().numpy()
     written = values.astype(_float(model_bits), copy=False)
     if model_bits is not None:
-        promise(np.array_equal(written, values, equal_nan=True), "a model of more bits than it is sent with")
+        check_invariant(np.array_equal(written, values, equal_nan=True), "a model of more bits than it is sent with")
     return written.tobytes()
 
 
@@ -66,7 +66,7 @@ def _spread(values: Tensor, layout: Layout) -> Tensor:
 
 
 def _signed(plan: Plan) -> np.dtype[np.signedinteger]:
-    promise(plan.sum_bits is not None, "updates over a network without sum_bits")
+    check_invariant(plan.sum_bits is not None, "updates over a network without sum_bits")
     return np.dtype("<i4" if plan.sum_bits == 32 else "<i8")
 
 
@@ -89,7 +89,7 @@ def words_of(total_P: Tensor, plan: Plan) -> Words:
         cells = part.cpu() / plan.grid
         place.copy_(cells)
         # Neither off the grid nor too large for a word: it would have come out as another number.
-        promise(torch.equal(place.to(cells.dtype), cells), "an update off the grid, or too large for a word")
+        check_invariant(torch.equal(place.to(cells.dtype), cells), "an update off the grid, or too large for a word")
     return words.view(f"<u{signed.itemsize}")
 
 

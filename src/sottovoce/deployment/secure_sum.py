@@ -43,8 +43,8 @@ from sottovoce.deployment.sum_terms import (
     rows_of,
     threshold,
 )
-from sottovoce.errors import promise
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.errors import check_invariant
+from sottovoce.privacy.randomness import SecureRandom
 from sottovoce.signatures import SIGNATURE_BYTES, verified
 
 _PIECES = shamir.pieces_of(KEY_BYTES)
@@ -104,7 +104,9 @@ class Client:
         """Neighbours' sealed shares → `words`, masked."""
         with self._turn(Phase.MASKED) as secrets:
             terms, own = self._attempt.terms, self._place
-            promise(words.shape == (terms.length,) and words.dtype == terms.dtype, "a vector of another length or kind")
+            check_invariant(
+                words.shape == (terms.length,) and words.dtype == terms.dtype, "a vector of another length or kind"
+            )
             received = rows_of(order, _SEALED_BYTES)
             check_places(list(received), among=secrets.common)
             self._check_enough(len(received) + 1)

@@ -16,7 +16,7 @@ from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, Pa
 from sottovoce.deployment.payloads import write_start
 from sottovoce.deployment.roster import Roster
 from sottovoce.deployment.sum_terms import FEWEST
-from sottovoce.errors import InputError, promise
+from sottovoce.errors import InputError, check_invariant
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secret_files import SECRETS
@@ -38,7 +38,7 @@ def usual_least(plan: Plan) -> int:
     half, people = max(FEWEST, plan.settings.cohort_size // 2), plan.settings.population_size
     if plan.settings.mode is Mode.SEEDED:
         return half
-    return max(FEWEST, bisect_right(range(half + 1), people * 3 // 4, lo=FEWEST, key=plan.fewest_here) - 1)
+    return max(FEWEST, bisect_right(range(half + 1), people * 3 // 4, lo=FEWEST, key=plan.fewest_available) - 1)
 
 
 def needed_here(plan: Plan, wanted: int, *, least: int | None, is_secure: bool) -> Needed:
@@ -47,7 +47,7 @@ def needed_here(plan: Plan, wanted: int, *, least: int | None, is_secure: bool) 
     In a release with secure sums no fewer than it takes for every cohort of them to be opened.
     """
     if is_secure and least is not None and plan.settings.mode is Mode.SECURE:
-        return Needed(wanted=wanted, fewest=plan.fewest_here(least))
+        return Needed(wanted=wanted, fewest=plan.fewest_available(least))
     return Needed(wanted=wanted, fewest=min(wanted, 1 if least is None else least))
 
 
@@ -73,7 +73,7 @@ def reach(
     that are still in if they are fewer; those of a release for as many as it takes for every cohort of them to be
     summed. A run ends where fewer than `least` (secure: `least_in_sum`) are still in.
     """
-    promise(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
+    check_invariant(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
     travelling = write_start(start)
     invitation = Invitation.of(
         recipe,

@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import promise
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.errors import check_invariant
+from sottovoce.privacy.randomness import SecureRandom
 
 PRIME = 2**31 - 1
 _PIECE_BITS = 30
@@ -29,8 +29,10 @@ def pieces_of(secret_bytes: int) -> int:
 
 def split(secret: bytes, *, threshold: int, points: Sequence[int], random: SecureRandom) -> Shares:
     """One share [L] for each of `points`, which are distinct and from 1 to p − 1: [N, L]."""
-    promise(len(set(points)) == len(points) >= threshold, "shares at points that are equal, or fewer than needed")
-    promise(all(0 < point < PRIME for point in points), "a share at zero is the secret itself")
+    check_invariant(
+        len(set(points)) == len(points) >= threshold, "shares at points that are equal, or fewer than needed"
+    )
+    check_invariant(all(0 < point < PRIME for point in points), "a share at zero is the secret itself")
     secret_L = _to_pieces(secret)
     x_N1 = np.array(points, dtype=np.uint64)[:, None]
     shares_NL = np.zeros((len(points), len(secret_L)), dtype=np.uint64)

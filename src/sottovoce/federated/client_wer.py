@@ -24,7 +24,7 @@ from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.trainable import Frozen
-from sottovoce.privacy.client_wer import WerEstimate, contribution, estimate
+from sottovoce.privacy.client_wer import WerEstimate, contribution, estimate_client_wer
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
@@ -105,4 +105,4 @@ def measure_wer(
     charge = ledger.measure(plan.event, step=step, clip_bound=plan.clip_bound, parameters=digest, cohort=commitment)
     summed = listeners.wer(server_P, cohort, layout=layout, plan=plan, step=step)
     noised_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares)
-    return MeasuredWer(estimate(noised_P, plan), charge.epsilon)
+    return MeasuredWer(estimate_client_wer(noised_P, plan), charge.epsilon)

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sottovoce.errors import promise
+from sottovoce.errors import check_invariant
 from sottovoce.federated.engines.engine import Dropped, Engine, Together
 from sottovoce.federated.private import Private
 from sottovoce.federated.weighting import WeightedSum
-from sottovoce.privacy.adaptive import centred_count
+from sottovoce.privacy.clipping import centred_count
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import Mode
@@ -50,7 +50,7 @@ def as_sent(server_P: Tensor, model_bits: int | None) -> Tensor:
     """
     if model_bits is None:
         return server_P
-    promise(model_bits == 16, f"model_bits={model_bits}: expected 16, or none")
+    check_invariant(model_bits == 16, f"model_bits={model_bits}: expected 16, or none")
     largest = torch.finfo(torch.float16).max
     return server_P.clamp(-largest, largest).to(torch.float16).to(server_P.dtype)
 

@@ -17,10 +17,10 @@ from sottovoce.federated.private import Private
 from sottovoce.federated.server import Server, ServerStep
 from sottovoce.federated.turns import Turns
 from sottovoce.flat.segments import layer_norms
-from sottovoce.privacy.correlated_noise import CorrelatedNoise
-from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.round_noise import CorrelatedNoise
 
 # Runs after the server's step of round `step`: may move the model [P] in place, on data of no client, and returns
 # figures for the metrics, which are public.
@@ -45,7 +45,7 @@ class RoundState:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.digest = fingerprint(self.server.parameters_P)
+        self.digest = fingerprint_tensor(self.server.parameters_P)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def run_round(
     """
     server, plan, ledger, turns = state.server, state.plan, state.ledger, state.turns
     if state.correlated is not None:
-        state.correlated.go_on(ledger.next_row(step))
+        state.correlated.advance_to(ledger.next_row(step))
     among = None if turns is None else turns.among
     cohort = plan.sample(step, attempt=ledger.next_attempt(step), row=ledger.next_row(step), among=among)
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
@@ -107,5 +107,5 @@ def run_round(
         turns.advance(cohort)
     if plan.settings.adaptive is not None:
         state.plan = plan.adapt(summed.within, charge)
-    state.digest = fingerprint(server.parameters_P)
+    state.digest = fingerprint_tensor(server.parameters_P)
     return Round(moved, charge.epsilon, plan.noise_std_mean, figures, summed.interrupted, private=summed.diagnostics)

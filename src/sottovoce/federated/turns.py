@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError, promise
+from sottovoce.errors import InputError, check_invariant
 from sottovoce.federated.client import ClientRoom
 from sottovoce.privacy.sampling import Indices
 
@@ -58,7 +58,7 @@ class Turns:
     """
 
     def __init__(self, population_size: int, *, schedule: Schedule | None = None, skips: bool = False) -> None:
-        promise(schedule is not None or not skips, "skipping the dry without knowing who they are")
+        check_invariant(schedule is not None or not skips, "skipping the dry without knowing who they are")
         self._drawn_K = np.zeros(population_size, dtype=np.int64)
         self._schedule, self._skips = schedule, skips
 

@@ -1,7 +1,7 @@
 """How much each client's update counts in the mean.
 
 Under differential privacy, and for equal weights, a client's ω is a function of its own data and a public cap, and the
-sum is divided by a public number: the plan's business, and so are weights from outside (`privacy.outside`). Without
+sum is divided by a public number: the plan's business, and so are weights from outside (`privacy.plugins`). Without
 privacy, shares of the cohort are possible too:
 
     utterances, seconds    ω_k = n_k / Σ n            FedAvg (McMahan et al. 2017)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sottovoce.errors import promise
+from sottovoce.errors import check_invariant
 from sottovoce.flat.layout import ALIGNMENT, Layers
 from sottovoce.flat.triton import tl, triton
 
@@ -87,7 +87,9 @@ def add_scaled(
     warps: int = WARPS,
 ) -> None:
     """See `segments.add_scaled`. Clients are added in their order, so stacked and one by one give the same bits."""
-    promise(total.dim() == 1 and total.is_contiguous(), f"total is {tuple(total.shape)}: expected [P] without gaps")
+    check_invariant(
+        total.dim() == 1 and total.is_contiguous(), f"total is {tuple(total.shape)}: expected [P] without gaps"
+    )
     rows = _rows(update, layers)
     table = chunk_table(layers, update.device, chunk)
     scales = scales.expand(*update.shape[:-1], len(layers.names)).contiguous()

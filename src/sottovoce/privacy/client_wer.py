@@ -22,6 +22,7 @@ from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import LARGEST_MULTIPLIER, SMALLEST_MULTIPLIER, Measured, event_to_json
+from sottovoce.privacy.guarantee import count_measurements, is_measurement_due
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
 from sottovoce.seeds import derive
@@ -58,11 +59,11 @@ class ClientWer:
 
     def is_due(self, rounds: int, *, steps: int) -> bool:
         """Whether it is measured after `rounds` of `steps`."""
-        return is_due(rounds, steps=steps, every=self.every)
+        return is_measurement_due(rounds, steps=steps, every=self.every)
 
     def measured(self, steps: int) -> Measured:
         """All that a run of `steps` rounds measures."""
-        return Measured(count=planned(steps, every=self.every), noise_multiplier=self.noise_multiplier)
+        return Measured(count=count_measurements(steps, every=self.every), noise_multiplier=self.noise_multiplier)
 
     def plan(self, training: Plan) -> Plan:
         """For the people, cohorts and noise shares of `training`, with a bound, noise and random streams of its own.
@@ -98,19 +99,6 @@ class ClientWer:
         return {"event": event_to_json(plan.event), "words": float(self.words), "every": self.every}
 
 
-def is_due(rounds: int, *, steps: int, every: int | None) -> bool:
-    return rounds == steps or (every is not None and 0 < rounds < steps and rounds % every == 0)
-
-
-def planned(steps: int, *, every: int | None) -> int:
-    """How often it is due in so many rounds.
-
-    >>> planned(20, every=10), planned(25, every=10), planned(25, every=None), planned(0, every=None)
-    (2, 3, 1, 0)
-    """
-    return min(steps, 1) if every is None else -(-steps // every)
-
-
 def contribution(errors: int, words: int, *, most_words: float) -> Tensor:
     """What one client adds, [P] in float64: words misheard and understood, `most_words` of them at most.
 
@@ -142,7 +130,7 @@ class WerEstimate:
         return {"client_wer": self.rate, "client_wer_interval": list(self.interval), "client_words": self.words}
 
 
-def estimate(noised_P: Tensor, plan: Plan) -> WerEstimate:
+def estimate_client_wer(noised_P: Tensor, plan: Plan) -> WerEstimate:
     """The rate that noised sums under `plan` tell. Post-processing: it sees nothing else.
 
     A sum that noise has carried below zero counts as zero, which is nearer to what it was.

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.privacy.calibration import event_epsilon
+from sottovoce.privacy.membership_odds import GUARANTEE
 from sottovoce.privacy.planner import PlannedRun, grown
-from sottovoce.privacy.scale import GUARANTEE
 
 NOISE_FACTORS = (1 / 3, 1.0, 3.0, 10.0)
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from sottovoce.errors import InputError, promise
+from sottovoce.errors import InputError, check_invariant
 from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
 from sottovoce.privacy.events import (
     NoGuarantee,
@@ -36,8 +36,7 @@ from sottovoce.privacy.ledger_records import (
     spent_event,
     start_state,
 )
-from sottovoce.privacy.ledger_report import LedgerReport, json_number
-from sottovoce.privacy.ledger_signature import write_signature
+from sottovoce.privacy.ledger_report import LedgerReport, json_number, write_ledger_signature
 from sottovoce.privacy.sampling import Indices
 from sottovoce.signatures import PrivateKey, fingerprint
 
@@ -79,7 +78,9 @@ class Charge:
 
     def release(self, what: Literal["sum", "count"]) -> int:
         """Uses up the right to `what`; returns the step."""
-        promise(what not in self._released, f"step {self.step}: a second {what} for one charge, which pays for one")
+        check_invariant(
+            what not in self._released, f"step {self.step}: a second {what} for one charge, which pays for one"
+        )
         self._released.add(what)
         return self.step
 
@@ -176,8 +177,10 @@ class Ledger:
         seeded run, a step that was charged before the run was interrupted is compared and not charged again.
         """
         state, written = self._state, event_to_json(event)
-        promise(written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}")
-        promise(self._next in (None, step), f"step={step}: the step after the last is {self._next}")
+        check_invariant(
+            written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}"
+        )
+        check_invariant(self._next in (None, step), f"step={step}: the step after the last is {self._next}")
         inputs = {"event": written, "clip_bound": json_number(clip_bound), "parameters": parameters, "cohort": cohort}
         attempt, row = self.next_attempt(step), self.next_row(step)
         charge = Charge(event, step=step, clip_bound=clip_bound, attempt=attempt, row=row)
@@ -190,9 +193,9 @@ class Ledger:
     ) -> Charge:
         """Charges one measurement of clients' word error rate after `step` steps, as `intend` charges a step."""
         told, written = self._state.header.get("client_wer"), event_to_json(event)
-        promise(told is not None and written == told["event"], f"event={event}: the header accounts for {told}")
-        promise(step == self._next, f"client_wer after {step} steps: the step after the last is {self._next}")
-        promise(step not in (0, self._measured), f"client_wer after {step} steps: a second one, or of nothing")
+        check_invariant(told is not None and written == told["event"], f"event={event}: the header accounts for {told}")
+        check_invariant(step == self._next, f"client_wer after {step} steps: the step after the last is {self._next}")
+        check_invariant(step not in (0, self._measured), f"client_wer after {step} steps: a second one, or of nothing")
         inputs = {"event": written, "clip_bound": json_number(clip_bound), "parameters": parameters, "cohort": cohort}
         charge = Charge(event, step=step, clip_bound=clip_bound, attempt=self.next_measurement(step))
         self._pay(charge, "client_wer", inputs, known=self._state.measured)
@@ -232,7 +235,7 @@ class Ledger:
             self._base = step
             self._sign()
             return self.mark
-        promise(step in state.intents, f"step={step}: a commit of what was never intended")
+        check_invariant(step in state.intents, f"step={step}: a commit of what was never intended")
         since = state.committed_step if state.seeded else self._base
         record: Record = {
             "kind": "commit",
@@ -252,7 +255,7 @@ class Ledger:
 
     def _sign(self) -> None:
         if self._key is not None:
-            write_signature(self._path, self.mark, key=self._key)
+            write_ledger_signature(self._path, self.mark, key=self._key)
 
     def check_restored(self, *, step: int, result: str, model: Mapping[str, str] | None = None) -> None:
         """Refuse what is not the result of `step` that was committed, or not the `model` of it, where that is known."""
@@ -292,7 +295,7 @@ def record_results(
             writer.cut_torn_end()
             writer.append(record)
         if key is not None:
-            write_signature(path, writer.mark, key=key, files=signed_files)
+            write_ledger_signature(path, writer.mark, key=key, files=signed_files)
         return writer.mark
     finally:
         writer.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sottovoce.errors import InputError, promise
+from sottovoce.errors import InputError, check_invariant
 from sottovoce.privacy.accounting import RunningEpsilon
 from sottovoce.privacy.chain import Chain, Record
 from sottovoce.privacy.events import (
@@ -62,7 +62,7 @@ class Header:
     recipe: str | None = None
 
     def __post_init__(self) -> None:
-        promise(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
+        check_invariant(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
 
     def as_record(self) -> Record:
         later = {

@@ -30,11 +30,11 @@ from types import ModuleType
 import torch
 from torch import Generator, Tensor
 
-from sottovoce.errors import InputError, promise
+from sottovoce.errors import InputError, check_invariant
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Groups, Layout, match_groups
 from sottovoce.privacy.discrete_gaussian import DiscreteGaussian
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.randomness import SecureRandom
 
 # Elements drawn at once: few enough to stay in the cache, enough to fill the device.
 _CHUNK = {"cpu": 1 << 15, "cuda": 1 << 22}
@@ -96,7 +96,7 @@ def add_secure_gaussian(total: Tensor, *, std: float, grid: float, random: Secur
     """
     _check_std(std)
     layout.check(total)
-    promise(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
+    check_invariant(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
     for chunk in _chunks(total):
         _check_exact(chunk, grid)
         chunk.add_(grid_gaussian(chunk.numel(), std=std, grid=grid, random=random, device=chunk.device))
@@ -112,7 +112,7 @@ def add_discrete_gaussian(
     Guarantee: as `add_secure_gaussian`'s, and what is drawn is exact (`discrete_gaussian`).
     """
     layout.check(total)
-    promise(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
+    check_invariant(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
     source = DiscreteGaussian(variance=variance_cells) if variance_cells > 0 else None
     for chunk in _chunks(total):
         _check_exact(chunk, grid)
@@ -126,7 +126,7 @@ def add_discrete_gaussian(
 def _check_exact(chunk: Tensor, grid: float) -> None:
     cells = chunk / grid
     exact = bool(((cells == cells.trunc()) & (cells.abs() <= 2.0**52)).all())
-    promise(exact, "total is not an exact sum on the grid")
+    check_invariant(exact, "total is not an exact sum on the grid")
 
 
 def grid_gaussian(
@@ -154,7 +154,7 @@ def add_on_grid(total: Tensor, noise_P: Tensor, *, std: float, grid: float, layo
     _check_std(std)
     layout.check(total)
     exact = total.dtype == noise_P.dtype == torch.float64
-    promise(exact, f"{noise_P.dtype} noise on a sum of {total.dtype}: sums on a grid are float64")
+    check_invariant(exact, f"{noise_P.dtype} noise on a sum of {total.dtype}: sums on a grid are float64")
     for chunk, noise in zip(_chunks(total), _chunks(noise_P), strict=True):
         _check_exact(chunk, grid)
         chunk.add_((noise * (std / grid)).round_().mul_(grid))

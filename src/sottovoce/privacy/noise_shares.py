@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.search import smallest_whole
+from sottovoce.privacy.calibration import smallest_integer
 
 SMALLEST_STD = 32.0  # of a share, in cells of the grid: below, `log_gap` would begin to count
 SLACK = 1 / 12  # cells²: rounding an ideal Gaussian to the grid makes it as much wider
@@ -97,10 +97,10 @@ def largest_cohort(population_size: int, *, sampling_rate: float) -> int:
     return int(binom.isf(_RARE, population_size, sampling_rate))
 
 
-def fewest_here(least: int, *, sampling_rate: float) -> int:
+def fewest_available(least: int, *, sampling_rate: float) -> int:
     """How many must be here for a Poisson cohort of them to fall below `least` no more than once in 10¹⁵ times.
 
-    >>> fewest_here(512, sampling_rate=1024 / 34_753), fewest_here(8, sampling_rate=1.0)
+    >>> fewest_available(512, sampling_rate=1024 / 34_753), fewest_available(8, sampling_rate=1.0)
     (24094, 8)
     """
     from scipy.stats import binom
@@ -108,7 +108,7 @@ def fewest_here(least: int, *, sampling_rate: float) -> int:
     def are_enough(people: int) -> bool:
         return bool(binom.cdf(least - 1, people, sampling_rate) <= _RARE)
 
-    return smallest_whole(are_enough, start=least)
+    return smallest_integer(are_enough, start=least)
 
 
 def log_gap(*, variance: float, shares: int) -> float:

@@ -12,7 +12,14 @@ from typing import Any
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import Epsilon, epsilon
-from sottovoce.privacy.calibration import Accountant, check_target, event_epsilon, noise_of_run
+from sottovoce.privacy.calibration import (
+    Accountant,
+    Bracket,
+    calibrate_run_noise,
+    check_target,
+    event_epsilon,
+    solve_decreasing,
+)
 from sottovoce.privacy.events import (
     LARGEST_POPULATION,
     LARGEST_STEPS,
@@ -23,10 +30,9 @@ from sottovoce.privacy.events import (
     poisson_release,
     run_event,
 )
+from sottovoce.privacy.membership_odds import GUARANTEE, strength_of
 from sottovoce.privacy.pld import CAREFUL, PldCap
 from sottovoce.privacy.rdp import check_delta
-from sottovoce.privacy.scale import GUARANTEE, step_of
-from sottovoce.privacy.search import falls_to
 
 PAPER_CLIP_BOUND = 0.01
 _POPULATION_PRECISION = 1e-3
@@ -110,7 +116,7 @@ class PlannedRun:
                 "publishing one whole user at random would pass as private"
             )
         if spent.headline > GUARANTEE:
-            words = step_of(spent.headline).words
+            words = strength_of(spent.headline).words
             warnings.append(
                 f"ε = {spent.headline:.4g} is above {GUARANTEE:g}: {words} as a guarantee, at this population"
             )
@@ -193,7 +199,7 @@ def plan_run(
         cap=cap,
     )
     if target_epsilon is not None:
-        z = noise_of_run(
+        z = calibrate_run_noise(
             target_epsilon,
             population_size=population_size,
             cohort_size=cohort_size,
@@ -245,15 +251,12 @@ def smallest_population(
     def at(population: float) -> str:
         return f", with population_size={population} and cohort_size={sized(population).cohort_size}"
 
-    found = falls_to(
-        target_epsilon,
-        lambda population: event_epsilon(sized(population).event, delta=plan.delta, accountant=accountant),
-        start=math.ceil(1 / plan.sampling_rate),
-        factor=10,
-        precision=_POPULATION_PRECISION,
-        most=LARGEST_POPULATION,
-        at=at,
-    )
+    def spent(population: float) -> float:
+        return event_epsilon(sized(population).event, delta=plan.delta, accountant=accountant)
+
+    start = math.ceil(1 / plan.sampling_rate)
+    bracket = Bracket(start=start, factor=10, precision=_POPULATION_PRECISION, most=LARGEST_POPULATION)
+    found = solve_decreasing(target_epsilon, spent, bracket, at=at)
     return replace(sized(found), cap=cap)
 
 

@@ -5,7 +5,6 @@ promises those words to stay the same in every version), `SecureRandom().words` 
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -14,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+from sottovoce.privacy.randomness import Words
 from sottovoce.seeds import keyed_order
 
-Words = Callable[[int], NDArray[np.uint64]]
 Indices = NDArray[np.int64]
 
 

@@ -10,13 +10,12 @@ from annotated_types import Ge, Gt, Lt
 
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Groups
-from sottovoce.privacy.adaptive import AdaptiveClipping
-from sottovoce.privacy.clipping import Normalise, Share
-from sottovoce.privacy.correlated import Correlated
+from sottovoce.privacy.clipping import AdaptiveClipping, Normalise, Share
 from sottovoce.privacy.events import check_sizes
+from sottovoce.privacy.mechanism import Correlated
 from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
 from sottovoce.privacy.noise_shares import NoiseShares
-from sottovoce.privacy.outside import described
+from sottovoce.privacy.plugins import format_plugin
 
 
 class Sampling(StrEnum):
@@ -82,7 +81,7 @@ class PrivacySettings(PrivacyOptions):
     nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). With a `mechanism` noise is
     correlated over rounds, and users take turns. `denominator` is what sums are divided by: public, and `cohort_size`
     unless weights by data make another one sensible. `clip_rule`, `weights` and `sampler` are parts from outside this
-    package (`privacy.outside`).
+    package (`privacy.plugins`).
     """
 
     population_size: int
@@ -134,8 +133,8 @@ class PrivacySettings(PrivacyOptions):
             return "noise is left out or changed on some parameters, for analysis"
         if self.sampler is not None:
             return (
-                f"cohorts are drawn by {described(self.sampler)}, which is not part of this package, and no accountant "
-                "knows what that hides"
+                f"cohorts are drawn by {format_plugin(self.sampler)}, which is not part of this package, and no "
+                "accountant knows what that hides"
             )
         return None
 

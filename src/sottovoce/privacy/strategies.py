@@ -72,11 +72,11 @@ class Blt:
 Strategy = Banded | Blt
 
 
-def column_of(strategy: Strategy, steps: int) -> Column:
+def first_column(strategy: Strategy, steps: int) -> Column:
     """The first column of the strategy matrix of so many steps, [T].
 
-    >>> column_of(Blt(decays=(0.5,), scales=(0.25,)), 4).tolist(), column_of(Banded(column=(1.0, 0.5)), 3).tolist()
-    ([1.0, 0.25, 0.125, 0.0625], [1.0, 0.5, 0.0])
+    >>> first_column(Blt(decays=(0.5,), scales=(0.25,)), 4).tolist()
+    [1.0, 0.25, 0.125, 0.0625]
     """
     column = np.zeros(steps)
     if isinstance(strategy, Banded):
@@ -124,10 +124,10 @@ def _enough(rows: int) -> int:
 @lru_cache(maxsize=32)
 def _squared_sensitivities(strategy: Strategy, rows: int, cycle: int) -> Column:
     """Of the first 1, 2, …, `rows` rows."""
-    return np.cumsum(taken_part(column_of(strategy, rows), cycle) ** 2)
+    return np.cumsum(sum_participations(first_column(strategy, rows), cycle) ** 2)
 
 
-def taken_part(column: Column, cycle: int) -> Column:
+def sum_participations(column: Column, cycle: int) -> Column:
     """The sum of the strategy matrix's columns 0, cycle, 2·cycle, …: who takes part whenever it is possible, [T]."""
     cycle = max(min(cycle, len(column)), 1)  # who has no second round has none however far it is
     rounds = -(-len(column) // cycle)

@@ -94,8 +94,8 @@ def interval_of(run: RunRecord, content: Mapping[str, Any]) -> str:
     """What the interval of its audit is worth, in words, by the run's own ledger; without one, by the rate at which the
     audit says that people are drawn."""
     observer = content.get("observer", Observer.RELEASES)
-    if run.promise is not None:
-        return interval_words(run.promise.release, observer)
+    if run.guarantee is not None:
+        return interval_words(run.guarantee.release, observer)
     rate = (content.get("drawn") or {}).get("sampling_rate_accounted")
     drawn = poisson_release(1.0, sampling_rate=1.0) if rate == 1 else NoGuarantee("nothing shows who is drawn")
     return interval_words(drawn, observer)

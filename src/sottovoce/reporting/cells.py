@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from sottovoce.privacy.promise import written_out
+from sottovoce.privacy.guarantee import format_epsilon
 from sottovoce.tables import NOTHING
 
 NAMED = 4  # more labels than this make a list that nobody reads
@@ -70,4 +70,4 @@ def percent(rate: float | None) -> str:
 
 
 def epsilon_text(value: float | None) -> str:
-    return NOTHING if value is None else written_out(value)
+    return NOTHING if value is None else format_epsilon(value)

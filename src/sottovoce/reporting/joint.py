@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.privacy.promise import Joint, Promise, both, joint_epsilon
+from sottovoce.privacy.guarantee import Guarantee, JointGuarantee, format_epsilons, joint_epsilon
 from sottovoce.reporting.cells import listed, said_once
 from sottovoce.reporting.records import RunRecord
 from sottovoce.reporting.shared_people import (
@@ -25,14 +25,14 @@ class JointRuns:
     """Runs that somebody may be in all of, and what they promise together; no `joint` where `missing` says why."""
 
     runs: tuple[RunRecord, ...]
-    joint: Joint | None
+    joint: JointGuarantee | None
     missing: str = ""
 
     @property
     def unbounded(self) -> dict[str, str]:
         """The runs that promise nothing, and why."""
         found = {} if self.joint is None else dict(self.joint.unbounded)
-        return found | {run.label: WITHOUT for run in self.runs if run.promise is None}
+        return found | {run.label: WITHOUT for run in self.runs if run.guarantee is None}
 
     def as_json(self) -> dict[str, Any]:
         joint = self.joint
@@ -101,11 +101,11 @@ def _groups(runs: Sequence[RunRecord], declared: Declared) -> list[list[RunRecor
 
 
 def _joint(group: Sequence[RunRecord]) -> JointRuns:
-    promises: dict[str, Promise] = {run.label: run.promise for run in group if run.promise is not None}
+    promises: dict[str, Guarantee] = {run.label: run.guarantee for run in group if run.guarantee is not None}
     unknown = [run for run in group if run.label not in promises and _promises(run)]
     if unknown:
         return JointRuns(tuple(group), None, f"{_listed(unknown)} left no ledger that holds")
-    private = [run for run in group if run.promise is not None and _promises(run)]
+    private = [run for run in group if run.guarantee is not None and _promises(run)]
     return JointRuns(tuple(group), joint_epsilon(promises, same_division=same_silos(private)))
 
 
@@ -120,25 +120,25 @@ def _sentence(group: JointRuns, *, everybody: bool) -> str:
         parts.append(f"no guarantee, because of {why}")
     if joint.epsilon is not None:
         others = f"the other {len(group.runs) - len(unbounded)}: " if unbounded else ""
-        simulated = any(run.promise is not None and run.promise.simulated for run in group.runs)
+        simulated = any(run.guarantee is not None and run.guarantee.simulated for run in group.runs)
         parts.append(f"{others}{_stated(joint)}{' (simulated)' if simulated else ''}")
     elif joint.reason:
         parts.append(f"no ε is stated, because {joint.reason}")
     return f"{whom} {'; '.join(parts)}."
 
 
-def _stated(joint: Joint) -> str:
+def _stated(joint: JointGuarantee) -> str:
     assert joint.epsilon is not None
     delta = f"at δ = {joint.epsilon.delta:g}"
     if joint.inside is not None:
-        inside = f"ε = {both(joint.inside)} for one speaker inside it"
-        return f"ε = {both(joint.epsilon)} for {joint.whom} and {inside}, {delta}"
-    return f"ε = {both(joint.epsilon)} {delta}{f', for {joint.whom}' if joint.whom else ''}"
+        inside = f"ε = {format_epsilons(joint.inside)} for one speaker inside it"
+        return f"ε = {format_epsilons(joint.epsilon)} for {joint.whom} and {inside}, {delta}"
+    return f"ε = {format_epsilons(joint.epsilon)} {delta}{f', for {joint.whom}' if joint.whom else ''}"
 
 
 def _promises(run: RunRecord) -> bool:
     """Whether it gives a guarantee, or says so where no ledger shows it."""
-    return run.privacy.get("epsilon_rdp") is not None if run.promise is None else run.promise.words is not None
+    return run.privacy.get("epsilon_rdp") is not None if run.guarantee is None else run.guarantee.words is not None
 
 
 def _named(group: Sequence[RunRecord], *, everybody: bool) -> str:

@@ -167,7 +167,7 @@ def _headline(
     parts += [Paragraph(note, "quiet") for note in _gathered(runs, notes)]
     for run in runs:
         if not run.results:
-            promised = "" if run.promise is None or run.promise.words is None else f" {run.promise.words}."
+            promised = "" if run.guarantee is None or run.guarantee.words is None else f" {run.guarantee.words}."
             parts.append(notice(f"{run.label} is not finished: there are no results yet.{promised}"))
         parts += [notice(f"{run.label}: {problem}") for problem in run.problems]
     return Chapter("headline", "In short", "", tuple(parts))

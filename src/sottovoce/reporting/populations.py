@@ -14,9 +14,9 @@ from sottovoce.drawing import FAINT
 from sottovoce.privacy.calibration import Accountant
 from sottovoce.privacy.events import LARGEST_POPULATION, GaussianRelease, Measured, parts_of
 from sottovoce.privacy.figure import population_curves
+from sottovoce.privacy.guarantee import format_epsilon
 from sottovoce.privacy.planner import PlannedRun, plan_run
 from sottovoce.privacy.pld import QUICK
-from sottovoce.privacy.promise import written_out
 from sottovoce.reporting.cells import integer
 from sottovoce.reporting.curves import LinePoints
 from sottovoce.reporting.drawings import Drawing, Pen, dress, label_decades, new_axes, pens, plot
@@ -74,12 +74,16 @@ def population_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
 
 def _recipe(run: RunRecord) -> _Recipe | None:
     """None where nothing is promised, or no larger population can be imagined by the same rule."""
-    promise, plan = run.promise, run.header.get("plan") or {}
-    if promise is None or not isinstance(promise.release, GaussianRelease) or promise.release.sampling != "poisson":
+    guarantee, plan = run.guarantee, run.header.get("plan") or {}
+    if (
+        guarantee is None
+        or not isinstance(guarantee.release, GaussianRelease)
+        or guarantee.release.sampling != "poisson"
+    ):
         return None
     if (plan.get("adaptive") or {}).get("count_noise_std") is not None:  # it would not grow with the cohort
         return None
-    (_, steps), *besides = parts_of(promise.event)
+    (_, steps), *besides = parts_of(guarantee.event)
     measured = None
     for part, count in besides:
         assert isinstance(part, GaussianRelease)
@@ -90,9 +94,9 @@ def _recipe(run: RunRecord) -> _Recipe | None:
     return _Recipe(
         population_size=plan["population_size"],
         cohort_size=plan["cohort_size"],
-        noise_multiplier=promise.release.noise_multiplier,
+        noise_multiplier=guarantee.release.noise_multiplier,
         steps=steps,
-        delta=promise.delta,
+        delta=guarantee.delta,
         measured=measured,
         useful=(useful["population_size"], known) if "population_size" in useful else None,
         accountant=accountant,
@@ -128,7 +132,8 @@ def _named(labels: Sequence[str]) -> str:
 def _told(labels: str, recipe: _Recipe, curve: LinePoints) -> str:
     (own, here), (far, there) = curve[0], curve[-1]
     useful = "" if recipe.useful is None else f", ε ≤ 8 with {integer(recipe.useful[0])}"
-    return f"{labels}: {written_out(here)} with {integer(own)} people{useful}, {written_out(there)} with {integer(far)}"
+    larger = f"{format_epsilon(there)} with {integer(far)}"
+    return f"{labels}: {format_epsilon(here)} with {integer(own)} people{useful}, {larger}"
 
 
 def _figure(recipes: Mapping[str, _Recipe], curves: Mapping[str, LinePoints], colours: Mapping[str, Pen]) -> Figure:

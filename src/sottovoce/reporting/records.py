@@ -16,9 +16,8 @@ from sottovoce.parsing import Record as Record
 from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import NoGuarantee, repeated
-from sottovoce.privacy.ledger_report import LedgerReport
-from sottovoce.privacy.ledger_signature import SignatureCheck
-from sottovoce.privacy.promise import Promise, figures, promise_of
+from sottovoce.privacy.guarantee import Guarantee, guarantee_of, guarantee_to_json
+from sottovoce.privacy.ledger_report import LedgerReport, SignatureCheck
 from sottovoce.reporting.archives import as_typed, open_path
 from sottovoce.training.marks import UNSIGNED, check_ledger
 from sottovoce.training.run_folder import (
@@ -99,18 +98,23 @@ class RunRecord:
         said: Record = self.results.get("privacy") or {}
         if said and self.is_stand_in:
             return {**{name: value for name, value in said.items() if name not in OF_STAND_IN}, **NOT_SAID}
-        if not said or "promised_steps" in said or self.promise is None or self.promise.steps == self.promise.made:
+        if (
+            not said
+            or "promised_steps" in said
+            or self.guarantee is None
+            or self.guarantee.steps == self.guarantee.made
+        ):
             return said
         assert self.ledger is not None
         assert self.ledger.report is not None
-        return {**said, **figures(self.promise, self.ledger.report)}
+        return {**said, **guarantee_to_json(self.guarantee, self.ledger.report)}
 
     @cached_property
-    def promise(self) -> Promise | None:
+    def guarantee(self) -> Guarantee | None:
         """What it promised, finished or not; None without a ledger that holds."""
         if self.ledger is None or self.ledger.report is None:
             return None
-        made = promise_of(self.ledger.report, central_steps=self.federation.get("steps"))
+        made = guarantee_of(self.ledger.report, central_steps=self.federation.get("steps"))
         return replace(made, event=repeated(NoGuarantee(NO_EPSILON), made.steps)) if self.is_stand_in else made
 
     @property

@@ -10,8 +10,8 @@ from sottovoce import __version__
 from sottovoce.errors import InputError
 from sottovoce.files import as_utf8, written_atomically
 from sottovoce.privacy.events import CorrelatedRelease, GaussianRelease, NoGuarantee, Release
-from sottovoce.privacy.promise import Promise, written_out
-from sottovoce.privacy.scale import step_of
+from sottovoce.privacy.guarantee import Guarantee, format_epsilon
+from sottovoce.privacy.membership_odds import strength_of
 from sottovoce.reporting.audit import audit_words
 from sottovoce.reporting.cells import integer, percent
 from sottovoce.reporting.records import Record, RunRecord
@@ -73,7 +73,7 @@ def statement(run: RunRecord, verdict: Verdict) -> str:
         lines += [f"Its ledger is {_signature(run)}", ""]
     if verdict.kind != "release":
         lines += [f"> {_caution(verdict)}", ""]
-    verified = "" if run.promise is None else ", and verified its ledger line by line"
+    verified = "" if run.guarantee is None else ", and verified its ledger line by line"
     lines += [
         f"Sottovoce {__version__} has read all this from the run's folder{verified}; what stands in [brackets] is for "
         "people to fill in. It states facts about one training run, and is no legal advice.",
@@ -135,29 +135,29 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
         + (f", commit {commit}" if (commit := short_commit(run)) else ""),
     )
     yield "tokens", _tokens(run)
-    promise = run.promise
-    if promise is None:
+    guarantee = run.guarantee
+    if guarantee is None:
         yield "mechanism", "none: training without differential privacy"
         return
     plan, ledger = run.header["plan"], run.ledger
     assert ledger is not None
     assert ledger.report is not None
     people, cohort = plan["population_size"], plan["cohort_size"]
-    unit = promise.unit
+    unit = guarantee.unit
     yield "population", f"{integer(people)} {unit.several} on a list that was fixed before the run"
     if unit.inside is not None:
         yield f"{unit.inside}s in these {unit.several}", "[how many; the ledger counts them nowhere]"
-    yield "sampling", _sampling(promise.release, cohort=cohort, people=people, unit=unit)
-    yield "rounds", f"{promise.steps:,} promised before the first model was released, {promise.made:,} made"
+    yield "sampling", _sampling(guarantee.release, cohort=cohort, people=people, unit=unit)
+    yield "rounds", f"{guarantee.steps:,} promised before the first model was released, {guarantee.made:,} made"
     repeats = ledger.report.attempts - ledger.report.steps
     if repeats:
         yield "repeated after a crash", f"{repeats:,} attempts; each is in ε"
-    yield from _mechanism(promise, plan)
+    yield from _mechanism(guarantee, plan)
     yield (
         "randomness",
         (
             "of a seed: a simulation"
-            if promise.simulated
+            if guarantee.simulated
             else "of the operating system, anew for every draw; sums and noise lie on a public grid, on which float64 "
             "is exact. That the noise is an exact rounded Gaussian is not claimed (docs/privacy.md, Secure mode)"
         ),
@@ -185,8 +185,8 @@ def _tokens(run: RunRecord) -> str:
     return f"{size}{told.get('kind')}, made from {told.get('made_from')}"
 
 
-def _mechanism(promise: Promise, plan: Record) -> Iterator[tuple[str, str]]:
-    release, stated, people = promise.release, promise.epsilon, plan["population_size"]
+def _mechanism(guarantee: Guarantee, plan: Record) -> Iterator[tuple[str, str]]:
+    release, stated, people = guarantee.release, guarantee.epsilon, plan["population_size"]
     if isinstance(release, NoGuarantee):
         yield "mechanism", f"none that bounds anything: {release.reason}"
         return
@@ -195,32 +195,32 @@ def _mechanism(promise: Promise, plan: Record) -> Iterator[tuple[str, str]]:
     chained = ", correlated over rounds" if isinstance(release, CorrelatedRelease) else ""
     yield "noise", f"Gaussian{chained}, {release.noise_multiplier:g} times that bound, on the sum of a round, once"
     relation = "added or removed" if release.neighbouring == "add_remove" else "replaced by another"
-    unit, inside = promise.unit, promise.epsilon_inside
+    unit, inside = guarantee.unit, guarantee.epsilon_inside
     yield "unit of privacy", f"{unit.one}, {relation}, {unit.holds}"
-    if promise.measured:
-        yield "measured besides", f"clients' word error rate, {promise.measured:,} times, with noise; in ε"
-    below = "below" if promise.delta * people < 1 else "NOT BELOW"
+    if guarantee.measured:
+        yield "measured besides", f"clients' word error rate, {guarantee.measured:,} times, with noise; in ε"
+    below = "below" if guarantee.delta * people < 1 else "NOT BELOW"
     counted = "the population" if unit.inside is None else f"the number of {unit.several}"
-    yield "δ", f"{promise.delta:g}, {below} one over {counted} ({1 / people:.2g})"
-    tight = f"none: {stated.pld_reason}" if stated.pld is None else written_out(stated.pld)
+    yield "δ", f"{guarantee.delta:g}, {below} one over {counted} ({1 / people:.2g})"
+    tight = f"none: {stated.pld_reason}" if stated.pld is None else format_epsilon(stated.pld)
     yield "ε by privacy loss distributions", tight
-    yield "ε by Rényi accounting", written_out(stated.rdp)
-    yield "ε that counts", f"{written_out(stated.headline)}: both are upper bounds, so the smaller one holds"
+    yield "ε by Rényi accounting", format_epsilon(stated.rdp)
+    yield "ε that counts", f"{format_epsilon(stated.headline)}: both are upper bounds, so the smaller one holds"
     if inside is not None:
-        yield f"ε that counts for one {unit.inside} inside a {unit.short}", _inside(promise)
+        yield f"ε that counts for one {unit.inside} inside a {unit.short}", _inside(guarantee)
     worst = stated.headline if inside is None else inside.headline
-    yield "on the scale of ε", f"{step_of(worst).words} (docs/privacy.md, One scale of ε)"
+    yield "on the scale of ε", f"{strength_of(worst).words} (docs/privacy.md, One scale of ε)"
     yield "odds of 1 : 1 become", f"at most {odds_words(worst)}, but for a chance of δ"
 
 
-def _inside(promise: Promise) -> str:
+def _inside(guarantee: Guarantee) -> str:
     """Of one person in a unit that holds several."""
-    inside, unit = promise.epsilon_inside, promise.unit
+    inside, unit = guarantee.epsilon_inside, guarantee.unit
     assert inside is not None
-    tight = "" if inside.pld is None else f"{written_out(inside.pld)} by privacy loss distributions, "
+    tight = "" if inside.pld is None else f"{format_epsilon(inside.pld)} by privacy loss distributions, "
     return (
-        f"{written_out(inside.headline)} ({tight}{written_out(inside.rdp)} by Rényi accounting): what they said moves "
-        f"the {unit.short}’s update by up to twice the clip bound. For who is in one {unit.short} alone"
+        f"{format_epsilon(inside.headline)} ({tight}{format_epsilon(inside.rdp)} by Rényi accounting): what they said "
+        f"moves the {unit.short}’s update by up to twice the clip bound. For who is in one {unit.short} alone"
     )
 
 
@@ -240,5 +240,5 @@ def _sampling(release: Release | NoGuarantee, *, cohort: int, people: int, unit:
 
 def _not_covered(run: RunRecord) -> Iterator[str]:
     yield from NOT_COVERED
-    if run.promise is not None and run.promise.outside is not None:
-        yield f"{run.promise.outside}. Who has looked at that code? [name]"
+    if run.guarantee is not None and run.guarantee.outside is not None:
+        yield f"{run.guarantee.outside}. Who has looked at that code? [name]"

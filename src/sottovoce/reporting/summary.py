@@ -241,7 +241,7 @@ def _notes(runs: Sequence[RunRecord], accountant: Accountant) -> list[str]:
 
 def _inside(run: RunRecord) -> list[str]:
     """Of units that hold several people: what one of those is promised."""
-    words = None if run.promise is None else run.promise.words_inside
+    words = None if run.guarantee is None else run.guarantee.words_inside
     return [] if words is None else [f"{run.label}: ε in the table: {words}"]
 
 

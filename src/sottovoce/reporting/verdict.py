@@ -1,7 +1,7 @@
 """The verdict on a run, in plain words: what its ε allows somebody to find out, for whom, against whom, at what cost.
 
 It is read from the ledger, not from what a run says of itself. How a guess and odds follow from the mechanism stands in
-`privacy.odds`.
+`privacy.membership_odds`.
 """
 
 import math
@@ -11,9 +11,15 @@ from typing import Any, Literal
 
 from sottovoce.evaluation.gaps import Gap
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, accounted
-from sottovoce.privacy.odds import Odds, believed, odds
-from sottovoce.privacy.promise import Promise, both, written_out
-from sottovoce.privacy.scale import GUARANTEE, NO_GUARANTEE, step_of
+from sottovoce.privacy.guarantee import Guarantee, format_epsilon, format_epsilons
+from sottovoce.privacy.membership_odds import (
+    GUARANTEE,
+    NO_GUARANTEE,
+    MembershipOdds,
+    bound_membership_odds,
+    posterior_belief,
+    strength_of,
+)
 from sottovoce.reporting.audit import audit_alarm
 from sottovoce.reporting.cells import integer, listed
 from sottovoce.reporting.costs import PrivacyCost, cost_of, gap_of, gap_words
@@ -50,7 +56,7 @@ class Verdict:
     points: tuple[tuple[str, str], ...]
     epsilon: float | None = None
     delta: float | None = None
-    odds: Odds | None = None
+    odds: MembershipOdds | None = None
     cost: PrivacyCost | None = None
     gap: Gap | None = None
     against: str = ""
@@ -69,7 +75,7 @@ class Verdict:
             return "its audit speaks against it"
         if self.kind != "simulation" or self.epsilon_of_one is None or self.epsilon_of_one <= GUARANTEE:
             return self.status[0]
-        return f"simulated; released, {step_of(self.epsilon_of_one).words}"
+        return f"simulated; released, {strength_of(self.epsilon_of_one).words}"
 
     @property
     def status(self) -> tuple[str, str]:
@@ -82,7 +88,7 @@ class Verdict:
         private = {
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "scale": None if one is None else step_of(one).words,
+            "scale": None if one is None else strength_of(one).words,
             "unit": None if self.unit is None else self.unit.name,
             **inside,
             "odds": math.exp(one) if one is not None and one < 700 else None,
@@ -152,13 +158,13 @@ def verdict_on(run: RunRecord, runs: Sequence[RunRecord] = ()) -> Verdict:
     if run.unsound:
         headline = "No verdict: what is said of privacy here cannot be believed."
         return Verdict(run.label, "unsound", headline, headline, (("Why", run.unsound), *measured), cost=cost, gap=gap)
-    if run.is_federated and run.promise is None:
+    if run.is_federated and run.guarantee is None:
         headline = "No verdict: there is no ledger."
         why = "Whatever ε is stated, nothing shows what was released."
         return Verdict(run.label, "unsound", headline, headline, (("Why", why), *measured), cost=cost, gap=gap)
-    if run.promise is None or isinstance(run.promise.release, NoGuarantee):
+    if run.guarantee is None or isinstance(run.guarantee.release, NoGuarantee):
         return _not_private(run, measured, cost, gap)
-    found = _private(run, run.promise, measured, cost, gap)
+    found = _private(run, run.guarantee, measured, cost, gap)
     against = audit_alarm(run)
     if not against:
         return found
@@ -171,53 +177,56 @@ def _not_private(
     run: RunRecord, measured: tuple[tuple[str, str], ...], cost: PrivacyCost | None, gap: Gap | None
 ) -> Verdict:
     headline = "Not private: nothing is promised to anybody."
-    if run.promise is None:
+    if run.guarantee is None:
         why = "Training on everybody’s speech in one place, without differential privacy."
     else:
-        assert isinstance(run.promise.release, NoGuarantee)
-        why = (
-            f"Federated, but without a guarantee: {run.promise.release.reason}. That speech stays at home hides little."
-        )
+        assert isinstance(run.guarantee.release, NoGuarantee)
+        reason = run.guarantee.release.reason
+        why = f"Federated, but without a guarantee: {reason}. That speech stays at home hides little."
     learn = "Whoever has the model may find out who took part, and what they said."
     points = (("What somebody can find out", learn), ("Why", why), *measured)
     return Verdict(run.label, "not private", headline, headline, points, cost=cost, gap=gap)
 
 
 def _private(
-    run: RunRecord, promise: Promise, measured: tuple[tuple[str, str], ...], cost: PrivacyCost | None, gap: Gap | None
+    run: RunRecord,
+    guarantee: Guarantee,
+    measured: tuple[tuple[str, str], ...],
+    cost: PrivacyCost | None,
+    gap: Gap | None,
 ) -> Verdict:
-    delta, inside = promise.delta, promise.epsilon_inside
+    delta, inside = guarantee.delta, guarantee.epsilon_inside
     # What is called a guarantee is one for people: of a silo, for each speaker inside.
-    epsilon = promise.epsilon.headline if inside is None else inside.headline
-    found = odds(promise.event_inside or promise.event)
+    epsilon = guarantee.epsilon.headline if inside is None else inside.headline
+    found = bound_membership_odds(guarantee.event_inside or guarantee.event)
     people = run.header["plan"].get("population_size")
     delta_too_large = people is not None and delta * people >= 1
     nothing, weak = epsilon > NO_GUARANTEE, epsilon > GUARANTEE or delta_too_large
-    kind: VerdictKind = "simulation" if promise.simulated else "nothing" if nothing else "weak" if weak else "release"
-    stated = f"ε = {written_out(promise.epsilon.headline)} at δ = {delta:g}"
+    kind: VerdictKind = "simulation" if guarantee.simulated else "nothing" if nothing else "weak" if weak else "release"
+    stated = f"ε = {format_epsilon(guarantee.epsilon.headline)} at δ = {delta:g}"
     if inside is not None:
-        unit, whole = promise.unit, written_out(promise.epsilon.headline)
-        less = f"ε = {written_out(epsilon)} for one {unit.inside} inside it"
+        unit, whole = guarantee.unit, format_epsilon(guarantee.epsilon.headline)
+        less = f"ε = {format_epsilon(epsilon)} for one {unit.inside} inside it"
         stated = f"ε = {whole} for {unit.one} and {less}, at δ = {delta:g},"
-    holds = f"would hold ({step_of(epsilon).words})"
+    holds = f"would hold ({strength_of(epsilon).words})"
     would = "would exclude next to nothing" if nothing else "would be a weak guarantee" if weak else holds
     headline = {
         "simulation": f"A simulation, which itself protects nobody. Released, {stated} {would}.",
-        "release": f"A release with a guarantee: {stated.rstrip(',')} ({step_of(epsilon).words}).",
+        "release": f"A release with a guarantee: {stated.rstrip(',')} ({strength_of(epsilon).words}).",
         "weak": f"A release with a weak guarantee: {stated.rstrip(',')}.",
         "nothing": f"Practically no guarantee: {stated} excludes next to nothing, however secure its randomness was.",
     }[kind]
-    learnt = learn_words(promise, found)
-    if promise.simulated:
+    learnt = learn_words(guarantee, found)
+    if guarantee.simulated:
         learnt = f"Of a release of the same recipe: {learnt[0].lower()}{learnt[1:]}"
-    points = [("What somebody can find out", learnt), ("For whom", _for_whom(promise))]
-    points += [("Against whom", _against(run)), ("Had or extrapolated", _had(run, promise))]
-    points += [("Simulated or released", _drawn(promise, nothing=nothing))]
+    points = [("What somebody can find out", learnt), ("For whom", _for_whom(guarantee))]
+    points += [("Against whom", _against(run)), ("Had or extrapolated", _had(run, guarantee))]
+    points += [("Simulated or released", _drawn(guarantee, nothing=nothing))]
     if delta_too_large:
         leak = f"δ = {delta:g} is not below one in {integer(people)}, the population: it allows one person’s leak."
         points.append(("A large δ", leak))
-    if promise.outside is not None:
-        points.append(("What it rests on", f"{promise.outside}."))
+    if guarantee.outside is not None:
+        points.append(("What it rests on", f"{guarantee.outside}."))
     short = f"{headline} {learnt}"
     return Verdict(
         run.label,
@@ -225,19 +234,19 @@ def _private(
         headline,
         short,
         (*points, *measured),
-        promise.epsilon.headline,
+        guarantee.epsilon.headline,
         delta,
         odds=found,
         cost=cost,
         gap=gap,
-        unit=promise.unit,
+        unit=guarantee.unit,
         epsilon_inside=None if inside is None else inside.headline,
     )
 
 
-def learn_words(promise: Promise, found: Odds) -> str:
+def learn_words(guarantee: Guarantee, found: MembershipOdds) -> str:
     """What all that is published can tell of one person, in guesses and in odds."""
-    epsilon, delta = (promise.epsilon_inside or promise.epsilon).headline, promise.delta
+    epsilon, delta = (guarantee.epsilon_inside or guarantee.epsilon).headline, guarantee.delta
     hundred = of_hundred(found.right)
     if found.right >= EVERY_TIME:
         guess = "Somebody who guesses whether a person took part may be right every time."
@@ -247,7 +256,7 @@ def learn_words(promise: Promise, found: Odds) -> str:
             f"published, at most {hundred} times."
         )
     if epsilon > NO_GUARANTEE:
-        undrawn = _never_drawn(promise)
+        undrawn = _never_drawn(guarantee)
         spared = (
             f" That it is not 100 is owed to chance alone, by which {100 * undrawn:.0f} in 100 are drawn in no round. "
             "Who is drawn may be found out for certain."
@@ -261,7 +270,7 @@ def learn_words(promise: Promise, found: Odds) -> str:
     )
     change = (
         f"Odds of 1 : 1 can become at most {odds_words(epsilon)}, and a suspicion of 1 in 100 at most "
-        f"{of_hundred(believed(PRIOR, epsilon=epsilon))} in 100, but for a chance of δ = {delta:g}."
+        f"{of_hundred(posterior_belief(PRIOR, epsilon=epsilon))} in 100, but for a chance of δ = {delta:g}."
     )
     return f"{guess} {alarm} {change}"
 
@@ -288,10 +297,10 @@ def odds_words(epsilon: float) -> str:
     return f"{math.ceil(factor * 10**digits - 1e-9) / 10**digits:,.{digits}f} : 1"
 
 
-def _never_drawn(promise: Promise) -> float:
+def _never_drawn(guarantee: Guarantee) -> float:
     """How likely one person is in no round at all, of those that could be theirs."""
     share = 1.0
-    for part, count in accounted(promise.event):
+    for part, count in accounted(guarantee.event):
         assert isinstance(part, GaussianRelease)
         rate = part.sampling_rate
         if rate is None:
@@ -302,20 +311,21 @@ def _never_drawn(promise: Promise) -> float:
     return share
 
 
-def _for_whom(promise: Promise) -> str:
-    assert not isinstance(promise.release, NoGuarantee)
-    unit, inside = promise.unit, promise.epsilon_inside
+def _for_whom(guarantee: Guarantee) -> str:
+    assert not isinstance(guarantee.release, NoGuarantee)
+    unit, inside = guarantee.unit, guarantee.epsilon_inside
     if inside is not None:
         both_lines = (
-            f"Each {unit.short}, {unit.holds}: ε = {both(promise.epsilon)}. One {unit.inside} inside a {unit.short} "
-            f"has less: ε = {both(inside)}, since what they said changes the {unit.short}’s update by up to twice the "
-            f"clip bound and does not take it away. That is for who is in one {unit.short} alone."
+            f"Each {unit.short}, {unit.holds}: ε = {format_epsilons(guarantee.epsilon)}. One {unit.inside} inside a "
+            f"{unit.short} has less: ε = {format_epsilons(inside)}, since what they said changes the {unit.short}’s "
+            f"update by up to twice the clip bound and does not take it away. "
+            f"That is for who is in one {unit.short} alone."
         )
     elif unit.is_known:
         both_lines = f"Each {unit.short} of the run, with everything they said in it."
     else:
         both_lines = f"Each {unit.short}. Whether that is one person, the ledger does not say."
-    if promise.release.neighbouring == "add_remove":
+    if guarantee.release.neighbouring == "add_remove":
         hidden = f"Hidden is whether {unit.one} took part at all, and so what they said"
     else:
         hidden = f"Hidden is whether it was {unit.one} or another in their place; that so many took part is not"
@@ -337,27 +347,27 @@ def _against(run: RunRecord) -> str:
     return f"{told} {server} Other channels (time, memory, a stolen disk) are not covered."
 
 
-def _had(run: RunRecord, promise: Promise) -> str:
+def _had(run: RunRecord, guarantee: Guarantee) -> str:
     people = integer(run.header["plan"].get("population_size"))
-    rounds = "1 round" if promise.steps == 1 else f"{promise.steps:,} rounds"
-    if promise.steps != promise.made:
-        rounds = f"all {promise.steps:,} rounds that were promised ({promise.made:,} are made)"
-    whom = f"the {people} {promise.unit.several} of this run"
-    told = f"ε = {both(promise.epsilon)} is for {whom} and {rounds}, by its ledger."
-    told = f"On paper, as a simulation has it: {told}" if promise.simulated else f"Had: {told}"
+    rounds = "1 round" if guarantee.steps == 1 else f"{guarantee.steps:,} rounds"
+    if guarantee.steps != guarantee.made:
+        rounds = f"all {guarantee.steps:,} rounds that were promised ({guarantee.made:,} are made)"
+    whom = f"the {people} {guarantee.unit.several} of this run"
+    told = f"ε = {format_epsilons(guarantee.epsilon)} is for {whom} and {rounds}, by its ledger."
+    told = f"On paper, as a simulation has it: {told}" if guarantee.simulated else f"Had: {told}"
     accountant = accountant_of([run])
     useful = larger_population(run.privacy, accountant) or {}
-    if promise.epsilon.headline <= GUARANTEE:
+    if guarantee.epsilon.headline <= GUARANTEE:
         return f"{told} No larger population is imagined."
     if "population_size" in useful:
         return (
-            f"{told} Extrapolated, and had by nobody: with {integer(useful['population_size'])} {promise.unit.several} "
-            f"the same recipe would have ε ≤ {GUARANTEE:g} ({accountant.upper()})."
+            f"{told} Extrapolated, and had by nobody: with {integer(useful['population_size'])} "
+            f"{guarantee.unit.several} the same recipe would have ε ≤ {GUARANTEE:g} ({accountant.upper()})."
         )
     return f"{told} No larger population is known with which the same recipe would have ε ≤ {GUARANTEE:g}."
 
 
-def _drawn(promise: Promise, *, nothing: bool) -> str:
-    if promise.simulated:
+def _drawn(guarantee: Guarantee, *, nothing: bool) -> str:
+    if guarantee.simulated:
         return SEEDED
     return f"{SECURE} That makes ε true, not small: this one promises practically nothing." if nothing else SECURE

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import Recipe
-from sottovoce.errors import promise
+from sottovoce.errors import check_invariant
 from sottovoce.evaluation.per_speaker import rates, spread, sum_by
 from sottovoce.evaluation.wer import Counts, count_words
 from sottovoce.federated.client_wer import held_out_speech
@@ -75,7 +75,7 @@ def client_results(
     """
     if recipe.federated.test_clients is None:
         return None
-    promise(recipe.federated.privacy.mode is not Mode.SECURE, "a release says nothing of single clients")
+    check_invariant(recipe.federated.privacy.mode is not Mode.SECURE, "a release says nothing of single clients")
     tested = choose_clients_to_test(recipe, population)
     common = {
         "accounted": False,

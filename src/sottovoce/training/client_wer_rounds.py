@@ -6,7 +6,7 @@ from typing import Any, final
 from sottovoce.federated.client_wer import MeasuredWer, measure_wer
 from sottovoce.federated.cohort import as_sent
 from sottovoce.federated.round import RoundState
-from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.privacy.ledger import BudgetSpent
 from sottovoce.privacy.ledger_records import AttemptsUsed
 from sottovoce.training.assemble import Federation
@@ -58,7 +58,7 @@ class ClientWers:
                 listeners=self._listeners,
                 ledger=state.ledger,
                 step=rounds,
-                digest=fingerprint(model_P),
+                digest=fingerprint_tensor(model_P),
             )
         except BudgetSpent as spent:
             self._say(f"round {rounds}: clients' WER is not measured, the privacy budget does not allow it: {spent}")

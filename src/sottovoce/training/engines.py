@@ -8,7 +8,7 @@ import torch
 
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
-from sottovoce.errors import InputError, promise
+from sottovoce.errors import InputError, check_invariant
 from sottovoce.federated.client import ClientRoom, SharedSpeech
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import (
@@ -126,7 +126,7 @@ def build_engine(
         return WorkersEngine(room, plan.layout, workers=settings.workers, **common)
     if name in ("stacked", "shared"):
         # The recipe's check refuses this, and a run folder's `engine.json` never says it.
-        promise(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
+        check_invariant(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
         summed = name == "shared" and not plan.bounds_updates and math.isinf(settings.local.clip_gradients)
         stacked = start.family.shared if summed else start.family.stacked
         if stacked is not None and stacked.faster is not None:

@@ -18,7 +18,7 @@ from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee
-from sottovoce.privacy.promise import both
+from sottovoce.privacy.guarantee import format_epsilons
 from sottovoce.privacy.settings import Mode
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
@@ -255,7 +255,7 @@ def end_epsilon(federation: Federation | None) -> Epsilon | None:
         return None
     if isinstance(federation.plan.event, NoGuarantee):
         return None
-    return federation.settings.whole_run(federation.plan).promise().epsilon
+    return federation.settings.whole_run(federation.plan).guarantee().epsilon
 
 
 def _free(folder: Path) -> int:
@@ -292,7 +292,7 @@ def _told_audio(seconds: float | None) -> str:
 
 
 def _told_epsilon(cost: Cost) -> str:
-    return "" if cost.epsilon is None else f"ε = {both(cost.epsilon)} at its end"
+    return "" if cost.epsilon is None else f"ε = {format_epsilons(cost.epsilon)} at its end"
 
 
 def format_time(seconds: float) -> str:

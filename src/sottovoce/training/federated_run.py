@@ -8,10 +8,10 @@ from sottovoce.config import Recipe
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import write_json
 from sottovoce.models.saved import load as load_recogniser
-from sottovoce.privacy.correlated_noise import MEMORY
 from sottovoce.privacy.ledger import record_results
+from sottovoce.privacy.round_noise import MEMORY
 from sottovoce.privacy.sampling import CyclicSampler
-from sottovoce.privacy.secret_files import SECRETS, forget
+from sottovoce.privacy.secret_files import SECRETS, delete_secrets
 from sottovoce.processes import Processes
 from sottovoce.signatures import PrivateKey
 from sottovoce.training.assemble import Federation, assemble
@@ -55,7 +55,7 @@ def run_federated(
     with opening as run:
         if (known := finished_before(run, processes)) is not None:
             if processes.first:  # it may have been killed before it came to that
-                forget(run.path / SECRETS, *OF_ROUNDS)
+                delete_secrets(run.path / SECRETS, *OF_ROUNDS)
             return known
         if not processes.first:
             followers = choose_clients(federation, run=run, processes=processes)
@@ -83,7 +83,7 @@ def run_federated(
                 run.path / LEDGER, digests_at_end(run.path, results), key=key, signed_files=signed_at_end(run.path)
             )
             finished = finish(run, results)
-            forget(run.path / SECRETS, *OF_ROUNDS)
+            delete_secrets(run.path / SECRETS, *OF_ROUNDS)
             return finished
 
 

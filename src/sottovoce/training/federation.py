@@ -90,8 +90,8 @@ class Federating(Loop):
         self._frozen_digest: str | None = None
         self._frozen_sha256: str | None = None
         self._plan, self._server = plan, federation.server()
-        vault = folder.path / SECRETS if self._secure else None
-        self._correlated = plan.correlated_noise(device=device, vault=vault)
+        secret_folder = folder.path / SECRETS if self._secure else None
+        self._correlated = plan.correlated_noise(device=device, secret_folder=secret_folder)
         self._pending = PendingRecords()
         self._epsilon: float | None = None
         self._stopped_elsewhere = False

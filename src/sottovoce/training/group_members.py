@@ -16,7 +16,7 @@ import numpy as np
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sealed, unsealed
 from sottovoce.privacy.sampling import CyclicSampler
-from sottovoce.privacy.secret_files import written_secretly
+from sottovoce.privacy.secret_files import write_secret
 from sottovoce.users.population import Population
 from sottovoce.users.used_utterances import owners, utterance_samples, utterances_of
 
@@ -32,7 +32,7 @@ def keep_groups(secrets: Path, population: Population, sampler: CyclicSampler, *
     if not begun:
         key = os.urandom(32)
         content = {"key": key.hex(), "members": members_digest(population, sampler, key=key)}
-        with written_secretly(path) as file:
+        with write_secret(path) as file:
             file.write(json.dumps(sealed(content)).encode())
         return
     if not path.exists():

@@ -24,10 +24,9 @@ from sottovoce.parsing import parse_json
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.events import poisson_release, repeated, run_event
+from sottovoce.privacy.guarantee import guarantee_of
 from sottovoce.privacy.ledger import verify
-from sottovoce.privacy.ledger_report import LedgerReport
-from sottovoce.privacy.ledger_signature import SignatureCheck, check_signature
-from sottovoce.privacy.promise import promise_of
+from sottovoce.privacy.ledger_report import LedgerReport, SignatureCheck, check_ledger_signature
 from sottovoce.training.recorded_files import check_recorded
 from sottovoce.training.run_folder import (
     CHECKPOINTS,
@@ -87,7 +86,7 @@ def check_ledger(folder: Path, *, expected_key: str | None = None) -> CheckedLed
     found = _check_claims(folder)
     path, report = folder / LEDGER, found.report
     try:
-        signature = check_signature(report, path, expected=expected_key)
+        signature = check_ledger_signature(report, path, expected=expected_key)
         recorded = check_recorded(folder, report, signed=signature.files)
     except InputError as why:
         told = str(why)
@@ -148,7 +147,7 @@ def _facts(report: LedgerReport) -> dict[str, Any]:
         "epsilon_rdp": rdp_epsilon(report.spent, report.header["delta"]),
     }
     if "central_steps" in report.header:  # older ledgers do not say what they promised
-        promised = promise_of(report)
+        promised = guarantee_of(report)
         facts["promised_steps"] = promised.steps
         facts["promised epsilon_rdp"] = rdp_epsilon(promised.event, promised.delta)
     return facts
@@ -185,7 +184,7 @@ def _agree(said: Any, found: Any) -> bool:
 
 def _scaled_epsilon(report: LedgerReport, *, people: int, cohort: int) -> float:
     """ε of as many steps and measurements as were promised, with the same noise on the mean, z/S, and other people."""
-    promised, larger = promise_of(report), cohort / report.header["plan"]["cohort_size"]
+    promised, larger = guarantee_of(report), cohort / report.header["plan"]["cohort_size"]
     step = poisson_release(report.header["event"]["noise_multiplier"] * larger, sampling_rate=cohort / people)
     besides = None
     if promised.measured:

@@ -11,13 +11,13 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.calibration import Accountant
 from sottovoce.privacy.events import Measured
+from sottovoce.privacy.guarantee import Guarantee, guarantee_of, guarantee_to_json
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.membership_odds import GUARANTEE
 from sottovoce.privacy.noise import sigma_dp_of
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import PlannedRun, plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
-from sottovoce.privacy.promise import Promise, figures, promise_of
-from sottovoce.privacy.scale import GUARANTEE
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling
 from sottovoce.training.run_folder import LEDGER, RunFolder
 
@@ -27,14 +27,14 @@ COVERS = "ε covers this run alone: not the tuning before it, nor the seed model
 def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str, Any]:
     """Read back from the ledger, not from what the run believes."""
     ledger = verify(run.path / LEDGER)
-    spent, promised = ledger.as_json(), promise_of(ledger, central_steps=settings.steps)
+    spent, promised = ledger.as_json(), guarantee_of(ledger, central_steps=settings.steps)
     released = ledger.released
     assert released is not None
     report = {
         "guarantee": settings.guarantee(plan),
         "simulated": plan.settings.mode is Mode.SEEDED,
         "covers": COVERS,
-        **figures(promised, ledger),
+        **guarantee_to_json(promised, ledger),
         **{name: spent[name] for name in ("delta", "steps", "attempts", "epsilon_budget")},
         "head": released.head,
         "length": released.length,
@@ -53,18 +53,18 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
     return report | other_populations(settings, plan, promised)
 
 
-def other_populations(settings: Federation, plan: Plan, promised: Promise) -> dict[str, Any]:
+def other_populations(settings: Federation, plan: Plan, promised: Guarantee) -> dict[str, Any]:
     """What the same noise on the mean would be worth elsewhere; takes seconds."""
     return {"useful": _useful(settings, plan, promised), "extrapolated": _extrapolated(settings, plan, promised.steps)}
 
 
 def promise_in(run: RunFolder, settings: Federation) -> str | None:
     """What a run has promised that has not made all of it, in words; None where it has, or promised nothing."""
-    promised = promise_of(verify(run.path / LEDGER), central_steps=settings.steps)
+    promised = guarantee_of(verify(run.path / LEDGER), central_steps=settings.steps)
     return promised.words if promised.made < promised.steps else None
 
 
-def _useful(settings: Federation, plan: Plan, promised: Promise) -> dict[str, Any]:
+def _useful(settings: Federation, plan: Plan, promised: Guarantee) -> dict[str, Any]:
     """The smallest population for which the same recipe (σ_DP, q, T) is worth something: by RDP, and by PLD besides."""
     private, measured = plan.settings, settings.measured
     found = _smallest_useful(

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError, promise
+from sottovoce.errors import InputError, check_invariant
 from sottovoce.federated.client import ClientRoom
 from sottovoce.federated.engines import shared_memory
 from sottovoce.federated.engines.engine import Dropped, Engine, Trained, with_turns
@@ -119,7 +119,7 @@ class WorkersEngine(Engine):
     def train(
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
-        promise(self._ending.alive, "the engine is closed")
+        check_invariant(self._ending.alive, "the engine is closed")
         self.waited = 0.0
         self._rows_NP[SERVER].copy_(server_P)
         order = most_work_first(self._room, cohort)

@@ -1,4 +1,4 @@
-"""A plan as it is told: to people in one line, to its ledger as data."""
+"""A plan described: its guarantee in one line for people, its settings as data for the ledger."""
 
 import dataclasses
 import math
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sottovoce.errors import InputError
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.ledger_records import Header
-from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
-from sottovoce.privacy.outside import PARTS, rests_on
+from sottovoce.privacy.ledger_report import EXHAUSTED_CLIENTS
+from sottovoce.privacy.plugins import PLUGIN_KEYS, format_plugin_condition
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.settings import Mode
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from sottovoce.privacy.plan import Plan
 
 
-def guarantee(plan: "Plan") -> str:
-    """The promise in one line, without its ε (which grows with the steps), or why there is none."""
+def describe_guarantee(plan: "Plan") -> str:
+    """The guarantee in one line, without its ε (which grows with the steps), or why there is none."""
     return _guarantee(plan, f"{_drawn(plan)}, z={plan.settings.z:g}")
 
 
-def run_guarantee(plan: "Plan", *, rounds: int, wer_plan: "Plan | None" = None, measured: int = 0) -> str:
+def describe_run_guarantee(plan: "Plan", *, rounds: int, wer_plan: "Plan | None" = None, measured: int = 0) -> str:
     """The same of a whole run: so many `rounds`, and so often what clients' word error rate is measured by."""
     released = f"{rounds:,} rounds with {_drawn(plan)}, z={plan.settings.z:g}"
     if wer_plan is not None:
@@ -40,9 +40,9 @@ def _guarantee(plan: "Plan", released: str) -> str:
     return (
         f"δ={settings.delta:g} for each {settings.privacy_unit} against {relation}: "
         f"{released}{simulated}"
-        + ("" if settings.time_line is None else f"; {DRAWN_WHEN_DRY}")
+        + ("" if settings.time_line is None else f"; {EXHAUSTED_CLIENTS}")
         + ("" if plan.server_event is None else f"; to the server, z={plan.server_event.noise_multiplier:g} each time")
-        + ("" if (outside := rests_on(plan.describe())) is None else f"; {outside}")
+        + ("" if (outside := format_plugin_condition(plan.describe())) is None else f"; {outside}")
     )
 
 
@@ -54,11 +54,11 @@ def _drawn(plan: "Plan") -> str:
     return f"poisson {groups}, {correlated.kind} noise"
 
 
-def description(plan: "Plan") -> dict[str, object]:
+def describe_plan(plan: "Plan") -> dict[str, object]:
     """All settings that decide what is released, as JSON takes them; the layout by its shapes."""
     settings, mechanism = dataclasses.asdict(plan.settings), plan.settings.mechanism
     settings["mechanism"] = None if mechanism is None else mechanism.as_json()
-    for later in ("time_line", "mechanism", *PARTS):  # as before there were any
+    for later in ("time_line", "mechanism", *PLUGIN_KEYS):  # as before there were any
         if settings[later] is None:
             del settings[later]
     described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}
@@ -83,7 +83,7 @@ def ledger_header(
     """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by simulations only.
 
     `repeatable`: whether the run's arithmetic repeats itself to the bit, so that lost steps can be done again.
-    `central_steps`: how many are promised. `client_wer`: what is measured besides (`ClientWer.in_ledger`).
+    `central_steps`: how many are planned. `client_wer`: what is measured besides (`ClientWer.in_ledger`).
     `accepted`: how many attempts the people of a release over a network have accepted.
     `recipe`: SHA-256 of it, as the run's folder has it.
     """
@@ -91,7 +91,7 @@ def ledger_header(
     return Header(
         run=run,
         mode="secure" if not seeded else "seeded" if repeatable else "unrepeated",
-        plan=description(plan),
+        plan=describe_plan(plan),
         event=plan.event,
         delta=plan.settings.delta,
         epsilon_budget=plan.settings.epsilon_budget,

@@ -1,13 +1,8 @@
-"""Which noise for these people? Independent, banded or buffered (BLT), with its cohort, cycle and rounds.
+"""The run of one kind of noise (independent, banded, BLT) with the least ε for a population, cohorts, rounds and σ_DP.
 
 Runs are compared by their *effective* noise multiplier: z times the RMS noise of all prefix sums, over that of
 independent noise (`relative_error`). Two runs with the same one have as much noise in their models, on average over the
-rounds; σ_DP here is that over the cohort. Everything is found from one question, "what is the least ε for this σ_DP?",
-whose answer falls with people, cohort and noise and grows with rounds.
-
-No mechanism beats the *floor*: after T rounds somebody was in T·S/K of them on average, maybe with the same clipped
-update each time. Who sees the last sum alone sees that much, in noise of std σ_DP·S·√T, which is a Gaussian release of
-multiplier σ_DP·K/√T, whatever S is (decisions/031). With z₁ the multiplier of one release for (ε, δ): K ≥ z₁·√T/σ_DP.
+rounds; σ_DP here is that over the cohort.
 """
 
 import math
@@ -17,15 +12,9 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, final, get_args
 
 from sottovoce.privacy.accounting import Epsilon, epsilon
-from sottovoce.privacy.calibration import Accountant, event_epsilon, written_up
-from sottovoce.privacy.events import (
-    Composition,
-    CorrelatedRelease,
-    Event,
-    poisson_release,
-    repeated,
-)
-from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt, relative_error
+from sottovoce.privacy.calibration import Accountant, event_epsilon, round_up_noise
+from sottovoce.privacy.events import Composition, CorrelatedRelease, Event, poisson_release, repeated
+from sottovoce.privacy.mechanism import optimal_banded, optimal_blt, relative_error
 from sottovoce.privacy.rdp import check_delta
 from sottovoce.privacy.strategies import Banded, Blt, Strategy, sensitivity, strategy_to_json
 
@@ -36,11 +25,12 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 # won: of K/S = 339 a thousandth, and BLTs are better where it would be more.
 _MOST_BANDS, _MOST_BUFFERS, _WORTH_A_BUFFER = 64, 3, 0.01
 _INDEPENDENT = Banded(column=(1.0,))
+_LEAST_LOG, _MOST_LOG = -20.0, 100.0  # of multipliers and of ε: beyond, float64 knows no difference
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """People, the largest cohort that can be had, and rounds."""
+    """The population, the largest cohort that can be had, and rounds."""
 
     population_size: int
     max_cohort: int
@@ -68,12 +58,10 @@ class NoisyRun:
     @property
     def event(self) -> Composition:
         """The whole run."""
+        z, rate = self.noise_multiplier, self.sampling_rate
         if self.kind == "independent":
-            return repeated(
-                poisson_release(self.noise_multiplier, sampling_rate=self.sampling_rate), self.central_steps
-            )
-        row = CorrelatedRelease(self.noise_multiplier, self.sampling_rate, self.cycle, self.strategy)
-        return repeated(row, self.central_steps)
+            return repeated(poisson_release(z, sampling_rate=rate), self.central_steps)
+        return repeated(CorrelatedRelease(z, rate, self.cycle, self.strategy), self.central_steps)
 
     @cached_property
     def epsilon(self) -> Epsilon:
@@ -106,10 +94,13 @@ class NoisyRun:
 
     def to_json(self) -> dict[str, Any]:
         """Every number under its glossary name."""
-        sizes = {name: getattr(self, name) for name in ("population_size", "cohort_size", "central_steps", "cycle")}
-        noise = {
-            name: getattr(self, name) for name in ("noise_multiplier", "effective_multiplier", "sigma_dp", "delta")
-        }
+        sizes, noise = (
+            {name: getattr(self, name) for name in names}
+            for names in (
+                ("population_size", "cohort_size", "central_steps", "cycle"),
+                ("noise_multiplier", "effective_multiplier", "sigma_dp", "delta"),
+            )
+        )
         return {
             "mechanism": self.recipe or {"kind": self.kind},
             **sizes,
@@ -124,11 +115,11 @@ class NoisyRun:
 
 
 @final
-class Search:
-    """The run of one kind with the least ε for people, rounds and a σ_DP.
+class MechanismSearch:
+    """The run of one kind with the least ε for sizes and a σ_DP.
 
-    It looks at cycles around that which was best the last time, so that a search over sizes is quick. `on_look` is told
-    of every ε that is computed.
+    It tries cycles around the last best one, so that a search over sizes is quick, and calls `on_look` for every ε that
+    it computes.
     """
 
     def __init__(
@@ -137,7 +128,7 @@ class Search:
         check_delta(delta)
         self.kind = kind
         self._delta, self._accountant, self._on_look = delta, accountant, on_look
-        self._near = 0  # in the ladder of cycles
+        self._near = 0  # index of the last best cycle
         self._buffers: int | None = None
 
     def epsilon(self, sizes: Sizes, sigma_dp: float) -> float:
@@ -145,58 +136,56 @@ class Search:
         return self._spent(self.run(sizes, sigma_dp))
 
     def run(self, sizes: Sizes, sigma_dp: float) -> NoisyRun:
+        """The run with that ε."""
         if self.kind == "independent":
-            return self._with(sizes, 1, sigma_dp)
+            return self._with_cycle(sizes, 1, sigma_dp)
         apart = sizes.population_size / min(sizes.max_cohort, sizes.population_size)
         if self.kind == "blt":
-            return self._with(sizes, math.ceil(apart), sigma_dp)
-        cycles = _ladder(min(math.floor(apart), sizes.central_steps, _MOST_BANDS))
-        at = min(self._near, len(cycles) - 1)
-        while True:
-            around = [index for index in (at - 1, at, at + 1) if 0 <= index < len(cycles)]
-            best = min(around, key=lambda index: self._spent(self._with(sizes, cycles[index], sigma_dp)))
-            if best == at:
-                break
+            return self._with_cycle(sizes, math.ceil(apart), sigma_dp)
+        cycles = _cycles(min(math.floor(apart), sizes.central_steps, _MOST_BANDS))
+        at, best = -1, min(self._near, len(cycles) - 1)
+        while best != at:
             at = best
+            around = [index for index in (at - 1, at, at + 1) if 0 <= index < len(cycles)]
+            best = min(around, key=lambda index: self._spent(self._with_cycle(sizes, cycles[index], sigma_dp)))
         self._near = at
-        return self._with(sizes, cycles[at], sigma_dp)
+        return self._with_cycle(sizes, cycles[at], sigma_dp)
 
-    def _with(self, sizes: Sizes, cycle: int, sigma_dp: float) -> NoisyRun:
-        people, steps = sizes.population_size, sizes.central_steps
-        cohort = min(sizes.max_cohort, people)
+    def _with_cycle(self, sizes: Sizes, cycle: int, sigma_dp: float) -> NoisyRun:
+        population, steps = sizes.population_size, sizes.central_steps
+        cohort = min(sizes.max_cohort, population)
         strategy: Strategy = _INDEPENDENT
         if self.kind == "banded":
             strategy = optimal_banded(steps=steps, bands=cycle, cycle=cycle)
         elif self.kind == "blt":
             self._buffers = self._buffers or _enough_buffers(steps, cycle)
             strategy = optimal_blt(steps=steps, buffers=self._buffers, cycle=cycle)
-            cohort = -(-people // cycle)  # all of a group
-        z = written_up(sigma_dp * cohort / relative_error(strategy, steps=steps))
+            cohort = -(-population // cycle)  # all of a group
         return NoisyRun(
             kind=self.kind,
-            population_size=people,
+            population_size=population,
             cohort_size=cohort,
             central_steps=steps,
             cycle=cycle,
             strategy=strategy,
-            noise_multiplier=z,
+            noise_multiplier=round_up_noise(sigma_dp * cohort / relative_error(strategy, steps=steps)),
             delta=self._delta,
         )
 
     def _spent(self, run: NoisyRun) -> float:
         self._on_look()
-        return _epsilon_of(run.event, self._delta, self._accountant)
+        return _cached_epsilon(run.event, self._delta, self._accountant)
 
 
 @lru_cache(maxsize=4096)
-def _epsilon_of(event: Event, delta: float, accountant: Accountant) -> float:
+def _cached_epsilon(event: Event, delta: float, accountant: Accountant) -> float:
     return event_epsilon(event, delta=delta, accountant=accountant)
 
 
-def _ladder(most: int) -> list[int]:
-    """Cycles to look at: three in each octave, and the longest.
+def _cycles(most: int) -> list[int]:
+    """Cycles to try: three in each octave, and the longest.
 
-    >>> _ladder(20)
+    >>> _cycles(20)
     [1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20]
     """
     steps = {round(2 ** (third / 3)) for third in range(3 * most.bit_length() + 1)}
@@ -220,7 +209,7 @@ def single_release(target_epsilon: float, *, delta: float) -> float:
     >>> round(single_release(8.0, delta=1e-9), 4)
     0.7922
     """
-    return _gaussian(lambda z: (z, target_epsilon), delta)
+    return _solve_gaussian(lambda z: (z, target_epsilon), delta)
 
 
 def single_release_epsilon(noise_multiplier: float, *, delta: float) -> float:
@@ -229,17 +218,12 @@ def single_release_epsilon(noise_multiplier: float, *, delta: float) -> float:
     >>> round(single_release_epsilon(0.7922376, delta=1e-9), 4)
     8.0
     """
-    return _gaussian(lambda epsilon: (noise_multiplier, epsilon), delta)
+    return _solve_gaussian(lambda epsilon: (noise_multiplier, epsilon), delta)
 
 
-_LEAST, _MOST = -20.0, 100.0  # logarithms of multipliers and of ε: beyond, float64 knows no difference
-
-
-def _gaussian(at: Callable[[float], tuple[float, float]], delta: float) -> float:
-    """Where δ of a Gaussian release, which falls with its multiplier and with ε, is the one that is asked for.
-
-    0 where the δ of next to nothing is smaller already: so much noise hides everybody.
-    """
+def _solve_gaussian(at: Callable[[float], tuple[float, float]], delta: float) -> float:
+    """Where δ of a Gaussian release, which falls with its multiplier and with ε, is the given one; 0 if it always is
+    below, as with very much noise."""
     from scipy.optimize import brentq
     from scipy.special import log_ndtr
 
@@ -249,6 +233,6 @@ def _gaussian(at: Callable[[float], tuple[float, float]], delta: float) -> float
         return above + math.log(max(-math.expm1(min(below - above, 0.0)), 1e-300)) - math.log(delta)
 
     check_delta(delta)
-    if excess(_LEAST) <= 0:
+    if excess(_LEAST_LOG) <= 0:
         return 0.0
-    return math.exp(brentq(excess, _LEAST, _MOST, xtol=1e-12)) if excess(_MOST) < 0 else math.inf
+    return math.exp(brentq(excess, _LEAST_LOG, _MOST_LOG, xtol=1e-12)) if excess(_MOST_LOG) < 0 else math.inf

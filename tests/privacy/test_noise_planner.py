@@ -7,16 +7,16 @@ import pytest
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import pld_epsilon
 from sottovoce.privacy.events import poisson_release
-from sottovoce.privacy.mechanisms import (
+from sottovoce.privacy.mechanism import optimal_banded, optimal_blt, relative_error
+from sottovoce.privacy.mechanism_search import (
     KINDS,
     Kind,
-    Search,
+    MechanismSearch,
     Sizes,
     single_release,
     single_release_epsilon,
 )
-from sottovoce.privacy.noise_planner import Asked, NoisePlan, plan_noise
-from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt, relative_error
+from sottovoce.privacy.noise_planner import NoisePlan, NoiseRequest, plan_noise
 from sottovoce.privacy.plan_tables import noise_table, noise_words
 from sottovoce.privacy.strategies import Blt, Strategy
 
@@ -45,7 +45,9 @@ pytestmark = pytest.mark.long  # searches; test_plan_mechanism has short ones
 def test_effective_noise_multipliers_are_those_that_are_known(kind: Kind, apart: int, effective: float) -> None:
     people = apart * COHORT
     floor = single_release(EPSILON, delta=DELTA) * math.sqrt(STEPS) / people
-    asked = Asked(population_size=people, max_cohort=COHORT, central_steps=STEPS, delta=DELTA, target_epsilon=EPSILON)
+    asked = NoiseRequest(
+        population_size=people, max_cohort=COHORT, central_steps=STEPS, delta=DELTA, target_epsilon=EPSILON
+    )
     (run,) = plan_noise(asked, kinds=[kind]).runs
     # A search stops within 0.1 %, its grids add 0.01 to ε of 8, figures have three digits, and a BLT of one buffer
     # is taken where more win less than 1 %.
@@ -57,7 +59,7 @@ def test_effective_noise_multipliers_are_those_that_are_known(kind: Kind, apart:
 
 def planned(*kinds: Kind, **asked: float | None) -> NoisePlan:
     sizes = {"max_cohort": 2000, "central_steps": 40, "delta": 1e-6, **asked}
-    return plan_noise(Asked(**sizes), kinds=kinds or KINDS)  # type: ignore[arg-type]
+    return plan_noise(NoiseRequest(**sizes), kinds=kinds or KINDS)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def paper() -> dict[int, NoisePlan]:
     """The paper's headline row (σ_DP = 3e-6), for two largest cohorts."""
     return {
         cohort: plan_noise(
-            Asked(max_cohort=cohort, central_steps=STEPS, delta=DELTA, sigma_dp=3e-6, target_epsilon=EPSILON)
+            NoiseRequest(max_cohort=cohort, central_steps=STEPS, delta=DELTA, sigma_dp=3e-6, target_epsilon=EPSILON)
         )
         for cohort in (204_800, 102_400)
     }
@@ -117,7 +119,7 @@ def test_with_enough_people_the_smallest_cohort_is_found() -> None:
     assert plan.chosen.central_steps == 40
     assert plan.chosen.epsilon.headline <= 4.0
     less = Sizes(population_size=200_000, max_cohort=int(plan.chosen.cohort_size * 0.97), central_steps=40)
-    assert Search(plan.chosen.kind, delta=1e-6).epsilon(less, 1e-3) > 4.0
+    assert MechanismSearch(plan.chosen.kind, delta=1e-6).epsilon(less, 1e-3) > 4.0
     assert "nothing binds" in noise_words(plan)[-1]
 
 
@@ -172,7 +174,7 @@ def test_one_release_is_exact(target: float) -> None:
 
 def test_a_larger_cohort_is_what_independent_noise_wants() -> None:
     plan = plan_noise(
-        Asked(max_cohort=300, central_steps=40, delta=1e-6, population_size=200_000, sigma_dp=2e-3),
+        NoiseRequest(max_cohort=300, central_steps=40, delta=1e-6, population_size=200_000, sigma_dp=2e-3),
         kinds=("independent",),
     )
     assert plan.binds == "cohort"

@@ -15,10 +15,10 @@ from sottovoce.privacy.events import (
     repeated,
     replaced,
 )
+from sottovoce.privacy.guarantee import Guarantee, guarantee_of, joint_epsilon
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.ledger_records import Header
 from sottovoce.privacy.ledger_report import LedgerReport
-from sottovoce.privacy.promise import Promise, joint_epsilon, promise_of
 from sottovoce.units import SILO
 
 STEP = poisson_release(4.0, sampling_rate=0.05)
@@ -53,18 +53,18 @@ def ledger(
     return verify(path)
 
 
-def promised(count: int, *, event: GaussianRelease | NoGuarantee = STEP, delta: float = DELTA) -> Promise:
-    return Promise(repeated(event, count), delta, "speaker", simulated=False, steps=count, made=count)
+def promised(count: int, *, event: GaussianRelease | NoGuarantee = STEP, delta: float = DELTA) -> Guarantee:
+    return Guarantee(repeated(event, count), delta, "speaker", simulated=False, steps=count, made=count)
 
 
 def test_steps_that_are_left_are_promised_with_those_that_are_made(tmp_path: Path) -> None:
-    one = promise_of(ledger(tmp_path / "l", 0, 1, 2, central_steps=10))
+    one = guarantee_of(ledger(tmp_path / "l", 0, 1, 2, central_steps=10))
     assert (one.steps, one.made) == (10, 3)
     assert one.epsilon == epsilon(repeated(STEP, 10), DELTA)
 
 
 def test_attempts_after_a_crash_add_to_the_promise(tmp_path: Path) -> None:
-    one = promise_of(ledger(tmp_path / "l", 0, 1, 0, 1, 2, central_steps=10))
+    one = guarantee_of(ledger(tmp_path / "l", 0, 1, 0, 1, 2, central_steps=10))
     assert (one.steps, one.made) == (10, 3)
     # Five attempts at three steps, and seven steps to come.
     assert one.event == repeated(STEP, 12)
@@ -72,17 +72,17 @@ def test_attempts_after_a_crash_add_to_the_promise(tmp_path: Path) -> None:
 
 def test_a_budget_bounds_the_promise(tmp_path: Path) -> None:
     budget = (rdp_epsilon(repeated(STEP, 6), DELTA) + rdp_epsilon(repeated(STEP, 7), DELTA)) / 2
-    one = promise_of(ledger(tmp_path / "l", 0, 1, 2, central_steps=10, epsilon_budget=budget))
+    one = guarantee_of(ledger(tmp_path / "l", 0, 1, 2, central_steps=10, epsilon_budget=budget))
     assert (one.steps, one.event) == (6, repeated(STEP, 6))
-    spent = promise_of(ledger(tmp_path / "all", *range(6), central_steps=10, epsilon_budget=budget))
+    spent = guarantee_of(ledger(tmp_path / "all", *range(6), central_steps=10, epsilon_budget=budget))
     assert (spent.steps, spent.made) == (6, 6)
 
 
 def test_a_ledger_that_does_not_say_how_many_takes_the_recipes_number(tmp_path: Path) -> None:
     report = ledger(tmp_path / "l", 0, 1, central_steps=None)
     assert "central_steps" not in report.header
-    assert promise_of(report).steps == 2
-    assert promise_of(report, central_steps=5).steps == 5
+    assert guarantee_of(report).steps == 2
+    assert guarantee_of(report, central_steps=5).steps == 5
 
 
 def test_a_run_goes_on_in_a_ledger_that_promised_as_many_steps(tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_what_protects_against_other_changes_is_composed_against_replacing() -> 
     assert joint.epsilon.headline > max(promised(10).epsilon.headline, fixed.epsilon.headline)
 
 
-def silos(count: int, *, z: float = 4.0) -> Promise:
+def silos(count: int, *, z: float = 4.0) -> Guarantee:
     event = repeated(poisson_release(z, sampling_rate=1.0), count)
-    return Promise(event, DELTA, SILO.name, simulated=False, steps=count, made=count)
+    return Guarantee(event, DELTA, SILO.name, simulated=False, steps=count, made=count)
 
 
 def test_silos_are_composed_as_such_only_where_they_are_the_same() -> None:
@@ -142,7 +142,7 @@ def test_silos_are_composed_as_such_only_where_they_are_the_same() -> None:
 
 
 def test_units_that_nobody_knows_are_not_composed_with_others() -> None:
-    device = Promise(repeated(STEP, 3), DELTA, "device of two speakers", simulated=True, steps=3, made=3)
+    device = Guarantee(repeated(STEP, 3), DELTA, "device of two speakers", simulated=True, steps=3, made=3)
     joint = joint_epsilon({"a": promised(10), "b": device})
     assert joint.epsilon is None
     assert "b protects each device of two speakers against adding or removing one" in joint.reason

@@ -1,4 +1,4 @@
-"""What stands between a user and a broken promise raises, also where `python -O` leaves assertions out."""
+"""What would break a guarantee to users raises, also where `python -O` leaves assertions out."""
 
 import ast
 import subprocess
@@ -14,7 +14,7 @@ pytest.importorskip("cryptography", reason="the secure mode draws from cryptogra
 PACKAGE = Path(sottovoce.__file__).parent
 GUARDED = ("privacy", "flat", "users", "federated")
 
-BREAK_EVERY_PROMISE = """
+BREAK_EVERY_INVARIANT = """
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from sottovoce.flat.layout import Layout
-from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.clipping import AdaptiveClipping
 from sottovoce.privacy.clipping import Clipper, Share
 from sottovoce.privacy.ledger import Charge, Ledger
 from sottovoce.privacy.ledger_records import Header
 from sottovoce.privacy.noise import add_secure_gaussian
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.randomness import SecureRandom
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import derive
 
@@ -123,9 +123,15 @@ for name, break_it in CASES.items():
 
 
 @pytest.mark.long
-def test_promises_are_kept_without_assertions(tmp_path: Path) -> None:
+def test_invariants_are_checked_without_assertions(tmp_path: Path) -> None:
     path = str(PACKAGE.parent)
-    command = [sys.executable, "-O", "-c", f"import sys; sys.path.insert(0, {path!r})\n{BREAK_EVERY_PROMISE}", tmp_path]
+    command = [
+        sys.executable,
+        "-O",
+        "-c",
+        f"import sys; sys.path.insert(0, {path!r})\n{BREAK_EVERY_INVARIANT}",
+        tmp_path,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
@@ -151,4 +157,4 @@ def test_assertions_only_narrow_types(part: str) -> None:
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
         if isinstance(node, ast.Assert) and not only_narrows(node.test)
     ]
-    assert not found, "say it with `promise`, which `python -O` does not leave out"
+    assert not found, "say it with `check_invariant`, which `python -O` does not leave out"

@@ -1,21 +1,30 @@
-"""The strategies with the least error of prefix sums for what one user can move: found once, before a run.
+"""Noise that is correlated over rounds: what a recipe says of it, what a plan has, and the best strategy for a run.
+
+    {kind: banded, bands: 8, cycle: 8}  ─┐
+    {kind: blt, buffers: 3}             ─┴─► steps, population, cohort ─► Correlated: the numbers that are released by
+
+They are computed once, before a run, and written into its ledger: whoever verifies that computes nothing again.
 
 A model after t rounds is made of the sum of their updates, so what counts is the noise in such sums. With the
 strategy's column as a power series c(x), that in the sum of rounds 0…t is Σ_s g_s·w_{t−s}, g(x) = 1/((1 − x)·c(x)),
-and the mean of its variance over T rounds is Σ_s (T − s)·g_s²/T. That times the squared sensitivity is made as small as
-it can be, by L-BFGS with exact gradients, over what is always valid: any column that begins with 1 (no two rounds of a
-user meet), or decays and scales for which the sensitivity's formula is exact. Numbers are rounded to four digits: a
-search knows them to seven or so, which differ from machine to machine, and what is lost is of second order, 1e-8. The
+and the mean of its variance over T rounds is Σ_s (T − s)·g_s²/T. That times the squared sensitivity is minimised by
+L-BFGS with exact gradients, over what is always valid: any column that begins with 1 (no two rounds of a user overlap),
+or decays and scales for which the sensitivity's formula is exact. Numbers are rounded to four digits: an optimiser
+knows them to seven or so, which differ from machine to machine, and what is lost is of second order, 1e-8. The
 sensitivity is that of the rounded ones.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 
-from sottovoce.privacy.events import LARGEST_STEPS, check_whole
+from sottovoce.errors import InputError
+from sottovoce.privacy.events import LARGEST_STEPS, CorrelatedRelease, check_whole
+from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.strategies import (
     MOST_BANDS,
     MOST_BUFFERS,
@@ -23,9 +32,10 @@ from sottovoce.privacy.strategies import (
     Blt,
     Column,
     Strategy,
-    column_of,
+    first_column,
     sensitivity,
-    taken_part,
+    strategy_to_json,
+    sum_participations,
 )
 
 _DIGITS = 4
@@ -35,6 +45,104 @@ _REFUSED = 1e3  # a logarithm that no error has
 # Where a search for a BLT begins: its fastest decay, and how slow the slowest is in parts of the cycle. There are local
 # minima in which buffers fall together.
 _STARTS = [(fastest, slowest) for fastest in (0.1, 0.5, 0.8) for slowest in (0.5, 2.0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlated:
+    """Noise by `strategy`, for users in `cycle` groups that take turns."""
+
+    cycle: int
+    strategy: Strategy
+
+    def sampler(self, *, population_size: int, cohort_size: int) -> CyclicSampler:
+        """For cohorts of `cohort_size` on average. Refuses what no group can give, or no accountant bounds."""
+        rate = self.cycle * cohort_size / population_size
+        if self.rows_overlap:
+            smallest = population_size // self.cycle
+            largest = -(-population_size // self.cycle)
+            if not smallest <= cohort_size <= largest:
+                raise InputError(
+                    f"mechanism with cycle={self.cycle} and cohort_size={cohort_size}: each round takes one of "
+                    f"{self.cycle} groups of {population_size} clients whole; expected cohort_size={largest}, or "
+                    "another cycle"
+                )
+            rate = 1.0
+        if rate > 1:
+            raise InputError(
+                f"mechanism with cycle={self.cycle} and cohort_size={cohort_size}: each round draws from one of "
+                f"{self.cycle} groups of {population_size} clients, which is smaller; expected a cycle of at most "
+                f"{population_size // cohort_size}"
+            )
+        return CyclicSampler(cycle=self.cycle, sampling_rate=rate)
+
+    def cohort_near(self, cohort_size: int, *, population_size: int) -> int:
+        """The size of cohorts that so many people allow, as near as may be to one that is wanted.
+
+        >>> Correlated(cycle=3, strategy=Banded(column=(1.0, 0.5))).cohort_near(40, population_size=100)
+        33
+        """
+        if self.rows_overlap:
+            return -(-population_size // self.cycle)
+        return max(min(cohort_size, population_size // self.cycle), 1)
+
+    def release(self, noise_multiplier: float, *, population_size: int, cohort_size: int) -> CorrelatedRelease:
+        """What one row spends, together with those around it."""
+        sampler = self.sampler(population_size=population_size, cohort_size=cohort_size)
+        return CorrelatedRelease(noise_multiplier, sampler.sampling_rate, self.cycle, self.strategy)
+
+    @property
+    def kind(self) -> str:
+        return "banded" if isinstance(self.strategy, Banded) else "blt"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"cycle": self.cycle, "strategy": strategy_to_json(self.strategy)}
+
+    @property
+    def rows_overlap(self) -> bool:
+        """Whether one user's rows meet. There nothing is known of what drawing among the group would hide."""
+        return not (isinstance(self.strategy, Banded) and self.strategy.bands <= self.cycle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismSettings:
+    """What a recipe says. `banded` has `bands` and a `cycle` of at least as many groups (as many, if not given).
+
+    `blt` has `buffers`, less those that win nothing; its `cycle`, if not given, is how many cohorts the population is.
+    """
+
+    kind: Literal["banded", "blt"]
+    bands: int | None = None
+    buffers: int | None = None
+    cycle: int | None = None
+
+    def __post_init__(self) -> None:
+        own, other = ("bands", "buffers") if self.kind == "banded" else ("buffers", "bands")
+        if getattr(self, own) is None or getattr(self, other) is not None:
+            raise InputError(f"mechanism={self.kind}: expected {own}, and no {other}")
+        for name in ("bands", "buffers", "cycle"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InputError(f"mechanism: {name}={value}, expected at least 1")
+        if self.bands is not None and self.cycle is not None and self.bands > self.cycle:
+            raise InputError(
+                f"mechanism=banded: bands={self.bands} with cycle={self.cycle}, expected no more bands than the cycle"
+            )
+
+    @property
+    def memory(self) -> int:
+        """How many vectors of the model's size a run keeps of earlier noise, at most."""
+        return self.bands - 1 if self.bands is not None else self.buffers or 0
+
+    def for_run(self, central_steps: int, *, population_size: int, cohort_size: int) -> Correlated:
+        """The best noise of this kind for so many steps; takes a moment the first time."""
+        cycle = self.cycle or self.bands or -(-population_size // cohort_size)
+        strategy: Strategy
+        if self.kind == "banded":
+            assert self.bands is not None
+            strategy = optimal_banded(steps=central_steps, bands=min(self.bands, central_steps), cycle=cycle)
+        else:
+            assert self.buffers is not None
+            strategy = optimal_blt(steps=central_steps, buffers=self.buffers, cycle=cycle)
+        return Correlated(cycle=cycle, strategy=strategy)
 
 
 def relative_error(strategy: Strategy, *, steps: int) -> float:
@@ -100,7 +208,7 @@ def optimal_blt(*, steps: int, buffers: int, cycle: int) -> Blt:
         column = np.concatenate([[1.0], scales @ powers])
         over, under = _rational(decays, scales)
         sums = lfilter(over, under, np.ones(steps))
-        error, moved = _squared_error(sums), taken_part(column, cycle)
+        error, moved = _squared_error(sums), sum_participations(column, cycle)
         squared = float(moved @ moved)
         gradient = _error_gradient(sums, lfilter(over, under, sums), entries=steps) / error
         gradient = (gradient + 2 * _taken_part_backwards(moved, cycle) / squared)[1:]
@@ -135,7 +243,7 @@ def _prefix_noise(strategy: Strategy, steps: int) -> Column:
     from scipy.signal import lfilter
 
     if isinstance(strategy, Banded):
-        over, under = np.ones(1), column_of(strategy, min(strategy.bands, steps))
+        over, under = np.ones(1), first_column(strategy, min(strategy.bands, steps))
     else:
         over, under = _rational(np.asarray(strategy.decays), np.asarray(strategy.scales))
     sums: Column = lfilter(over, under, np.ones(steps))
@@ -166,7 +274,7 @@ def _error_gradient(sums: Column, again: Column, *, entries: int) -> Column:
 
 
 def _taken_part_backwards(moved: Column, cycle: int) -> Column:
-    """The transpose of `taken_part`: each entry of the column is in all later rounds of the user."""
+    """The transpose of `sum_participations`: each entry of the column is in all later rounds of the user."""
     cycle = max(min(cycle, len(moved)), 1)  # who has no second round has none however far it is
     rounds = -(-len(moved) // cycle)
     padded = np.zeros(rounds * cycle)

@@ -20,9 +20,9 @@ from sottovoce.errors import InputError
 from sottovoce.federated.weighting import ClientFigures, WeightedSum
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.events import NoGuarantee
+from sottovoce.privacy.guarantee import guarantee_of
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.promise import promise_of
 from sottovoce.privacy.settings import Mode, PrivacySettings
 
 LAYOUT = Layout.of({"w": torch.zeros(3, 5)})
@@ -152,7 +152,7 @@ def test_a_guarantee_names_what_it_rests_on(tmp_path: Path) -> None:
     found = verify(path)
     assert found.header["plan"]["clip_rule"] == named("Grown", factor=2.0)
     assert found.as_json()["outside"] == words
-    assert str(promise_of(found).words).endswith(f"; {words}")
+    assert str(guarantee_of(found).words).endswith(f"; {words}")
     with pytest.raises(InputError, match=r"plan\.clip_rule\.factor=2\.0, this run has 3\.0"):
         Ledger(
             path,

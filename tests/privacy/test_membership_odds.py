@@ -15,12 +15,12 @@ from sottovoce.privacy.events import (
     Event,
     NoGuarantee,
     composed,
-    expanded,
+    expand_rows,
     fixed_size_release,
     poisson_release,
     repeated,
 )
-from sottovoce.privacy.odds import FALSE_ALARMS, believed, odds, odds_of_profile
+from sottovoce.privacy.membership_odds import FALSE_ALARMS, bound_membership_odds, odds_of_profile, posterior_belief
 from sottovoce.privacy.strategies import Banded
 
 
@@ -28,7 +28,7 @@ from sottovoce.privacy.strategies import Banded
 def test_a_gaussian_mechanism_allows_what_its_closed_form_says(z: float, steps: int) -> None:
     """T steps without sampling are one, N(0, 1) against N(μ, 1) with μ = √T/z: the best test is a threshold."""
     mu = math.sqrt(steps) / z
-    found = odds(repeated(poisson_release(z, sampling_rate=1.0), steps))
+    found = bound_membership_odds(repeated(poisson_release(z, sampling_rate=1.0), steps))
     assert found.right == pytest.approx(norm.cdf(mu / 2), abs=1e-6)
     best = norm.cdf(norm.ppf(FALSE_ALARMS) + mu)
     # From above; between two of the ε that are asked for it may lie a little higher.
@@ -45,7 +45,7 @@ def test_with_sampling_it_is_what_all_outcomes_add_up_to(z: float, q: float, ste
     without, with_them = out, inside
     for _ in range(steps - 1):
         without, with_them = np.outer(without, out).ravel(), np.outer(with_them, inside).ravel()
-    found = odds(repeated(poisson_release(z, sampling_rate=q), steps))
+    found = bound_membership_odds(repeated(poisson_release(z, sampling_rate=q), steps))
     assert found.right == pytest.approx(0.5 + 0.25 * np.abs(with_them - without).sum(), abs=1e-4)
     order = np.argsort(without / with_them)  # Neyman and Pearson: yes where it tells most
     alarms, hits = np.cumsum(without[order]), np.cumsum(with_them[order])
@@ -57,12 +57,12 @@ def test_who_is_rarely_drawn_is_rarely_found_however_little_noise_there_is() -> 
     """With no noise to speak of, whoever is drawn is seen: ½ + ½·(1 − (1 − q)^T), and ε tells nothing of that."""
     event = repeated(poisson_release(0.02, sampling_rate=1 / 6), 4)
     assert epsilon(event, 1e-3).headline > 1000
-    assert odds(event).right == pytest.approx(0.5 + 0.5 * (1 - (5 / 6) ** 4), abs=1e-6)
+    assert bound_membership_odds(event).right == pytest.approx(0.5 + 0.5 * (1 - (5 / 6) ** 4), abs=1e-6)
 
 
 @pytest.mark.parametrize("z", [0.003, 0.02])
 def test_with_hardly_any_noise_and_many_rounds_everybody_is_found(z: float) -> None:
-    found = odds(repeated(poisson_release(z, sampling_rate=0.03), 2006))
+    found = bound_membership_odds(repeated(poisson_release(z, sampling_rate=0.03), 2006))
     assert found.right == pytest.approx(1)
     assert found.found == pytest.approx(1)
 
@@ -73,17 +73,17 @@ def test_without_a_guarantee_everything_is_allowed() -> None:
         composed(poisson_release(1, sampling_rate=0.1), NoGuarantee("x")),
     )
     for event in events:
-        assert (odds(event).right, odds(event).found) == (1.0, 1.0)
+        assert (bound_membership_odds(event).right, bound_membership_odds(event).found) == (1.0, 1.0)
 
 
 def test_nothing_released_is_a_coin() -> None:
-    found = odds(repeated(poisson_release(1.0, sampling_rate=0.1), 0))
+    found = bound_membership_odds(repeated(poisson_release(1.0, sampling_rate=0.1), 0))
     assert found.right == pytest.approx(0.5, abs=1e-9)
     assert found.found == pytest.approx(FALSE_ALARMS, abs=1e-9)
 
 
 def test_cohorts_of_fixed_size_are_bounded_by_rdp_alone() -> None:
-    found = odds(repeated(fixed_size_release(20.0, cohort_size=10, population_size=1000), 10))
+    found = bound_membership_odds(repeated(fixed_size_release(20.0, cohort_size=10, population_size=1000), 10))
     assert 0.5 < found.right < 0.7
 
 
@@ -93,19 +93,19 @@ def test_it_says_at_least_as_much_as_a_stated_pair(z: float, q: float, steps: in
     event = repeated(poisson_release(z, sampling_rate=q), steps)
     stated = epsilon(event, 1e-5)
     alone = odds_of_profile(np.array([stated.headline]), np.array([1e-5]))
-    found = odds(event)
+    found = bound_membership_odds(event)
     assert 0.5 <= found.right <= alone.right + 1e-6
     assert found.found + 1e-12 >= FALSE_ALARMS
 
 
 def test_a_chain_of_correlated_noise_is_what_its_accounts_are() -> None:
     chain = CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0, 0.75)))
-    assert odds(repeated(chain, 7)) == odds(Composition(expanded(chain, 7)))
+    assert bound_membership_odds(repeated(chain, 7)) == bound_membership_odds(Composition(expand_rows(chain, 7)))
 
 
 @given(st.floats(0, 30), st.floats(1e-6, 1 - 1e-6))
 def test_belief_follows_from_odds(epsilon: float, prior: float) -> None:
-    found = believed(prior, epsilon=epsilon)
+    found = posterior_belief(prior, epsilon=epsilon)
     assert prior <= found + 1e-12
     # Beyond, few digits of 1 − found are left, and then none.
     assert found > 1 - 1e-9 or found / (1 - found) == pytest.approx(math.exp(epsilon) * prior / (1 - prior), rel=1e-6)
