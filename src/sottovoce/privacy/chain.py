@@ -1,8 +1,8 @@
 """Append-only lines of JSON, each sealed by a hash of itself and of all before it.
 
-A line is `{"hash":…,"record":…}` in one fixed spelling, its hash SHA-256 over the previous hash and the record. So a
-changed, missing, added or moved line breaks the chain from there on. What the chain alone cannot show is a file cut
-after a whole line, or written anew from the start: for that its length and last hash are kept elsewhere (`Mark`).
+A line is `{"hash":…,"record":…}` in canonical JSON, its hash SHA-256 over the previous hash and the record. So a
+changed, missing, added or moved line breaks the chain from there on. The chain alone cannot show a file cut after a
+whole line, or rewritten from the start: for that its length and last hash are kept elsewhere (`Mark`).
 """
 
 import fcntl

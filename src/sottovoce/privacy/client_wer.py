@@ -1,13 +1,11 @@
-"""How well clients are understood, as one more noised sum: the word error rate of a model on their held-out speech.
+"""The word error rate of a model on clients' held-out speech, released as one more noised sum.
 
     client     errors, words ─► at most 100 % wrong ─► at most `words` words ─► (misheard, understood)
     sum        over a Poisson cohort, on the public grid ─► noise ─► misheard / (misheard + understood)
 
-A client's two numbers are never negative and add up to `words` (W) at most, so the pair is no longer than W: that is
-the clip bound, and one person's whole influence. (Errors and words themselves could be √2 as long.) The rate is thus
-that of people who count by their words, up to W of them each, with nobody above 100 %; decisions/027 has the bias.
-
-Everything here but the pair itself is a `Plan`'s: sampling, clipping, grid, noise, and what is charged.
+A client's two numbers are never negative and add up to `words` (W) at most, so the pair's norm is at most W: the clip
+bound. (Errors and words themselves could be √2 as long.) The rate weights people by their words, up to W each, with
+nobody above 100 %; decisions/027 has the bias. Sampling, clipping, grid, noise and charge are a `Plan`'s.
 """
 
 from collections.abc import Mapping
@@ -30,7 +28,7 @@ from sottovoce.seeds import derive
 PAIR = Layout(("misheard", "understood"), ((1,), (1,)))
 LARGEST_WORDS = 10**9
 _STANDARD_ERRORS = 1.959964  # of a normal distribution: 95 % of it
-_RATES = np.linspace(0.0, 1.0, 10_001)  # in so small steps an interval is told
+_RATES = np.linspace(0.0, 1.0, 10_001)  # the resolution of an interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +129,7 @@ class WerEstimate:
 
 
 def estimate_client_wer(noised_P: Tensor, plan: Plan) -> WerEstimate:
-    """The rate that noised sums under `plan` tell. Post-processing: it sees nothing else.
-
-    A sum that noise has carried below zero counts as zero, which is nearer to what it was.
-    """
+    """The rate from noised sums under `plan`: post-processing alone. A sum below zero counts as zero."""
     misheard, understood = (max(float(part), 0.0) for part in PAIR.parts(noised_P))
     words = misheard + understood
     return WerEstimate(misheard / words if words else None, _interval(misheard, understood, plan), words)

@@ -24,7 +24,7 @@ def describe_guarantee(plan: "Plan") -> str:
 
 
 def describe_run_guarantee(plan: "Plan", *, rounds: int, wer_plan: "Plan | None" = None, measured: int = 0) -> str:
-    """The same of a whole run: so many `rounds`, and so often what clients' word error rate is measured by."""
+    """The same of a whole run: so many `rounds`, and WERs of clients `measured` so often by `wer_plan`."""
     released = f"{rounds:,} rounds with {_drawn(plan)}, z={plan.settings.z:g}"
     if wer_plan is not None:
         released += f"; {measured:,} WERs of clients with {_drawn(wer_plan)}, z={wer_plan.settings.z:g}"
@@ -42,7 +42,7 @@ def _guarantee(plan: "Plan", released: str) -> str:
         f"{released}{simulated}"
         + ("" if settings.time_line is None else f"; {EXHAUSTED_CLIENTS}")
         + ("" if plan.server_event is None else f"; to the server, z={plan.server_event.noise_multiplier:g} each time")
-        + ("" if (outside := format_plugin_condition(plan.describe())) is None else f"; {outside}")
+        + ("" if (condition := format_plugin_condition(plan.describe())) is None else f"; {condition}")
     )
 
 
@@ -80,12 +80,9 @@ def ledger_header(
     accepted: Mapping[str, int] | None = None,
     recipe: str | None = None,
 ) -> Header:
-    """The header of the run's ledger; `inputs` is a digest of what the run reads, and kept by simulations only.
+    """The header of the run's ledger (see `Header`); `inputs` are kept by simulations only.
 
     `repeatable`: whether the run's arithmetic repeats itself to the bit, so that lost steps can be done again.
-    `central_steps`: how many are planned. `client_wer`: what is measured besides (`ClientWer.in_ledger`).
-    `accepted`: how many attempts the people of a release over a network have accepted.
-    `recipe`: SHA-256 of it, as the run's folder has it.
     """
     seeded = plan.settings.mode is Mode.SEEDED
     return Header(

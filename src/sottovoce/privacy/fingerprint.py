@@ -11,8 +11,8 @@ _LANES = (0x1F3D5B79_2468ACE1, 0x5851F42D_4C957F2D)
 def fingerprint_tensor(tensor: Tensor) -> str:
     """128 bits that change with any bit, place, length or type in `tensor`; the same on every device.
 
-    It tells accidents (another model, another order of additions), not forgeries: whoever wants to can build two
-    tensors with one fingerprint.
+    It finds accidents (another model, another order of additions), not forgeries: two tensors with one fingerprint can
+    be built.
 
     >>> a = torch.arange(3.0)
     >>> fingerprint_tensor(a) == fingerprint_tensor(a.clone()), fingerprint_tensor(a) == fingerprint_tensor(a.flip(0))

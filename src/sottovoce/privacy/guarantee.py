@@ -347,7 +347,7 @@ def guarantee_to_json(guarantee: Guarantee, ledger: LedgerReport) -> dict[str, A
     """For `results.json`: what is guaranteed, and under `spent` what of it is spent."""
     spent, found = ledger.as_json(), guarantee.epsilon
     has_guarantee, inside = not isinstance(guarantee.release, NoGuarantee), guarantee.epsilon_inside
-    figures = {
+    figures: dict[str, Any] = {
         "epsilon_pld": found.pld,
         "epsilon_pld_reason": found.pld_reason,
         "epsilon_rdp": found.rdp if has_guarantee else None,

@@ -31,11 +31,10 @@ EXHAUSTED_CLIENTS = "who has nothing left of a time line is drawn like all other
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerReport:
-    """What a sound ledger says, for people and machines. `hashes` are those of its lines.
+    """A sound ledger. `commits` and the fingerprints of `parameters` before them are by step.
 
-    `commits` are by step, and so are the fingerprints of `parameters` before each; `results` is the last record of
-    them, where nothing was released since. `settled_length` counts the lines up to the last of both, whose `signer` it
-    names.
+    `results` is the last record of them, where nothing was released since. `settled_length` counts the lines up to the
+    last commit or results, which name the `signer`.
     """
 
     path: Path
@@ -64,7 +63,7 @@ class LedgerReport:
 
     @property
     def outside(self) -> str | None:
-        """What the guarantee rests on that is not part of this package; None without one, or without a guarantee."""
+        """The condition that plug-ins put on the guarantee; None without any, or without a guarantee."""
         return None if self.header["event"].get("reason") else format_plugin_condition(self.header.get("plan") or {})
 
     def holds(self, mark: Mark) -> bool:
@@ -93,8 +92,8 @@ class LedgerReport:
         }
 
     def _measured_json(self) -> dict[str, object]:
-        told = dict(self.header["client_wer"])
-        return {"client_wer": {**told, "measured": self.measured, "attempts": self.measured_attempts}}
+        counts = {"measured": self.measured, "attempts": self.measured_attempts}
+        return {"client_wer": {**self.header["client_wer"], **counts}}
 
     def table(self) -> Table:
         """The same for the terminal."""
@@ -120,11 +119,11 @@ class LedgerReport:
             rows["accepted"] = f"at most {accepted['attempts']:,} attempts at rounds, repeated ones included"
         if self.header["plan"].get("time_line") == "zero":
             rows["time lines"] = EXHAUSTED_CLIENTS
-        if (told := self.header.get("client_wer")) is not None:
+        if (client_wer := self.header.get("client_wer")) is not None:
             again = self.measured_attempts - self.measured
             rows["WER of clients"] = (
                 f"measured {self.measured} times{f', and {again} times again after a crash' if again else ''}, of at "
-                f"most {told['words']:g} words a person: {_format_event(told['event'])}; ε covers it"
+                f"most {client_wer['words']:g} words a person: {_format_event(client_wer['event'])}; ε covers it"
             )
         table = Table(title=str(self.path), show_header=False)
         for name, value in rows.items():
@@ -153,7 +152,7 @@ def json_number(value: float) -> float | None:
 
 SIGNATURE = "ledger.signature.json"
 VERSION = 1
-# What signs orders to nodes may sign ledgers, too: neither can be taken for the other.
+# The same key may sign orders to nodes: neither signature can be taken for the other.
 _CONTEXT = b"sottovoce ledger head\n"
 
 

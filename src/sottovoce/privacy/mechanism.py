@@ -161,23 +161,20 @@ def optimal_banded(*, steps: int, bands: int, cycle: int) -> Banded:
     >>> optimal_banded(steps=100, bands=3, cycle=5).column
     (1.0, 0.7395, 0.622)
     """
-    from scipy.signal import lfilter
-
     check_whole("steps", steps, most=LARGEST_STEPS)
     check_whole("bands", bands, most=min(cycle, MOST_BANDS))
 
     def loss(entries: Column) -> tuple[float, Column]:
         column = np.concatenate([[1.0], entries])
-        sums = lfilter([1.0], column, np.ones(steps))
+        sums = _filter(np.ones(1), column, np.ones(steps))
         error = _squared_error(sums)
-        by_column = _error_gradient(sums, lfilter([1.0], column, sums), entries=bands) / error
+        by_column = _error_gradient(sums, _filter(np.ones(1), column, sums), entries=bands) / error
         norm = column @ column
         return math.log(error) + math.log(norm), (by_column + 2 * column / norm)[1:]
 
     bands = min(bands, steps)
-    start = np.cumprod(
-        (np.arange(1.0, bands) - 0.5) / np.arange(1.0, bands), dtype=np.float64
-    )  # the series of (1 − x)^(−1/2)
+    orders = np.arange(1.0, bands)
+    start = np.cumprod((orders - 0.5) / orders, dtype=np.float64)  # the series of (1 − x)^(−1/2)
     found = _minimised(loss, start)[1] if bands > 1 else start
     return Banded(column=(1.0, *(_rounded(value) for value in found)))
 
@@ -188,7 +185,6 @@ def optimal_blt(*, steps: int, buffers: int, cycle: int) -> Blt:
 
     It has fewer buffers than were asked for where the last ones win nothing.
     """
-    from scipy.signal import lfilter
     from scipy.special import expit
 
     check_whole("steps", steps, most=LARGEST_STEPS)
@@ -207,11 +203,11 @@ def optimal_blt(*, steps: int, buffers: int, cycle: int) -> Blt:
         powers = decays[:, None] ** later  # [buffers, T − 1]
         column = np.concatenate([[1.0], scales @ powers])
         over, under = _rational(decays, scales)
-        sums = lfilter(over, under, np.ones(steps))
+        sums = _filter(over, under, np.ones(steps))
         error, moved = _squared_error(sums), sum_participations(column, cycle)
         squared = float(moved @ moved)
-        gradient = _error_gradient(sums, lfilter(over, under, sums), entries=steps) / error
-        gradient = (gradient + 2 * _taken_part_backwards(moved, cycle) / squared)[1:]
+        gradient = _error_gradient(sums, _filter(over, under, sums), entries=steps) / error
+        gradient = (gradient + 2 * sum_participations(moved, cycle, is_transposed=True) / squared)[1:]
         by_scale = powers @ gradient
         slopes = np.zeros_like(powers)
         slopes[:, 1:] = later[1:] * powers[:, :-1]
@@ -240,14 +236,19 @@ def optimal_blt(*, steps: int, buffers: int, cycle: int) -> Blt:
 
 def _prefix_noise(strategy: Strategy, steps: int) -> Column:
     """How much of the noise of each round is in the sum of the last round and all before it, newest first, [T]."""
-    from scipy.signal import lfilter
-
     if isinstance(strategy, Banded):
         over, under = np.ones(1), first_column(strategy, min(strategy.bands, steps))
     else:
         over, under = _rational(np.asarray(strategy.decays), np.asarray(strategy.scales))
-    sums: Column = lfilter(over, under, np.ones(steps))
-    return sums
+    return _filter(over, under, np.ones(steps))
+
+
+def _filter(over: Column, under: Column, signal: Column) -> Column:
+    """The series over(x)/under(x)·signal(x), as many terms as the signal has."""
+    from scipy.signal import lfilter
+
+    found: Column = lfilter(over, under, signal)
+    return found
 
 
 def _rational(decays: Column, scales: Column) -> tuple[Column, Column]:
@@ -271,16 +272,6 @@ def _error_gradient(sums: Column, again: Column, *, entries: int) -> Column:
     weighted = np.arange(len(sums), 0, -1) * sums
     correlated: Column = fftconvolve(weighted, again[::-1])[len(sums) - 1 :][:entries]
     return -2 * correlated
-
-
-def _taken_part_backwards(moved: Column, cycle: int) -> Column:
-    """The transpose of `sum_participations`: each entry of the column is in all later rounds of the user."""
-    cycle = max(min(cycle, len(moved)), 1)  # who has no second round has none however far it is
-    rounds = -(-len(moved) // cycle)
-    padded = np.zeros(rounds * cycle)
-    padded[: len(moved)] = moved
-    summed: Column = padded.reshape(rounds, cycle)[::-1].cumsum(axis=0)[::-1].reshape(-1)[: len(moved)]
-    return summed
 
 
 def _blt_start(buffers: int, *, fastest: float, slowest: float) -> Column:

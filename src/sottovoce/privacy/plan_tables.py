@@ -7,8 +7,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sottovoce.privacy.accounting import Epsilon
+from sottovoce.privacy.mechanism_search import Kind, NoisyRun
 from sottovoce.privacy.membership_odds import GUARANTEE
-from sottovoce.privacy.noise_planner import Goal, Kind, NoisePlan, NoisyRun
+from sottovoce.privacy.noise_planner import Goal, NoisePlan
 from sottovoce.privacy.planner import PlannedRun
 
 _NAMES: dict[Kind, str] = {"independent": "independent", "banded": "banded", "blt": "BLT"}

@@ -1,7 +1,6 @@
 """Accounting by privacy loss distributions on dp-accounting, under a cap on time and memory.
 
-A privacy loss distribution lives on a grid of losses `interval` apart. Its cost is its number of points, which can
-be told in advance:
+Losses lie on a grid, `interval` apart. The cost is the number of points, which is known in advance:
 
 * one step covers the losses from ℓ(−κz) to ℓ(1 + κz), with ℓ(x) = log(1 − q + q·exp((2x − 1)/2z²)) and κ = 9.8 the
   point beyond which a Gaussian has mass e⁻⁵⁰: a range of about 1/2z² + κ/z + log q;
@@ -43,7 +42,7 @@ from sottovoce.privacy.sampled_gaussian import (
 )
 
 # Measured on one core of a 2.x GHz server; both neighbours' distributions are counted. A step's points have become five
-# times quicker since, but grids, and with them the digits of every ε that was ever told, follow from these numbers.
+# times quicker since, but grids, and with them the digits of every published ε, follow from these numbers.
 _SECONDS_PER_STEP_POINT = 2.5e-6
 _SECONDS_PER_COMPOSED_POINT = 0.4e-6
 _BYTES_PER_STEP_POINT = 250.0
@@ -69,7 +68,7 @@ class PldCap:
     finest_interval: float = 1e-4
 
 
-# The promise is 5 s and 1 GB: the predictions stay well inside it, for slower machines' sake.
+# The limit is 5 s and 1 GB: the predictions stay well inside it, for slower machines' sake.
 CAREFUL = PldCap()
 # Searches, tables and plots evaluate many: at most 0.01 more ε than CAREFUL at the noise one would choose.
 QUICK = PldCap(seconds=0.1, bytes=1e8, finest_interval=1e-3)

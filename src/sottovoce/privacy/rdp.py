@@ -1,4 +1,4 @@
-"""Rényi accounting as in dp-accounting: the paper's ε, and the one that is cheap enough to follow step by step.
+"""Rényi accounting as in dp-accounting, vectorised for speed: the paper's ε, cheap enough to follow step by step.
 
 An event's RDP curve (one value per order) is computed once and cached; after that a step costs one addition of
 200 numbers. Orders below 1.01 are left out: the conversion to ε loses all its digits there.

@@ -28,7 +28,6 @@ class PoissonSampler:
     """
 
     sampling: ClassVar[Literal["poisson"]] = "poisson"
-    neighbouring: ClassVar[Literal["add_remove"]] = "add_remove"
     sampling_rate: float
 
     def __post_init__(self) -> None:
@@ -70,7 +69,6 @@ class FixedSizeSampler:
     """
 
     sampling: ClassVar[Literal["fixed_size"]] = "fixed_size"
-    neighbouring: ClassVar[Literal["replace_one"]] = "replace_one"
     cohort_size: int
 
     def __post_init__(self) -> None:
@@ -97,7 +95,6 @@ class CyclicSampler:
     """
 
     sampling: ClassVar[Literal["cyclic"]] = "cyclic"
-    neighbouring: ClassVar[Literal["add_remove"]] = "add_remove"
     cycle: int
     sampling_rate: float  # of each member of the group whose turn it is
 

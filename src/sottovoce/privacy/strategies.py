@@ -1,4 +1,4 @@
-"""Noise that is correlated over rounds: a strategy, the noise that it makes of fresh noise, and what one user can move.
+"""Strategies of correlated noise (matrix factorisation), and their sensitivity: what one user can move.
 
 Step t adds z·C·y_t to the sum of clipped updates, with y = (strategy matrix)⁻¹ w and w_t independent N(0, I). The
 matrix is lower triangular and Toeplitz: its first column says all of it. It begins with 1, so z is the multiplier of w.
@@ -127,14 +127,18 @@ def _squared_sensitivities(strategy: Strategy, rows: int, cycle: int) -> Column:
     return np.cumsum(sum_participations(first_column(strategy, rows), cycle) ** 2)
 
 
-def sum_participations(column: Column, cycle: int) -> Column:
-    """The sum of the strategy matrix's columns 0, cycle, 2·cycle, …: who takes part whenever it is possible, [T]."""
+def sum_participations(column: Column, cycle: int, *, is_transposed: bool = False) -> Column:
+    """The sum of the strategy matrix's columns 0, cycle, 2·cycle, …: who takes part whenever it is possible, [T].
+
+    The transpose adds up, for each entry of the column, all later rounds of the user that it is in.
+    """
     cycle = max(min(cycle, len(column)), 1)  # who has no second round has none however far it is
     rounds = -(-len(column) // cycle)
     padded = np.zeros(rounds * cycle)
     padded[: len(column)] = column
-    summed: Column = padded.reshape(rounds, cycle).cumsum(axis=0).reshape(-1)[: len(column)]
-    return summed
+    blocks = padded.reshape(rounds, cycle)
+    summed: Column = blocks[::-1].cumsum(axis=0)[::-1] if is_transposed else blocks.cumsum(axis=0)
+    return summed.reshape(-1)[: len(column)]
 
 
 def strategy_to_json(strategy: Strategy) -> dict[str, Any]:
