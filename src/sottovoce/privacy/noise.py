@@ -14,7 +14,7 @@ What the secure mode claims against floating-point attacks (decisions/005 has th
     ideal Gaussian mechanism: it has the accountant's guarantee, and its support is the same whatever the data. What is
     left is how far the drawn noise is from an ideal Gaussian rounded to the grid: Box–Muller on 63-bit uniforms (126
     bits in the tail, which ends at 13.2σ) in float64, with relative errors near 2⁻⁵². One standard deviation has at
-    most 2²⁴ cells, so fewer than one draw in 2²³ falls into another cell than the ideal one. A finer grid would show them.
+    most 2²⁴ cells, so fewer than one draw in 2²³ falls into another cell than the ideal one.
     Not claimed: exactness of those functions, a bound for all coordinates together, or protection against timing and
     other side channels, a compromised machine, or an operating system without entropy.
 """
