@@ -1,14 +1,14 @@
-"""The unit of privacy: whose being there or not ε hides, all that one client holds. The one place that names them."""
+"""The unit of privacy: who is protected by ε, with all that one client holds."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PrivacyUnit:
-    """`name` is what plans and ledgers call it. One of them is a `short`, more are `several`.
+    """`name` is what plans and ledgers call it; `short` and `several` are its singular and plural.
 
-    `inside` is who is in one of them with others, and so protected less than the whole; None where it is one person.
-    A unit that is not `is_known` was named by somebody else: whether it is one person, this package cannot say.
+    `inside` is who shares one with others, and so is protected less than the whole; None where it is one person.
+    A unit that is not `is_known` was named by a user: whether it is one person, this package does not know.
     """
 
     name: str

@@ -182,9 +182,9 @@ def test_the_rate_is_that_of_the_sums() -> None:
     assert estimate_client_wer(pair_of(-500.0, 1e6), plan).rate == 0
 
 
-def pair_of(misheard: float, understood: float) -> torch.Tensor:
+def pair_of(errors: float, correct: float) -> torch.Tensor:
     pair_P = PAIR.zeros(dtype=torch.float64)
-    for part, value in zip(PAIR.parts(pair_P), (misheard, understood), strict=True):
+    for part, value in zip(PAIR.parts(pair_P), (errors, correct), strict=True):
         part.fill_(value)
     return pair_P
 

@@ -421,7 +421,7 @@ def test_a_checkpoint_of_another_mechanism_is_refused() -> None:
     [
         ({"adaptive": AdaptiveClipping(target_quantile=0.5)}, "adaptive clipping"),
         ({"sampling": Sampling.FIXED_SIZE}, "sampling=fixed_size"),
-        ({"sampler": {"name": "tests.privacy.mine:Sampler"}}, "a sampler from outside"),
+        ({"sampler": {"name": "tests.privacy.mine:Sampler"}}, "a plug-in sampler"),
         ({"noise_scope": NoiseScope(groups={"all": ["*"]}, factors={"all": 1.0})}, "noise_scope"),
         ({"time_line": "zero"}, "time_line"),
         ({"noise_multiplier": 0.0}, "no noise to correlate"),

@@ -1,7 +1,7 @@
 """The word error rate of a model on clients' held-out speech, released as one more noised sum.
 
-    client     errors, words ─► at most 100 % wrong ─► at most `words` words ─► (misheard, understood)
-    sum        over a Poisson cohort, on the public grid ─► noise ─► misheard / (misheard + understood)
+    client     errors, words ─► at most 100 % wrong ─► at most `words` words ─► (errors, correct)
+    sum        over a Poisson cohort, on the public grid ─► noise ─► errors / (errors + correct)
 
 A client's two numbers are never negative and add up to `words` (W) at most, so the pair's norm is at most W: the clip
 bound. (Errors and words themselves could be √2 as long.) The rate weights people by their words, up to W each, with
@@ -25,7 +25,7 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
 from sottovoce.seeds import derive
 
-PAIR = Layout(("misheard", "understood"), ((1,), (1,)))
+PAIR = Layout(("errors", "correct"), ((1,), (1,)))
 LARGEST_WORDS = 10**9
 _STANDARD_ERRORS = 1.959964  # of a normal distribution: 95 % of it
 _RATES = np.linspace(0.0, 1.0, 10_001)  # the resolution of an interval
@@ -98,7 +98,7 @@ class ClientWer:
 
 
 def contribution(errors: int, words: int, *, most_words: float) -> Tensor:
-    """What one client adds, [P] in float64: words misheard and understood, `most_words` of them at most.
+    """What one client adds, [P] in float64: wrong and correct words, `most_words` of them at most.
 
     Guarantee: neither is negative, and together they are at most `most_words`, up to a rounding that the plan's clip
     takes back. Without words both are zero.
@@ -130,22 +130,22 @@ class WerEstimate:
 
 def estimate_client_wer(noised_P: Tensor, plan: Plan) -> WerEstimate:
     """The rate from noised sums under `plan`: post-processing alone. A sum below zero counts as zero."""
-    misheard, understood = (max(float(part), 0.0) for part in PAIR.parts(noised_P))
-    words = misheard + understood
-    return WerEstimate(misheard / words if words else None, _interval(misheard, understood, plan), words)
+    errors, correct = (max(float(part), 0.0) for part in PAIR.parts(noised_P))
+    words = errors + correct
+    return WerEstimate(errors / words if words else None, _interval(errors, correct, plan), words)
 
 
-def _interval(misheard: float, understood: float, plan: Plan) -> tuple[float, float]:
-    """All rates r for which (1 − r)·misheard − r·understood, whose mean is zero at the true one, is not too far off.
+def _interval(errors: float, correct: float, plan: Plan) -> tuple[float, float]:
+    """All rates r for which (1 − r)·errors − r·correct, whose mean is zero at the true one, is not too far off.
 
     Fieller (1954). Its variance is the noise's, ((1 − r)² + r²)·std², and that of who was drawn: with a person's part
     g = (1 − r)·m − r·u, Σ g² ≤ max|g|·Σ|g| ≤ W·max(r, 1 − r)·2r(1 − r)·words, of which a share 1 − q is chance. So no
     more has to be released to know it, and it is an upper bound.
     """
-    r, words = _RATES, misheard + understood
+    r, words = _RATES, errors + correct
     noise = ((1 - r) ** 2 + r**2) * plan.released_std_sum**2
     drawn = (1 - plan.sampling_rate) * plan.clip_bound * np.maximum(r, 1 - r) * 2 * r * (1 - r) * words
-    away = np.abs((1 - r) * misheard - r * understood)
+    away = np.abs((1 - r) * errors - r * correct)
     outwards = _RATES[1] * words  # to the next of the rates that are looked at
     possible = r[away <= _STANDARD_ERRORS * np.sqrt(noise + drawn) + outwards]
     return float(possible[0]), float(possible[-1])

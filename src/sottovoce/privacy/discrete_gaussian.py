@@ -11,8 +11,8 @@ rejection and coins of exact bias, a vector at a time:
   rounding of float64 could matter (2⁻⁴⁵; its exponential is good to 2⁻⁵⁰). Then more bits are drawn and compared
   with a in as many decimal places as it takes.
 
-What is cut off is the mass beyond 40σ, below e⁻⁸⁰⁰. Nothing is said of timing: how often is rejected hangs on chance
-alone, never on the data.
+What is cut off is the mass beyond 40σ, below e⁻⁸⁰⁰. How often a draw is rejected depends on chance alone, never on the
+data.
 """
 
 import math

@@ -284,8 +284,7 @@ def accounted(event: Event) -> tuple[tuple[GaussianRelease | NoGuarantee, int], 
 def replaced(event: Event) -> Composition:
     """The same releases against *replacing* what one client sends, which stays a client: moved by 2C and not by C.
 
-    So is one speaker inside a silo protected, whose speech changes the silo's update and does not remove it. It bounds
-    adding and removing too.
+    That protects one speaker inside a silo, whose speech changes the silo's update. It bounds adding and removing too.
 
     >>> [(part.neighbouring, part.effective_multiplier) for part, _ in
     ...     replaced(poisson_release(3.0, sampling_rate=0.1)).parts]

@@ -75,7 +75,7 @@ class Charge:
 
 
 def cohort_commitment(cohort: Indices, *, nonce: bytes) -> str:
-    """A digest that pins the cohort down and, without the nonce, tells nothing about it."""
+    """A commitment to the cohort: a digest that reveals nothing about it without the nonce."""
     indices = np.ascontiguousarray(cohort, dtype="<i8").tobytes()
     return hashlib.blake2b(indices, key=nonce, digest_size=32, person=b"cohort").hexdigest()
 

@@ -3,9 +3,9 @@
     who sees    a sum of m shares, each a discrete Gaussian of variance v        the server, in rounds that it draws
     who reads   the same topped up by the server to `most` shares                everybody, and they do not know cohorts
 
-Whoever takes part reads models, too, and can take their own share off again, or never have added it. So v is such that
+A client also reads models, and can subtract their own share, or never have added it. So v is such that
 `most − colluding` shares are all of the plan's noise, (z·C)², whoever stayed: accounts, ledger and ε are those of noise
-by the server. Were it not topped up, its variance would tell over millions of coordinates how many took part.
+by the server. Without topping up, its variance would show over millions of coordinates how many took part.
 
 What the server itself learns is bounded by the shares of honest people in a sum: at least `least − colluding` of them,
 because below `least` survivors clients open nothing (`deployment.sum_terms.Terms`). Sampling hides nothing from whoever
@@ -30,7 +30,7 @@ _RARE = 1e-15  # more survivors than `most`: as rare as what a PLD leaves out
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseShares:
-    """A release has `most` shares. A sum is of `least` people or more; `colluding` tell their share, or add none."""
+    """A release has `most` shares, a sum at least `least`; `colluding` clients reveal their share, or add none."""
 
     most: int
     least: int
@@ -98,7 +98,7 @@ def largest_cohort(population_size: int, *, sampling_rate: float) -> int:
 
 
 def fewest_available(least: int, *, sampling_rate: float) -> int:
-    """How many must be here for a Poisson cohort of them to fall below `least` no more than once in 10¹⁵ times.
+    """How many must be available for a Poisson cohort of them to fall below `least` at most once in 10¹⁵ times.
 
     >>> fewest_available(512, sampling_rate=1024 / 34_753), fewest_available(8, sampling_rate=1.0)
     (24094, 8)

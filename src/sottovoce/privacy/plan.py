@@ -113,14 +113,14 @@ class Plan:
 
     @property
     def guarantee(self) -> str:
-        """The promise in one line, without its ε (which grows with the steps), or why there is none."""
+        """The guarantee in one line, without its ε (which grows with the steps), or why there is none."""
         return describe_guarantee(self)
 
     @property
     def server_event(self) -> GaussianRelease | None:
-        """What a round tells the server itself of somebody who takes part; None where it sees sums without noise.
+        """What a round releases to the server itself; None where it sees sums without noise.
 
-        It draws the cohort, so that sampling hides nobody from it: a rate of 1, for each round with them in it.
+        It draws the cohort, so that sampling hides nobody from it: a rate of 1.
         """
         if self.noise_shares is None:
             return None
@@ -189,10 +189,10 @@ class Plan:
         return sigma_dp_of(self.update_noise_multiplier, cohort_size=self.settings.cohort_size)
 
     def fewest_available(self, least: int) -> int:
-        """How many of all users must be here before a round, where sums of fewer than `least` are not opened.
+        """How many of all users must be available before a round, where sums of fewer than `least` are not opened.
 
-        Guarantee: whether a sum is opened then hangs on nobody's being drawn, but once in 10¹⁵ rounds. Else a release
-        would tell who was: the event is of sums that differ by one update, and not by all of them.
+        Guarantee: then whether a sum is opened depends on nobody's being drawn, but once in 10¹⁵ rounds. Else a release
+        would show who was: the event is of sums that differ by one update, and not by all of them.
         """
         if self.settings.sampling is Sampling.POISSON:
             return fewest_available(least, sampling_rate=self.sampling_rate)
@@ -256,11 +256,11 @@ class Plan:
     def sample(self, step: int, *, attempt: int = 1, row: int | None = None, among: Indices | None = None) -> Indices:
         """The cohort of `step`: indices of users, ascending. Private. A later attempt at the step has another one.
 
-        With correlated noise it is drawn from those whose turn it is at that `row` of noise (the step's, if not given).
-        `among` fewer users than all, as many of them as ever (or all): only where nothing is promised to them.
+        With correlated noise it is drawn from the group of that `row` of noise (the step's, if not given). `among`
+        fewer users than all, as many as ever (or all of these): only where there is no guarantee.
         """
         if self._plugins.sampler is not None:
-            check_invariant(among is None, "a sampler from outside among some of all users")
+            check_invariant(among is None, "a plug-in sampler among some of all users")
             generator = self.noise.random.plugin_cohort(step, attempt)
             drawn = self._plugins.sampler(step, self, generator=generator)
             return check_cohort(drawn, population_size=self.settings.population_size)
@@ -290,11 +290,11 @@ class Plan:
             return 1.0
         cap = self.settings.weight_cap
         if cap is None:
-            raise InvariantError(f"weighting={self.settings.weighting} without a weight_cap is no business of the plan")
+            raise InvariantError(f"weighting={self.settings.weighting} without a weight_cap: expected a cap")
         return bounded_weight(amount, cap=cap)
 
     def weigh(self, figures: object) -> float:
-        """ω of a user by the `weights` from outside, by that user's figures alone; 1 where there are none.
+        """ω of a user by the plug-in `weights`, from that user's figures alone; 1 where there are none.
 
         Guarantee: in [0, 1] whatever they return, a NaN as 0. In a release weights that fail on one user are 0, too.
         """
@@ -316,7 +316,7 @@ class Plan:
         return not math.isinf(self.clip_bound) or self.settings.z > 0 or self._clip_rule is not None
 
     def add_unclipped(self, total: Tensor, summed: Tensor) -> None:
-        """total += Σ ω·update of several users: only where nothing is done to single ones, and nothing is promised."""
+        """total += Σ ω·update of several users: only where single ones are not changed, and without a guarantee."""
         check_invariant(not self.bounds_updates, "a sum of updates that nobody has clipped")
         total.add_(summed)
 
@@ -352,9 +352,9 @@ class Plan:
     ) -> Tensor:
         """total += N(0, (z·C)²), in place or in float32; returns the noised sum in float32. Once per charge.
 
-        `shares` of the noise are in it already, added by as many clients: what is missing comes on top. All of it is
-        missing where no sum was opened, and comes from the same source: nothing shows whether one was. With a mechanism
-        it is the charge's row of the run's `correlated` noise.
+        As many `shares` of the noise are in it already, added by clients; what is missing is added. Where no sum was
+        opened that is all of it, from the same source: nothing shows whether one was. With a mechanism it is the
+        charge's row of the run's `correlated` noise.
         """
         at = {"step": self._release(charge, "sum"), "attempt": charge.attempt, "row": charge.row}
         return self.noise.add(total, **at, shares=shares, correlated=correlated)

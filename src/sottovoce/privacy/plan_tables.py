@@ -1,4 +1,4 @@
-"""What `sottovoce plan` prints: tables of planned runs and of mechanisms, and words about the chosen one."""
+"""The output of `sottovoce plan`: tables of planned runs and of mechanisms, and a line about the chosen one."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -278,8 +278,8 @@ class RoundNoise:
         """Sums of words are modulo 2^`word_bits`, and so is the noise on them: as if it had been there before.
 
         Over a network nobody sees what a client adds. A vector that brings the sum to where words wrap around would
-        else show, whatever the noise, on which side of it somebody's update has left it. Sums of clipped updates, and
-        16 standard deviations of noise, stay as they are.
+        else show, whatever the noise, on which side an update left it. Sums of clipped updates, and 16 standard
+        deviations of noise, stay as they are.
         """
         if self.word_bits is None:
             return noised

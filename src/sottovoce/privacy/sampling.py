@@ -87,11 +87,11 @@ class FixedSizeSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class CyclicSampler:
-    """Users are dealt out into `cycle` groups; row t draws from group t mod `cycle` alone, each member by a coin.
+    """Users are divided into `cycle` groups; row t draws from group t mod `cycle` alone, each member independently.
 
     Guarantee: between two rows that may have the same user lie at least `cycle` − 1 others. Who is in which group is
-    public and hangs on places alone (how many there are, and which), never on what the people there have said. The
-    relation is that of one place filled or empty: the number of places stays. A rate of 1 takes the whole group.
+    public and depends on indices alone, never on data. Neighbours differ by one index filled or empty: the number of
+    indices stays. A rate of 1 takes the whole group.
     """
 
     sampling: ClassVar[Literal["cyclic"]] = "cyclic"
