@@ -151,10 +151,10 @@ class Ledger:
 
     def next_row(self, step: int) -> int:
         """Which row of correlated noise `step` gets: one that no attempt has had, but for a step that is done again."""
-        return step if self._state.seeded else self._state.attempts
+        return step if self._state.is_seeded else self._state.attempts
 
     def _next_attempt(self, known: Mapping[int, Record], step: int) -> int:
-        return 1 if self._state.seeded else attempts_at(known, step) + 1
+        return 1 if self._state.is_seeded else attempts_at(known, step) + 1
 
     def intend(
         self, event: Release | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
@@ -195,7 +195,7 @@ class Ledger:
         inputs = {"event": event_to_json(charge.event), "clip_bound": bound, "parameters": parameters, "cohort": cohort}
         known = state.intents if kind == "intent" else state.measured
         before = known.get(step)
-        if before is not None and state.seeded:
+        if before is not None and state.is_seeded:
             _check_same_inputs(before, inputs)
             charge.epsilon = before["epsilon"]
             return
@@ -212,13 +212,13 @@ class Ledger:
         `model` are SHA-256 digests of the model that the checkpoint will hold (`models.saved.digests`).
         """
         state = self._state
-        if state.seeded and state.committed_step is not None and step <= state.committed_step:
+        if state.is_seeded and state.committed_step is not None and step <= state.committed_step:
             self.check_restored(step=step, result=result, model=model)
             self._base = step
             self._sign()
             return self.mark
         check_invariant(step in state.intents, f"step={step}: a commit of what was never intended")
-        since = state.committed_step if state.seeded else self._base
+        since = state.committed_step if state.is_seeded else self._base
         record: Record = {
             "kind": "commit",
             "first": min(state.intents) if since is None else since + 1,

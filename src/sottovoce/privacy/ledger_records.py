@@ -98,7 +98,7 @@ class LedgerState:
         return max(self.commits, default=None)
 
     @property
-    def seeded(self) -> bool:
+    def is_seeded(self) -> bool:
         return bool(self.header["mode"] == "seeded")
 
     def check_accepted(self, kind: str) -> None:
@@ -144,7 +144,7 @@ def check_record(state: LedgerState, record: Record) -> None:
 
 def _check_intent(state: LedgerState, record: Record) -> None:
     step, top, expected = record["step"], state.top_step, state.header["event"]
-    if top is not None and (step > top + 1 or (state.seeded and step != top + 1)):
+    if top is not None and (step > top + 1 or (state.is_seeded and step != top + 1)):
         raise InputError(f"step={step} after step {top}: a step is missing or repeated")
     if record["event"] != expected:
         raise InputError(f"event={record['event']} at step {step}: the header says {expected}")
@@ -155,7 +155,7 @@ def _check_measured(state: LedgerState, record: Record) -> None:
     step, planned = record["step"], state.header.get("client_wer")
     if planned is None or record["event"] != planned["event"]:
         raise InputError(f"client_wer={record['event']} after step {step}: the header says {planned}")
-    if state.top_step is None or not 0 < step <= state.top_step + 1 or (state.seeded and step in state.measured):
+    if state.top_step is None or not 0 < step <= state.top_step + 1 or (state.is_seeded and step in state.measured):
         raise InputError(f"client_wer after {step} steps: a step is missing, or it is repeated")
     _check_charge(state, record, state.measured)
 
@@ -176,7 +176,7 @@ def _check_commit(state: LedgerState, record: Record) -> None:
     first, step = record["first"], record["step"]
     # A simulation that resumes may commit steps it had intended to go beyond; a release never goes back.
     committed = -1 if state.committed_step is None else state.committed_step
-    expected = committed < step <= (state.last_step or 0) if state.seeded else step == state.last_step
+    expected = committed < step <= (state.last_step or 0) if state.is_seeded else step == state.last_step
     if not expected or first > step or any(s not in state.intents for s in range(first, step + 1)):
         raise InputError(f"commit of steps {first} to {step} after step {state.last_step}: not what was intended")
     _check_epsilon(record, state.spent.epsilon)

@@ -172,7 +172,7 @@ class SignatureCheck:
     def words(self) -> str:
         if self.signer is None:
             return "unsigned: whoever can write the folder can have written all of it anew"
-        vouched = "the key that was expected" if self.is_expected else "whose key that is, only --key can tell"
+        vouched = "the key that was expected" if self.is_expected else "--key checks whose key that is"
         return f"signed by {self.signer} ({vouched})"
 
     def as_json(self) -> dict[str, object]:

@@ -58,18 +58,18 @@ class RandomSource:
     root_seed: int | None
 
     @property
-    def seeded(self) -> bool:
+    def is_seeded(self) -> bool:
         return self.root_seed is not None
 
     @property
     def _root(self) -> int:
-        check_invariant(self.seeded, "a release with random draws that repeat")
+        check_invariant(self.is_seeded, "a release with random draws that repeat")
         assert self.root_seed is not None
         return self.root_seed
 
     def cohort_words(self, step: int, attempt: int) -> Words:
         """What a sampler draws a cohort with."""
-        if not self.seeded:
+        if not self.is_seeded:
             return SecureRandom().words
         raw = stream(self._root, "cohort", step, *_again(attempt)).bit_generator.random_raw
         return lambda count: raw(count)
@@ -80,7 +80,7 @@ class RandomSource:
 
     def cohort_nonce(self, step: int) -> bytes:
         """What hides the cohort in the ledger's commitment."""
-        return derive(self._root, "cohort nonce", step).to_bytes(8, "little") if self.seeded else os.urandom(32)
+        return derive(self._root, "cohort nonce", step).to_bytes(8, "little") if self.is_seeded else os.urandom(32)
 
     def noise_seed(self, step: int, attempt: int) -> int:
         """Counted up: torch's CPU generator keeps 32 bits of a seed, where hashed ones of two steps may meet."""

@@ -63,12 +63,16 @@ def neighbouring_of(event: Event) -> Neighbouring | None:
                 "expected poisson, or fixed_size with replace_one"
             )
         first = first or part
-        if part.neighbouring != first.neighbouring:
-            raise InputError(
-                f"cannot compose sampling={first.sampling} (neighbouring={first.neighbouring}) with "
-                f"sampling={part.sampling} (neighbouring={part.neighbouring}): expected one neighbouring relation"
-            )
+        _check_same_relation(first, part)
     return first.neighbouring if first else None
+
+
+def _check_same_relation(first: GaussianRelease, part: GaussianRelease) -> None:
+    if part.neighbouring != first.neighbouring:
+        raise InputError(
+            f"cannot compose sampling={first.sampling} (neighbouring={first.neighbouring}) with "
+            f"sampling={part.sampling} (neighbouring={part.neighbouring}): expected one neighbouring relation"
+        )
 
 
 @dataclass(frozen=True)
@@ -202,14 +206,9 @@ class RunningEpsilon:
         return epsilon_of_curve(values + event_curve(Composition(tuple(rows.items()))).values, delta=self._delta)[0]
 
     def _after(self, event: Event, count: int) -> tuple[Curve, dict[CorrelatedRelease, int]]:
-        if self._first is not None:
-            for part, _ in accounted(event):
-                if isinstance(part, GaussianRelease) and part.neighbouring != self._first.neighbouring:
-                    raise InputError(
-                        f"cannot compose sampling={self._first.sampling} (neighbouring={self._first.neighbouring}) "
-                        f"with sampling={part.sampling} (neighbouring={part.neighbouring}): "
-                        "expected one neighbouring relation"
-                    )
+        for part, _ in accounted(event):
+            if self._first is not None and isinstance(part, GaussianRelease):
+                _check_same_relation(self._first, part)
         rows = dict(self._rows)
         if count == 0:
             return self._values, rows

@@ -202,7 +202,7 @@ class RoundNoise:
             return self._add_row(total, correlated.row(row)).float()
         if shares or self.shares is not None:
             return self._wrapped(self._top_up(total, shares)).float()
-        if not self.random.seeded:
+        if not self.random.is_seeded:
             assert self.grid is not None
             add_secure_gaussian(total, std=self.std_sum, grid=self.grid, random=SecureRandom(), layout=self.layout)
             return self._wrapped(total).float()
@@ -219,7 +219,7 @@ class RoundNoise:
         """
         if self.strategy is None:
             return None
-        secure = not self.random.seeded
+        secure = not self.random.is_seeded
         check_invariant(
             secure == (secret_folder is not None), "a release without a secret_folder, or a simulation with one"
         )
@@ -234,7 +234,7 @@ class RoundNoise:
 
     def count(self, *, std: float, most_users: int, step: int, attempt: int) -> float:
         """The noise on adaptive clipping's count."""
-        if self.random.seeded:
+        if self.random.is_seeded:
             return float(self.random.count_noise(step, attempt).normal(0.0, std))
         # Half counts lie on the grid and sums are exact, so the argument of `noise` holds here too.
         grid = min(grid_spacing(clip_bound=1.0, most_users=most_users, std=std), 0.5)
@@ -250,7 +250,7 @@ class RoundNoise:
 
     def _independent(self, row: int, device: torch.device | str) -> Tensor:
         """N(0, 1) [P] for one row; a simulation's are those that independent noise of as many steps would have."""
-        if not self.random.seeded:
+        if not self.random.is_seeded:
             return secure_normal(self.layout, random=SecureRandom(), device=device)
         generator = torch.Generator(device=device).manual_seed(self.random.noise_seed(row, 1))
         return add_gaussian(self.layout.zeros(device=device), std=1.0, generator=generator, layout=self.layout)

@@ -195,7 +195,7 @@ def _check_weights(settings: PrivacySettings) -> None:
 
 
 def _check_time_line(settings: PrivacySettings) -> None:
-    """Who has nothing left may not show, neither in who is drawn nor in what is left to the others."""
+    """Whether a user has data left must show neither in who is drawn nor in what others have left."""
     if settings.time_line is None or settings.z == 0:
         return
     if settings.time_line == "skip":
