@@ -16,11 +16,11 @@ from sottovoce.training.stages import run_recipe
 
 FAST = ["federation.steps=2", "federation.evaluate_every=2", "federation.privacy.adaptive=null"]
 OUTSIDE = {
-    "clip_rule": {"name": "tests.privacy.test_outside:Grown", "factor": 1e6},
-    "weights": {"name": "tests.privacy.test_outside:Constant", "weight": 0.5},
+    "clip_rule": {"name": "tests.privacy.test_plugins:Grown", "factor": 1e6},
+    "weights": {"name": "tests.privacy.test_plugins:Constant", "weight": 0.5},
 }
 WORDS = (
-    "clipping by tests.privacy.test_outside:Grown(factor=1000000.0) and weights by tests.privacy.test_outside:"
+    "clipping by tests.privacy.test_plugins:Grown(factor=1000000.0) and weights by tests.privacy.test_plugins:"
     "Constant(weight=0.5), which are not part of this package: this holds if they look at the data of one speaker alone"
 )
 
@@ -56,9 +56,9 @@ def test_a_rule_that_enlarges_is_clipped_and_a_weight_counts(federated_recipe: P
 
 
 def test_with_a_sampler_from_outside_nothing_is_promised(federated_recipe: Path, short_stores: Path) -> None:
-    sampler = {"name": "tests.privacy.test_outside:InTurn", "first": 3}
+    sampler = {"name": "tests.privacy.test_plugins:InTurn", "first": 3}
     simulation = Simulation(load_recipe(str(federated_recipe), changes(sampler=sampler)), stores=short_stores)
-    assert "no guarantee: cohorts are drawn by tests.privacy.test_outside:InTurn(first=3)" in simulation.plan.guarantee
+    assert "no guarantee: cohorts are drawn by tests.privacy.test_plugins:InTurn(first=3)" in simulation.plan.guarantee
     first, second = simulation.rounds()
     assert (first.epsilon, second.epsilon) == (None, None)
     assert (first.diagnostics["cohort"], second.diagnostics["cohort"]) == (2, 2)

@@ -127,8 +127,10 @@ def check_record(state: LedgerState, record: Record) -> None:
     """Refuses a record that a run cannot have written here."""
     match record.get("kind"):
         case "intent":
+            _check_accepted(state, "intent")
             _check_intent(state, record)
         case "client_wer":
+            _check_accepted(state, "client_wer")
             _check_measured(state, record)
         case "commit":
             _check_commit(state, record)
@@ -140,6 +142,13 @@ def check_record(state: LedgerState, record: Record) -> None:
                 raise InputError(f"epsilon_budget={record['epsilon_budget']}: expected a positive number")
         case kind:
             raise InputError(f"kind={kind!r}: expected intent, commit, client_wer, budget or results")
+
+
+def _check_accepted(state: LedgerState, kind: str) -> None:
+    try:
+        state.check_accepted(kind)
+    except AttemptsUsed as used:
+        raise InputError(f"one more attempt, though {used}") from None
 
 
 def _check_intent(state: LedgerState, record: Record) -> None:
@@ -161,11 +170,7 @@ def _check_measured(state: LedgerState, record: Record) -> None:
 
 
 def _check_charge(state: LedgerState, record: Record, known: Mapping[int, Record]) -> None:
-    """An attempt that people accepted, the next one at its step, with the ε that its events add up to."""
-    try:
-        state.check_accepted(record["kind"])
-    except AttemptsUsed as used:
-        raise InputError(f"one more attempt, though {used}") from None
+    """The next attempt at its step, with the ε that its events add up to."""
     step, expected = record["step"], attempts_at(known, record["step"]) + 1
     if record["attempt"] != expected:
         raise InputError(f"attempt={record['attempt']} at step {step}: expected {expected}")
