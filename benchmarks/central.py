@@ -29,11 +29,18 @@ from sottovoce.audio.features import compiled, frame_lengths, normalise
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
 from sottovoce.models import log_mel
-from sottovoce.models.decoding import greedy
-from sottovoce.models.family import Family, StepDraws, draw_steps, recordings_heard, sped_up, step_loss
+from sottovoce.models.decoding import decode_greedily
+from sottovoce.models.family import (
+    Family,
+    StepDraws,
+    accelerate_family,
+    draw_steps,
+    extract_float32_features,
+    step_loss,
+)
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.front import amplitude_mel
-from sottovoce.models.transformer.network import Settings, named_settings
+from sottovoce.models.transformer.features import amplitude_mel
+from sottovoce.models.transformer.settings import Settings, named_settings
 from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.optimisers import LARS
 from sottovoce.optimisers.weights import Weights
@@ -93,8 +100,10 @@ def main() -> None:
         for row in rows:
             print_profile(weights, row)
         return
-    line_features, mask = compiled(log_mel.line_features), torch.compile(apply_masks)
-    features_compiled = replace(FAMILY, hear=partial(log_mel.hear, line_features=line_features), mask=mask)
+    line_features, mask = compiled(log_mel.normalised_log_mel), torch.compile(apply_masks)
+    by_lines = partial(log_mel.extract_log_mel, by_lines=line_features)
+    front_end = replace(FAMILY.front_end, extract_features=by_lines, mask=mask)
+    features_compiled = replace(FAMILY, front_end=front_end)
     hardware = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     table = Table("what", "ms per step", "spread", "audio s/s", "asked for", title=f"benchmarks/central.py: {hardware}")
     for row, ms in zip(rows, measured(weights, rows, steps=arguments.steps, rounds=arguments.rounds), strict=True):
@@ -120,7 +129,9 @@ def training_rows(size: str, seconds: list[float], device: torch.device) -> tupl
     weights.load(parameters)
 
     def fast(seconds: float) -> Family[Settings, Any]:
-        return sped_up(FAMILY, weights.working, settings=whole, steps=10**6, batch_seconds=seconds, device=device)
+        return accelerate_family(
+            FAMILY, weights.working, settings=whole, steps=10**6, batch_seconds=seconds, device=device
+        )
 
     long, again = {s: fast(s) for s in seconds}, {s: fast(s) for s in seconds}  # what is recorded differs
     ready = {s: batches(s, total_seconds=8 * s + 200) for s in seconds}
@@ -184,7 +195,7 @@ def step(weights: Weights, row: Row, number: int) -> float:
 def _step(weights: Weights, row: Row, number: int) -> float:
     batch = sent(row.batches[number % len(row.batches)], weights.master.device)
     draws = drawn(batch, row.settings, number)
-    features = recordings_heard(row.family, batch, settings=row.settings)
+    features = extract_float32_features(row.family, batch, settings=row.settings)
     loss = step_loss(row.family, weights.working, features, settings=row.settings, draws=draws)
     weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
     weights.step(lr=0.0, max_norm=1.0)
@@ -287,8 +298,8 @@ def evaluation_row(hours: float, name: str, family: Family[Settings, Any], devic
     passes = int(hours * 3600 / sum(batch.audio_seconds for batch in ready)) + 1
 
     def recognise(batch: Recordings) -> None:
-        features = recordings_heard(family, sent(batch, device), settings=settings)
-        greedy(*emit(parameters, features, settings=settings))
+        features = extract_float32_features(family, sent(batch, device), settings=settings)
+        decode_greedily(*emit(parameters, features, settings=settings))
 
     for batch in ready:
         recognise(batch)

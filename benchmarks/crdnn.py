@@ -32,12 +32,12 @@ from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
-from sottovoce.models.attention_search import Search
+from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.crdnn import FAMILY
 from sottovoce.models.crdnn.family import Draws
-from sottovoce.models.crdnn.fast import recorded_decoder, recorded_encoder
+from sottovoce.models.crdnn.graphs import recorded_decoder, recorded_encoder
 from sottovoce.models.crdnn.settings import POOLING, Settings, named_settings
-from sottovoce.models.family import recordings_heard
+from sottovoce.models.family import extract_float32_features
 from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.optimisers import SGD
 from sottovoce.optimisers.weights import Weights
@@ -75,7 +75,7 @@ def batches(count: int, utterances: int) -> list[Recordings]:
 
 def our_weights(settings: Settings, device: torch.device, dtype: torch.dtype) -> Weights:
     parameters = FAMILY.init(settings, generator=torch_stream(SEED, "init"))
-    statistics = FAMILY.statistics(settings)
+    statistics = FAMILY.training.statistics(settings)
     weights = Weights(Layout.of(parameters), SGD(), device=device, dtype=dtype, statistics=statistics)
     weights.load(parameters)
     return weights
@@ -86,7 +86,7 @@ def our_step(weights: Weights, settings: Settings, **options: Any) -> Work:
 
     def step(batch: Recordings) -> None:
         batch = replace(batch, samples_N=batch.samples_N.to(device, non_blocking=True))
-        features = recordings_heard(FAMILY, batch, settings=settings)
+        features = extract_float32_features(FAMILY, batch, settings=settings)
         loss = FAMILY.loss(weights.working, features, settings=settings, draws=Draws(SEED), **options)
         weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
         weights.step(lr=LEARNING_RATE, max_norm=5.0)
@@ -246,10 +246,10 @@ def search_rows(settings: Settings, device: torch.device, *, width: int) -> list
     assert found is not None
     per_frame = TOKENS_A_SECOND * POOLING / 100
 
-    def searched(how: Search) -> Work:
+    def searched(how: SearchOptions) -> Work:
         def work(batch: Recordings) -> None:
             batch = replace(batch, samples_N=batch.samples_N.to(device, non_blocking=True))
-            features = recordings_heard(FAMILY, batch, settings=settings)
+            features = extract_float32_features(FAMILY, batch, settings=settings)
             features = replace(features, features_UTF=features.features_UTF.to(dtype))
             found(parameters, features, settings=settings, how=how)
 
@@ -258,7 +258,7 @@ def search_rows(settings: Settings, device: torch.device, *, width: int) -> list
     return [
         Row(
             f"search, width {w}, CTC weight {c}",
-            searched(Search(width=w, ctc_weight=c, shortest=per_frame, longest=per_frame)),
+            searched(SearchOptions(width=w, ctc_weight=c, shortest=per_frame, longest=per_frame)),
         )
         for w, c in ((1, 0.0), (width, 0.0), (width, 0.3))
     ]

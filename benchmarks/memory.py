@@ -24,7 +24,7 @@ from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import stream, torch_stream

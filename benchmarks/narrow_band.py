@@ -34,7 +34,7 @@ from sottovoce.config import load_recipe
 from sottovoce.evaluation.evaluate import evaluate, select
 from sottovoce.evaluation.paired import difference
 from sottovoce.files import write_json
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.store import Store
 from sottovoce.training.stores import ensure_store
 
@@ -147,7 +147,7 @@ def trained(way: str, seed: int, folder: Path) -> Path:
 
 
 def tested(run: Path, folder: Path) -> dict[str, Record]:
-    recogniser, found = load(run), dict[str, Record]()
+    recogniser, found = load_recogniser(run), dict[str, Record]()
     for name, place in TESTS.items():
         if (folder / "stores" / place).exists():
             result = evaluate(recogniser, Store(folder / "stores" / place), split="test").as_json()

@@ -31,7 +31,7 @@ from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import named_settings
+from sottovoce.models.transformer.settings import named_settings
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Sampling

@@ -43,7 +43,7 @@ from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import DEFAULT, REGISTERED, Family, Parameters, find_family, sped_up, step_loss
+from sottovoce.models.family import DEFAULT, REGISTERED, Family, Parameters, accelerate_family, find_family, step_loss
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.ledger import Ledger
@@ -107,14 +107,18 @@ class Setting:
         return {"steps": 10**6, "batch_seconds": self.room.local.batch_seconds, "device": self.device}
 
     def faster(self, working: Parameters) -> Family[Any, Any]:
-        return sped_up(self.room.family, working, settings=self.room.model, **self.long_run)
+        return accelerate_family(self.room.family, working, settings=self.room.model, **self.long_run)
 
     def engine(self, name: str, *, private: bool) -> Engine:
         common: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if name in ("stacked", "shared"):
-            stacked = self.room.family.shared if name == "shared" and not private else self.room.family.stacked
-            if stacked is not None and stacked.faster is not None:
-                stacked = stacked.faster(stacked, **self.long_run)
+            stacked = (
+                self.room.family.stacking.shared
+                if name == "shared" and not private
+                else self.room.family.stacking.stacked
+            )
+            if stacked is not None and stacked.accelerate is not None:
+                stacked = stacked.accelerate(stacked, **self.long_run)
             common |= {"stacked": stacked, "size": self.arguments.stack}
         if name == "shared":
             return SharedEngine(self.room, self.layout, summed=not private, **common)
@@ -191,7 +195,7 @@ class Floor(Row):
             room.local.built_optimiser(),
             device=setting.device,
             dtype=setting.dtype,
-            statistics=room.family.statistics(room.model),
+            statistics=room.family.training.statistics(room.model),
         )
         self._weights.reset(setting.start_P)
         self._room = replace(room, family=setting.faster(self._weights.working))

@@ -21,7 +21,7 @@ from sottovoce.evaluation.live import CHUNK_SECONDS, transcribe_live
 from sottovoce.evaluation.sound import Samples
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.models.transducer.network import SIZES, named_settings
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens
@@ -37,7 +37,7 @@ def model(size: str, *, writes: bool) -> Recogniser:
     assert letters is not None
     tokens = CharacterTokens.seen_in(letters)
     settings = named_settings(size, tokens=len(tokens.pieces()))
-    found = fresh(
+    found = create_recogniser(
         find_family("transducer"), settings, tokens, language="en", generator=torch.Generator().manual_seed(1)
     )
     bias_V = torch.zeros(settings.tokens)

@@ -13,7 +13,7 @@ import yaml
 
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.flat.layout import match_groups
-from sottovoce.models.transformer.network import parameter_kind, parameter_shapes
+from sottovoce.models.transformer.settings import parameter_kind, parameter_shapes
 from sottovoce.reporting.archives import open_path
 from sottovoce.reporting.titles import without_epsilon
 

@@ -14,7 +14,7 @@ import yaml
 
 from sottovoce.config import Recipe, Suite, load_experiment, recipe_names
 from sottovoce.flat.layout import match_groups
-from sottovoce.models.transformer.network import SIZES, named_settings, parameter_kind, parameter_shapes
+from sottovoce.models.transformer.settings import SIZES, named_settings, parameter_kind, parameter_shapes
 from sottovoce.optimisers.schedules import ExponentialDecay
 from sottovoce.privacy.paper_tables import PaperRow, paper_rows
 from sottovoce.privacy.planner import plan_run

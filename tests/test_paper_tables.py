@@ -17,7 +17,7 @@ import yaml
 
 from sottovoce.config import Recipe, load_experiment, recipe_names
 from sottovoce.federated.client import Proximal
-from sottovoce.models.transformer.network import named_settings, parameter_shapes
+from sottovoce.models.transformer.settings import named_settings, parameter_shapes
 from sottovoce.users.table2 import printed_subsets
 
 ROOM = "pelikan2025/"

@@ -20,9 +20,10 @@ from faulty import damage
 from faulty.children import Case
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models import saved
+from sottovoce.models import model_files
+from sottovoce.models.recogniser import create_recogniser, load_recogniser, save_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.ledger_records import Header
@@ -47,7 +48,7 @@ def stores(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
 
 
 def checkpoints(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
-    model = saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
+    model = create_recogniser(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
     state = {"dev_wer": 0.25, "ledger": {"length": 3, "head": "0" * 64}, "since_best": 2}
     whole = checkpoint.Checkpoint(7, model, {"momentum": torch.arange(6.0)}, checkpoint.name(5), state)
     place = checkpoint.save(folder / "checkpoints", whole)
@@ -59,8 +60,10 @@ def models(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     model, pieces = folder / "model", folder / "pieces"
     for place in (model, pieces):
         place.mkdir()
-    saved.save(saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model")), model)
-    save_tokens(train_sentence_pieces(["a b c ab abc ba cab", "cc bb aa"], size=6), pieces / saved.TOKENS)
+    save_recogniser(
+        create_recogniser(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model")), model
+    )
+    save_tokens(train_sentence_pieces(["a b c ab abc ba cab", "cc bb aa"], size=6), pieces / model_files.TOKENS)
     half = count // 2
     yield from _cases(MODELS, model, _read_model, count=half, seed=seed)
     yield from _cases(MODELS, pieces, _read_pieces, count=count - half, seed=seed)
@@ -76,7 +79,7 @@ def ledgers(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         for step in range(1, 7):
             ledger.intend(event, step=step, clip_bound=1.0, parameters="0" * 64, cohort="0" * 64)
             mark = ledger.commit(step=step, result="0" * 64)
-    model = saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
+    model = create_recogniser(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
     known = checkpoint.Checkpoint(6, model, {}, checkpoint.name(6), {"ledger": asdict(mark)})
     checkpoint.save(run / "checkpoints", known)
     return _cases(LEDGERS, run, _read_ledger, count=count, seed=seed, only="*.jsonl", kinds=(*damage.TEXT, *EDITS))
@@ -159,13 +162,13 @@ def _read_checkpoint(place: Path) -> object:
 
 
 def _read_model(folder: Path) -> object:
-    found = saved.load(folder)
+    found = load_recogniser(folder)
     parameters = {name: tensor.tolist() for name, tensor in found.parameters.items()}
     return found.settings, found.tokens.as_json(), found.language, found.about, parameters
 
 
 def _read_pieces(folder: Path) -> object:
-    found = load_tokens(folder / saved.TOKENS)
+    found = load_tokens(folder / model_files.TOKENS)
     return found.as_json(), found.encode("a cab")
 
 

@@ -14,7 +14,7 @@ from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import repeated
 from sottovoce.privacy.plan import Plan
@@ -166,6 +166,6 @@ def _spent(recipe: Recipe) -> float:
 def _start() -> Recogniser:
     model = load_recipe("demo/global").model
     tokens = CharacterTokens.seen_in(["abcdefghijklmnopqrstuvwxyz' "])
-    return fresh(
+    return create_recogniser(
         find_family(model.family), model.settings(tokens=29), tokens, language="en", generator=torch_stream(1, "start")
     )

@@ -13,11 +13,12 @@ import torch
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.deployment.keys import make_authority, make_node, make_server
-from sottovoce.models import saved
+from sottovoce.models import model_files
 from sottovoce.models.crdnn.settings import Settings as Crdnn
 from sottovoce.models.crdnn.settings import init
-from sottovoce.models.crdnn.speechbrain import their_name
 from sottovoce.models.family import find_family
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
+from sottovoce.models.speechbrain import their_name
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import pack
 from sottovoce.text.tokens import NO_TOKENS, CharacterTokens, train_sentence_pieces
@@ -70,20 +71,20 @@ def speaker(number: int) -> RenderedSpeaker:
 
 def write_model(folder: Path, name: str, settings: Mapping[str, Any]) -> None:
     family = find_family(name)
-    tokens = CHARACTERS if family.texts else NO_TOKENS
-    made = {**settings, **({"tokens": CHARACTERS.size + 1} if family.texts else {})}
+    tokens = CHARACTERS if family.training.needs_text else NO_TOKENS
+    made = {**settings, **({"tokens": CHARACTERS.size + 1} if family.training.needs_text else {})}
     if "encoder" in made:
-        from sottovoce.models.speech_lstm.settings import Encoder
+        from sottovoce.models.speech_lstm import EncoderSettings
 
-        made["encoder"] = Encoder(**made["encoder"])
+        made["encoder"] = EncoderSettings(**made["encoder"])
     folder.mkdir(parents=True)
-    model = saved.fresh(family, family.Settings(**made), tokens, language="en", generator=torch_stream(1, name))
-    saved.save(model, folder)
+    model = create_recogniser(family, family.Settings(**made), tokens, language="en", generator=torch_stream(1, name))
+    save_recogniser(model, folder)
 
 
 def change_config(folder: Path, change: Mapping[str, Any], *, settings: Mapping[str, Any] | None = None) -> None:
     """Another description of a model, without the seal that would tell so; dots lead into sections."""
-    path = folder / saved.CONFIG
+    path = folder / model_files.CONFIG
     content = {name: value for name, value in json.loads(path.read_text()).items() if name != "seal"} | dict(change)
     for name, value in (settings or {}).items():
         *sections, last = name.split(".")

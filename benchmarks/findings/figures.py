@@ -47,7 +47,7 @@ from sottovoce.reporting.layers import (
 )
 from sottovoce.reporting.records import RunRecord
 
-KINDS = find_family(DEFAULT).kinds
+KINDS = find_family(DEFAULT).presentation.kinds
 
 
 def svg(drawing: Drawing) -> bytes:

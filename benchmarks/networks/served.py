@@ -19,7 +19,7 @@ from sottovoce.deployment import keys
 from sottovoce.deployment.network import in_words
 from sottovoce.deployment.roster import entry
 from sottovoce.federated.cohort import ClientsHere, CohortSum
-from sottovoce.models.saved import PARAMETERS, Recogniser
+from sottovoce.models.recogniser import PARAMETERS, Recogniser
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store

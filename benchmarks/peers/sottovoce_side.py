@@ -41,7 +41,7 @@ from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Family, sped_up
+from sottovoce.models.family import Family, accelerate_family
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
@@ -194,14 +194,14 @@ def _engine(name: str, room: ClientRoom, layout: Layout, task: Task) -> Engine:
         return workers
     options: dict[str, Any] = {"steps": 10**6, "batch_seconds": task.workload.batch_seconds, "device": device}
     if name == "stacked":
-        stacked = room.family.stacked
+        stacked = room.family.stacking.stacked
         assert stacked is not None
-        assert stacked.faster is not None
-        return StackedEngine(room, layout, device=device, dtype=dtype, stacked=stacked.faster(stacked, **options))
+        assert stacked.accelerate is not None
+        return StackedEngine(room, layout, device=device, dtype=dtype, stacked=stacked.accelerate(stacked, **options))
     assert name == "sequential", name
 
     def faster(working: Parameters) -> Family[Any, Any]:
-        return sped_up(room.family, working, settings=room.model, **options)
+        return accelerate_family(room.family, working, settings=room.model, **options)
 
     return SequentialEngine(room, layout, device=device, dtype=dtype, faster=faster)
 

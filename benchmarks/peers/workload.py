@@ -23,9 +23,10 @@ from torch import Tensor
 from sottovoce.audio.augment import SpecAugmentSettings
 from sottovoce.audio.batches import client_batches
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, recordings_heard, step_loss
+from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, extract_float32_features, step_loss
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Draws, Settings, named_settings
+from sottovoce.models.transformer.draws import Draws
+from sottovoce.models.transformer.settings import Settings, named_settings
 from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.seeds import derive, name_key, stream, torch_stream
 
@@ -205,7 +206,7 @@ def loss_of(workload: Workload, parameters: Parameters, step: Step, tally: Tally
     """The loss of one local step."""
     batch, family, settings = step.batch, workload.family, workload.settings
     tally.add(step.name, lengths=batch.lengths_U.tolist(), token_sums=batch.tokens_UL.sum(dim=1).tolist())
-    features = recordings_heard(family, batch, settings=settings)
+    features = extract_float32_features(family, batch, settings=settings)
     return step_loss(family, parameters, features, settings=settings, draws=step.draws)
 
 

@@ -15,20 +15,27 @@ from scipy.signal import firwin, oaconvolve
 from torch import Tensor
 
 from sottovoce.audio.augment import NarrowBandSettings, draw_bands, empty_bands
-from sottovoce.audio.features import Ears, filter_hertz, frame_lengths, log_mel, normalise_filters, raise_floor
+from sottovoce.audio.features import (
+    FeatureSettings,
+    filter_hertz,
+    frame_lengths,
+    log_mel,
+    normalise_filters,
+    raise_floor,
+)
 from sottovoce.audio.narrow_band import is_narrow, told
 from sottovoce.corpora.recordings import AUDIO_SUFFIXES
 from sottovoce.errors import InputError
-from sottovoce.models.log_mel import PAPERS_EARS, hear, line_features, narrowed
+from sottovoce.models.log_mel import PAPER_FEATURES, extract_log_mel, narrow_log_mel, normalised_log_mel
 from sottovoce.models.utterances import record, record_lines
 from sottovoce.seeds import torch_stream
 
 Samples = NDArray[np.int16]
-ANY_BAND = Ears(normalise="filter", floor_db=40.0)
+ANY_BAND = FeatureSettings(normalise="filter", floor_db=40.0)
 EARS = [
-    PAPERS_EARS,
-    Ears(normalise="filter"),
-    Ears(floor_db=40.0),
+    PAPER_FEATURES,
+    FeatureSettings(normalise="filter"),
+    FeatureSettings(floor_db=40.0),
     ANY_BAND,
 ]
 HERTZ_F = torch.from_numpy(filter_hertz()).float()
@@ -47,17 +54,17 @@ def through_8_khz(samples: Samples, *, rate: int = 16_000) -> Samples:
     return np.rint(soxr.resample(low, 8_000, 16_000) * 32_768).clip(-32_768, 32_767).astype(np.int16)
 
 
-def heard(samples: Samples, ears: Ears) -> Tensor:
-    return line_features(torch.from_numpy(samples)[None], torch.tensor([len(samples)]), ears=ears)[0]
+def heard(samples: Samples, ears: FeatureSettings) -> Tensor:
+    return normalised_log_mel(torch.from_numpy(samples)[None], torch.tensor([len(samples)]), features=ears)[0]
 
 
 # What ears make of it.
 
 
 @pytest.mark.parametrize("ears", EARS, ids=str)
-def test_an_utterance_is_heard_the_same_in_any_batch_and_however_it_lies(ears: Ears) -> None:
+def test_an_utterance_is_heard_the_same_in_any_batch_and_however_it_lies(ears: FeatureSettings) -> None:
     clips = [spoken(24_000), spoken(9_000, seed=1, loudness=30), spoken(399, seed=2), spoken(16_000, seed=3)]
-    lines, ends = (hear(recorded(clips), ears=ears) for recorded in (record_lines, record))
+    lines, ends = (extract_log_mel(recorded(clips), features=ears) for recorded in (record_lines, record))
     for own, (clip, frames) in enumerate(zip(clips, lines.frames_U.tolist(), strict=True)):
         alone_TF = heard(clip, ears)
         # Rounding, of sums in another order where there is padding among them; and of one frame, 316 times that much.
@@ -69,9 +76,9 @@ def test_an_utterance_is_heard_the_same_in_any_batch_and_however_it_lies(ears: E
 
 @pytest.mark.parametrize("ears", EARS, ids=str)
 @pytest.mark.parametrize("value", [0, 1, -30_000])
-def test_constant_short_and_empty_clips_stay_finite(value: int, ears: Ears) -> None:
+def test_constant_short_and_empty_clips_stay_finite(value: int, ears: FeatureSettings) -> None:
     clips = [np.full(samples, value, dtype=np.int16) for samples in (16_000, 400, 7, 1, 0)]
-    found = hear(record_lines(clips), ears=ears)
+    found = extract_log_mel(record_lines(clips), features=ears)
     assert found.features_UTF.isfinite().all()
     assert not found.features_UTF[4].any()
     assert found.features_UTF[0].abs().max() < 10
@@ -80,7 +87,9 @@ def test_constant_short_and_empty_clips_stay_finite(value: int, ears: Ears) -> N
 def test_the_papers_ears_are_those_from_before() -> None:
     """To the bit, without an option and with the defaults."""
     recordings = record_lines([spoken(), spoken(9_000)])
-    assert torch.equal(hear(recordings).features_UTF, hear(recordings, ears=Ears()).features_UTF)
+    assert torch.equal(
+        extract_log_mel(recordings).features_UTF, extract_log_mel(recordings, features=FeatureSettings()).features_UTF
+    )
 
 
 def test_filters_have_no_mean_and_those_that_vary_one_scale() -> None:
@@ -97,11 +106,11 @@ def test_what_rounding_leaves_in_an_empty_band_is_not_blown_up() -> None:
     above, below = loud_TF[:, HERTZ_F > 4_400], loud_TF[:, (HERTZ_F > 300) & (HERTZ_F < 3_400)]
     assert above.abs().max() < 1e-5  # all of it lies below the floor
     assert float(below.square().mean()) > 0.5
-    quiet_TF = heard(through_8_khz(spoken(loudness=100)), Ears(normalise="filter"))
+    quiet_TF = heard(through_8_khz(spoken(loudness=100)), FeatureSettings(normalise="filter"))
     assert quiet_TF[:, HERTZ_F > 4_400].square().mean() < 0.2 * quiet_TF[:, HERTZ_F < 3_400].square().mean()
 
 
-def apart(one: Samples, other: Samples, ears: Ears) -> float:
+def apart(one: Samples, other: Samples, ears: FeatureSettings) -> float:
     """How differently two recordings sound in the band that every recording has."""
     inside_F = (HERTZ_F > 300) & (HERTZ_F < 3_400)
     return float((heard(one, ears) - heard(other, ears))[:, inside_F].square().mean().sqrt())
@@ -111,7 +120,7 @@ def test_what_is_heard_of_speech_hangs_neither_on_its_band_nor_on_its_loudness()
     wide = spoken(loudness=2_000)
     louder, narrow = (wide.astype(int) * 3).astype(np.int16), through_8_khz(wide)
     assert max(apart(wide, louder, ANY_BAND), apart(wide, narrow, ANY_BAND)) < 0.2
-    assert apart(wide, narrow, PAPERS_EARS) > 0.4
+    assert apart(wide, narrow, PAPER_FEATURES) > 0.4
 
 
 def test_what_a_line_does_to_each_filter_is_not_heard() -> None:
@@ -119,8 +128,8 @@ def test_what_a_line_does_to_each_filter_is_not_heard() -> None:
     noisy = spoken(loudness=2_000) + np.random.default_rng(9).normal(0, 30, 24_000)
     tilted = 0.5 * noisy + 2 * oaconvolve(noisy, firwin(31, 2_000, fs=16_000))[15:-15]
     one, other = noisy.astype(np.int16), tilted.astype(np.int16)
-    assert apart(one, other, Ears(normalise="filter")) < 0.1
-    assert apart(one, other, PAPERS_EARS) > 0.3
+    assert apart(one, other, FeatureSettings(normalise="filter")) < 0.1
+    assert apart(one, other, PAPER_FEATURES) > 0.3
 
 
 def test_a_floor_hangs_on_the_loudest_and_not_on_how_much_silence_there_is() -> None:
@@ -138,9 +147,9 @@ def test_a_floor_hangs_on_the_loudest_and_not_on_how_much_silence_there_is() -> 
 @pytest.mark.parametrize(
     ("wrong", "told_of"),
     [
-        (lambda: Ears(normalise="channel"), "normalise='channel', expected utterance or filter"),  # type: ignore[arg-type]
-        (lambda: Ears(floor_db=0.0), "floor_db=0.0, expected a positive number"),
-        (lambda: Ears(floor_db=math.inf), "floor_db=inf"),
+        (lambda: FeatureSettings(normalise="channel"), "normalise='channel', expected utterance or filter"),  # type: ignore[arg-type]
+        (lambda: FeatureSettings(floor_db=0.0), "floor_db=0.0, expected a positive number"),
+        (lambda: FeatureSettings(floor_db=math.inf), "floor_db=inf"),
         (lambda: NarrowBandSettings(share=1.5), "share=1.5, expected a share"),
         (lambda: NarrowBandSettings(telephone=-0.1), "telephone=-0.1"),
         (lambda: NarrowBandSettings(lowest_hz=5_000, highest_hz=4_000), "in this order"),
@@ -169,22 +178,22 @@ def test_bands_are_drawn_as_often_as_asked_and_within_their_bounds() -> None:
 
 
 @pytest.mark.parametrize("ears", EARS, ids=str)
-def test_who_hears_all_keeps_every_bit(ears: Ears) -> None:
-    features = hear(record_lines([spoken(), spoken(9_000)]), ears=ears)
+def test_who_hears_all_keeps_every_bit(ears: FeatureSettings) -> None:
+    features = extract_log_mel(record_lines([spoken(), spoken(9_000)]), features=ears)
     bands_U2 = torch.tensor([[0.0, math.inf], [0.0, 4_000.0]])
-    found_UTF = narrowed(features.features_UTF, features.frames_U, bands_U2, ears=ears)
+    found_UTF = narrow_log_mel(features.features_UTF, features.frames_U, bands_U2, features=ears)
     assert torch.equal(found_UTF[0], features.features_UTF[0])
     assert not torch.equal(found_UTF[1], features.features_UTF[1])
     assert not found_UTF[1, int(features.frames_U[1]) :].any()  # padding stays zero
 
 
 @pytest.mark.parametrize("ears", EARS, ids=str)
-def test_a_narrowed_utterance_is_nearly_what_its_copy_through_8_khz_is(ears: Ears) -> None:
+def test_a_narrowed_utterance_is_nearly_what_its_copy_through_8_khz_is(ears: FeatureSettings) -> None:
     """Nearer, by far, than the utterance as it was."""
     wide = spoken(loudness=1_000)
     frames_1 = frame_lengths(torch.tensor([len(wide)]))
     truth_TF, before_TF = heard(through_8_khz(wide), ears), heard(wide, ears)
-    found_TF = narrowed(before_TF[None], frames_1, torch.tensor([[0.0, 3_900.0]]), ears=ears)[0]
+    found_TF = narrow_log_mel(before_TF[None], frames_1, torch.tensor([[0.0, 3_900.0]]), features=ears)[0]
     away, was = ((x_TF - truth_TF).square().mean().sqrt() for x_TF in (found_TF, before_TF))
     assert float(away) < 0.4 * float(was)
 

@@ -22,7 +22,7 @@ from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.losses import recordings_loss
 from sottovoce.models.family import DEFAULT, find_family
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.utterances import record
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store

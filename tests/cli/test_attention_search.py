@@ -11,8 +11,8 @@ from tests.evaluation.attending import FAMILY, TOKENS, sound_of
 
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models.saved import fresh, save
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.seeds import torch_stream
 from sottovoce.store import pack
 
@@ -30,7 +30,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     (place / "model").mkdir()
     settings = Settings(layers=1, width=32, tokens=TOKENS.size + 1)
-    save(fresh(FAMILY, settings, TOKENS, language="en", generator=torch_stream(3, "model")), place / "model")
+    save_recogniser(
+        create_recogniser(FAMILY, settings, TOKENS, language="en", generator=torch_stream(3, "model")), place / "model"
+    )
     said = [
         RenderedUtterance("fine", sound_of("he.l. .o."), "hel o", "hel o"),
         RenderedUtterance("deaf", sound_of("....", deaf=True), "b", "b"),

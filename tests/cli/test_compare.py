@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.tones import pack_tones
 
-from sottovoce.models.saved import fresh, save
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens
 
@@ -27,7 +27,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("a", "b")):
         settings = Settings(layers=1, width=32, tokens=tokens.size + 1)
         (place / name).mkdir()
-        save(fresh(FAMILY, settings, tokens, language="en", generator=torch_stream(seed, "model")), place / name)
+        save_recogniser(
+            create_recogniser(FAMILY, settings, tokens, language="en", generator=torch_stream(seed, "model")),
+            place / name,
+        )
     pack_tones(place / "store", people=range(30), utterances=2)
     pack_tones(place / "others", people=range(50, 80), utterances=2)
     return place

@@ -12,9 +12,9 @@ import soundfile
 
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models.saved import fresh, save
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import pack
 from sottovoce.text.tokens import CharacterTokens
@@ -50,7 +50,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = CharacterTokens("abcdefghijklmnopqrstuvwxyz '-")
     settings = Settings(layers=1, width=32, tokens=tokens.size + 1)
     (place / "model").mkdir()
-    save(fresh(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model")), place / "model")
+    save_recogniser(
+        create_recogniser(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model")), place / "model"
+    )
     for run in ("b", "a"):
         shutil.copytree(place / "model", place / "suite" / run / "model")
     made_store(place / "store")

@@ -10,13 +10,13 @@ import pytest
 from tests.evaluation.talking import noise, talkative, wav
 
 from sottovoce.evaluation.live import chunks, transcribe_live
-from sottovoce.models.saved import save
+from sottovoce.models.recogniser import save_recogniser
 
 
 def test_the_command_hears_a_pipe_and_refuses_what_it_would_not_do(
     sottovoce: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(talkative(), tmp_path)
+    save_recogniser(talkative(), tmp_path)
     sound = noise().tobytes()
     expected = "".join(increment.text for increment in transcribe_live(talkative(), chunks(io.BytesIO(sound))))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(sound)))

@@ -15,9 +15,9 @@ import sottovoce as package
 from sottovoce import naming
 from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import CONFIG, fresh, load, save
+from sottovoce.models.recogniser import CONFIG, create_recogniser, load_recogniser, save_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training.seeding import find_seed
@@ -62,7 +62,9 @@ def folder(tmp_path: Path, outside: tuple[str, Path]) -> Path:
     place = tmp_path / "model"
     place.mkdir()
     settings = Settings(layers=1, width=16, heads=2, tokens=TOKENS.size + 1)
-    save(fresh(FAMILY, settings, TOKENS, language="en", generator=torch_stream(1, "init")), place)
+    save_recogniser(
+        create_recogniser(FAMILY, settings, TOKENS, language="en", generator=torch_stream(1, "init")), place
+    )
     _change(place / CONFIG, architecture=outside[0])
     return place
 
@@ -92,16 +94,16 @@ def test_a_models_folder_has_nothing_imported(
 def test_the_user_may_name_it(sottovoce: Command, folder: Path, outside: tuple[str, Path], tmp_path: Path) -> None:
     ended = sottovoce("export", folder, "--out", tmp_path / "out", "--family", outside[0])
     assert (ended.code, outside[1].exists()) == (0, True), ended.err
-    assert load(folder).family.name == outside[0]  # named before, by the user
+    assert load_recogniser(folder).family.name == outside[0]  # named before, by the user
 
 
 def test_the_folder_must_be_of_the_family_that_the_user_names(folder: Path, outside: tuple[str, Path]) -> None:
     with pytest.raises(InputError, match="expected crdnn"):
-        load(folder, family="crdnn")
+        load_recogniser(folder, family="crdnn")
     assert not outside[1].exists()
     _change(folder / CONFIG, architecture="ctc_transformer")
     with pytest.raises(InputError, match=f"a model of family='ctc_transformer', expected {outside[0]}"):
-        load(folder, family=outside[0])
+        load_recogniser(folder, family=outside[0])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.live import chunks
 from sottovoce.evaluation.recognise import choose_device
 from sottovoce.files import check_file, read_file, read_json, write_json
-from sottovoce.models.attention_search import Search
+from sottovoce.models.attention_search import SearchOptions
 from sottovoce.privacy.mechanisms import single_release_epsilon
 from sottovoce.privacy.noise_planner import Asked, plan_noise
 from sottovoce.privacy.strategies import taken_part
@@ -80,7 +80,7 @@ def test_numbers_that_nobody_can_mean(
 @pytest.mark.parametrize("settings", [{"width": 10**9}, {"longest_shift": 10**400}, {"width": 0}, {"longest_shift": 0}])
 def test_a_search_is_bounded(settings: dict[str, int]) -> None:
     with pytest.raises(InputError, match="expected 1 to "):
-        Search(**settings)  # type: ignore[arg-type]
+        SearchOptions(**settings)  # type: ignore[arg-type]
 
 
 def test_a_device_without_a_name_is_none() -> None:

@@ -11,7 +11,7 @@ import soundfile
 from tests.tones import pack_tones
 
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import fresh, save
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
 from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import NO_TOKENS
 
@@ -24,7 +24,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     family = find_family("cpc")
     settings = family.Options(size="tiny").settings(tokens=1)
     (place / "model").mkdir()
-    save(fresh(family, settings, NO_TOKENS, language="en", generator=torch_stream(3, "model")), place / "model")
+    save_recogniser(
+        create_recogniser(family, settings, NO_TOKENS, language="en", generator=torch_stream(3, "model")),
+        place / "model",
+    )
     pack_tones(place / "store")
     soundfile.write(place / "a.wav", np.zeros(16_000, dtype=np.int16), 16_000)
     return place

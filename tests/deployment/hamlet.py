@@ -37,7 +37,7 @@ from sottovoce.deployment.secure_sum import Server as SecureSum
 from sottovoce.deployment.sum_terms import Attempt, Phase
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
 from sottovoce.training.assemble import starting_model

@@ -27,7 +27,7 @@ from sottovoce.deployment.serving import reach
 from sottovoce.federated.client_wer import ListenersHere
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.files import read_json
-from sottovoce.models.saved import PARAMETERS, Recogniser
+from sottovoce.models.recogniser import PARAMETERS, Recogniser
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store

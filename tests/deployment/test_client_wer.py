@@ -26,7 +26,7 @@ from sottovoce.deployment.payloads import read_words, total_of, write_model
 from sottovoce.errors import InputError
 from sottovoce.federated import client_wer
 from sottovoce.federated.client_wer import held_out_speech
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.client_wer import PAIR, contribution
 from sottovoce.privacy.events import poisson_release, run_event
 from sottovoce.privacy.ledger import verify

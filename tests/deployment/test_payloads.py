@@ -24,7 +24,7 @@ from sottovoce.errors import BrokenPromise, InputError
 from sottovoce.federated.cohort import as_sent
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import REGISTERED, find_family
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.privacy.ledger import Charge
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
@@ -168,10 +168,12 @@ def test_what_cannot_be_summed_is_refused() -> None:
 def start(request: pytest.FixtureRequest) -> tuple[Recogniser, Any]:
     """A small model of each family, and the section of a recipe that it is of."""
     family = find_family(request.param)
-    tokens = CharacterTokens("abc") if family.texts else NO_TOKENS
-    options = family.Options(**{**family.tiny, "family": family.name})
+    tokens = CharacterTokens("abc") if family.training.needs_text else NO_TOKENS
+    options = family.Options(**{**family.smoke_options, "family": family.name})
     drawn = torch.Generator().manual_seed(1)
-    return fresh(family, options.settings(tokens=tokens.size + 1), tokens, language="de", generator=drawn), options
+    return create_recogniser(
+        family, options.settings(tokens=tokens.size + 1), tokens, language="de", generator=drawn
+    ), options
 
 
 def test_a_start_model_comes_back(start: tuple[Recogniser, Any]) -> None:

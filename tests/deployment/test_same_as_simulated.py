@@ -98,7 +98,7 @@ def test_a_grid_moves_a_simulation_by_next_to_nothing(settle: Settle, tmp_path: 
 @pytest.mark.parametrize("family", sorted(REGISTERED))
 def test_every_family(settle: Settle, tmp_path: Path, family: str) -> None:
     given = content()
-    given["model"] = {"family": family, **find_family(family).tiny}
+    given["model"] = {"family": family, **find_family(family).smoke_options}
     compare(settle(given), tmp_path)
 
 

@@ -20,7 +20,7 @@ from sottovoce.deployment.secure_sum import Server
 from sottovoce.deployment.sum_terms import Attempt, Phase
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.seeds import name_key

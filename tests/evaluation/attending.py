@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sottovoce.models import attention_search
-from sottovoce.models.attention_search import AttentionDecoder, Found, Search
+from sottovoce.models.attention_search import AttentionDecoder, SearchOptions
+from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import Recognition, find_family
 from sottovoce.models.utterances import Features, Recordings
 from sottovoce.text.tokens import CharacterTokens
@@ -62,10 +63,10 @@ def step(memory_BTD: Tensor, lengths_B: Tensor, _tokens_B: Tensor, state: State)
     return log_probs_BV, State(torch.where(deaf_B, state.next_B, frame_B + 1)), attention_BT
 
 
-def search(_parameters: Any, features: Features, *, settings: Any, how: Search) -> list[list[Found]]:
+def search(_parameters: Any, features: Features, *, settings: Any, how: SearchOptions) -> list[list[Hypothesis]]:
     decoder = AttentionDecoder(start=start, step=step)
     ctc_log_probs_UTV, lengths_U = emit(_parameters, features, settings=settings)
-    return attention_search.search(
+    return attention_search.search_attention(
         decoder, features.features_UTF, lengths_U, ctc_log_probs_UTV=ctc_log_probs_UTV, how=how
     )
 
@@ -73,6 +74,6 @@ def search(_parameters: Any, features: Features, *, settings: Any, how: Search) 
 FAMILY = replace(
     find_family("ctc_transformer"),
     name=NAME,
-    hear=hear,
+    front_end=replace(find_family("ctc_transformer").front_end, extract_features=hear),
     recognition=Recognition(emit=emit, samples_per_frame=lambda _settings: FRAME_SAMPLES, search=search),
 )

@@ -7,9 +7,9 @@ import pytest
 
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.normalise import alphabet
@@ -46,7 +46,7 @@ def noise(*names: str | int, seconds: float) -> np.ndarray:
 def recogniser() -> Recogniser:
     tokens = CharacterTokens.seen_in([alphabet("en") or ""])
     settings = Settings(layers=2, width=32, tokens=tokens.size + 1)
-    return fresh(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model"))
+    return create_recogniser(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model"))
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech_lstm.settings import Encoder
+from sottovoce.models.recogniser import Recogniser
+from sottovoce.models.speech_lstm import EncoderSettings
 from sottovoce.models.transducer import FAMILY
 from sottovoce.models.transducer.network import Settings, init
 from sottovoce.seeds import stream, torch_stream
@@ -17,7 +17,7 @@ TOKENS = CharacterTokens.seen_in(["ab cd"])
 
 def talkative() -> Recogniser:
     """Untrained, but with weights large enough to write something now and then."""
-    encoder = Encoder(dense_layers=1, dense_width=12, lstm_layers=1, lstm_width=12)
+    encoder = EncoderSettings(dense_layers=1, dense_width=12, lstm_layers=1, lstm_width=12)
     settings = Settings(tokens=TOKENS.size + 1, encoder=encoder, embedding=6, predictor_layers=1)
     parameters = {name: 5 * p for name, p in init(settings, generator=torch_stream(2, "init")).items()}
     parameters["output.bias"][0] += 2

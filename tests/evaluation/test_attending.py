@@ -19,12 +19,12 @@ from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.stitching import WordsHeard, attended_spans, stitch_words
 from sottovoce.evaluation.transcribe import TimedWord, Transcript, transcribe
-from sottovoce.models.attention_search import GREEDY, Search
-from sottovoce.models.ctc import Word
-from sottovoce.models.decoding import BeamSearch, greedy
+from sottovoce.models.attention_search import GREEDY, SearchOptions
+from sottovoce.models.ctc import AlignedWord
+from sottovoce.models.decoding import BeamSearch, decode_greedily
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, fresh
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.recogniser import Recogniser, create_recogniser
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store, pack
 
@@ -36,7 +36,7 @@ FRAME_SECONDS = FRAME_SAMPLES / 16_000
 @pytest.fixture(scope="module")
 def attending() -> Recogniser:
     settings = Settings(layers=1, width=32, tokens=TOKENS.size + 1)
-    return fresh(FAMILY, settings, TOKENS, language="en", generator=torch_stream(3, "model"))
+    return create_recogniser(FAMILY, settings, TOKENS, language="en", generator=torch_stream(3, "model"))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,9 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(folder)
 
 
-@pytest.mark.parametrize("decode", [None, GREEDY, Search(width=5), Search(width=3, ctc_weight=0.3), greedy])
+@pytest.mark.parametrize(
+    "decode", [None, GREEDY, SearchOptions(width=5), SearchOptions(width=3, ctc_weight=0.3), decode_greedily]
+)
 def test_a_store_is_read(attending: Recogniser, spoken: Store, decode: Any) -> None:
     collapsed: list[int] = []
     rows = np.arange(spoken.utterance_count)
@@ -61,7 +63,7 @@ def test_a_store_is_read(attending: Recogniser, spoken: Store, decode: Any) -> N
         found = recognise(attending, spoken, rows, decode=decode, **options)
         texts = [spoken.utterance(row).text for row in rows.tolist()]
         assert found == [text or "" for text in texts]
-    assert collapsed == ([] if decode is greedy else [0, 0])  # CTC has no attention
+    assert collapsed == ([] if decode is decode_greedily else [0, 0])  # CTC has no attention
     assert evaluate(attending, spoken, decode=decode).wer == 0
 
 
@@ -80,10 +82,10 @@ def test_words_are_timed_by_the_attention(attending: Recogniser, tmp_path: Path)
     assert found.collapsed == 0
 
 
-@pytest.mark.parametrize("decode", [None, Search(width=4, longest_shift=None)])
+@pytest.mark.parametrize("decode", [None, SearchOptions(width=4, longest_shift=None)])
 @pytest.mark.parametrize("window_seconds", [1.3, 2.2])
 def test_windows_are_stitched_by_word(
-    attending: Recogniser, tmp_path: Path, decode: Search | None, window_seconds: float
+    attending: Recogniser, tmp_path: Path, decode: SearchOptions | None, window_seconds: float
 ) -> None:
     """Words of at most three frames, with pauses between: an overlap has a pause in its middle half."""
     random = np.random.default_rng(5)
@@ -125,8 +127,8 @@ def test_spans_are_in_order(frames: list[int]) -> None:
 
 
 def test_a_word_that_both_windows_hear_is_written_once() -> None:
-    first = WordsHeard(0, 20, [Word("a", 3, 6), Word("b", 13, 15), Word("cut", 18, 20)])
-    second = WordsHeard(12, 32, [Word("t", 12, 13), Word("b", 13, 16), Word("cute", 18, 22)])
+    first = WordsHeard(0, 20, [AlignedWord("a", 3, 6), AlignedWord("b", 13, 15), AlignedWord("cut", 18, 20)])
+    second = WordsHeard(12, 32, [AlignedWord("t", 12, 13), AlignedWord("b", 13, 16), AlignedWord("cute", 18, 22)])
     assert [word.text for word in stitch_words([first, second])] == ["a", "b", "cute"]
 
 
@@ -134,10 +136,10 @@ def test_which_decoder() -> None:
     pieces = TOKENS.pieces()
     transformer = find_family("ctc_transformer")
     assert usual_decoder(FAMILY) is choose_decoder(FAMILY, pieces) is GREEDY
-    assert usual_decoder(transformer) is choose_decoder(transformer, pieces) is greedy
-    assert choose_decoder(FAMILY, pieces, by_ctc=True) is greedy
-    assert choose_decoder(FAMILY, pieces, beam_width=7) == Search(width=7)
-    assert choose_decoder(FAMILY, pieces, temperature=2.0, ctc_weight=0.5, longest_shift=None) == Search(
+    assert usual_decoder(transformer) is choose_decoder(transformer, pieces) is decode_greedily
+    assert choose_decoder(FAMILY, pieces, by_ctc=True) is decode_greedily
+    assert choose_decoder(FAMILY, pieces, beam_width=7) == SearchOptions(width=7)
+    assert choose_decoder(FAMILY, pieces, temperature=2.0, ctc_weight=0.5, longest_shift=None) == SearchOptions(
         temperature=2.0, ctc_weight=0.5
     )
     with pytest.raises(InputError, match="temperature=2 is for models that search with attention"):
@@ -155,7 +157,7 @@ def test_a_language_model_is_the_same_file_for_both(tmp_path: Path) -> None:
     file.write_text("\n".join(["\\data\\", f"ngram 1={len(lines)}", "ngram 2=1", "", "\\1-grams:", *lines, *bigrams]))
     pieces = TOKENS.pieces()
     chosen = choose_decoder(FAMILY, pieces, language_model=file, lm_weight=0.5)
-    assert isinstance(chosen, Search)
+    assert isinstance(chosen, SearchOptions)
     assert chosen.language_model is not None
     assert (chosen.width, chosen.lm_weight) == (80, 0.5)
     assert chosen.language_model(TOKENS.encode("a ab")) == pytest.approx(-0.25 - 0.5 - 0.25 - 5 - 1)

@@ -12,7 +12,7 @@ from tests.evaluation.talking import noise, talkative, wav
 from sottovoce.errors import InputError
 from sottovoce.evaluation.live import chunks, transcribe_live
 from sottovoce.evaluation.transcribe import Transcript, transcribe
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 
 TALKATIVE, SPEECH = talkative(), noise()
 

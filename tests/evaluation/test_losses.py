@@ -11,8 +11,7 @@ from tests.several import in_processes
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.losses import mean_figures, recordings_loss, usable_speech
-from sottovoce.models import saved
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser, load_recogniser, save_recogniser
 from sottovoce.models.utterances import record_lines
 from sottovoce.processes import process_group
 from sottovoce.store import Store
@@ -46,14 +45,14 @@ def test_every_utterance_counts_once(recogniser: Recogniser, store: Store, batch
 
 def shared_loss(model: Path, place: Path) -> float:
     with process_group(torch.device("cpu")) as processes:
-        return mean_loss(saved.load(model), Store(place), split="test", processes=processes)
+        return mean_loss(load_recogniser(model), Store(place), split="test", processes=processes)
 
 
 @pytest.mark.parametrize("world", [2, 5])
 def test_many_compute_what_one_computes(world: int, recogniser: Recogniser, store: Store, tmp_path: Path) -> None:
     """Five processes are more than there are utterances; the first one knows the mean."""
     assert len(usable_speech(recogniser, store, split="test").rows) < 5
-    saved.save(recogniser, tmp_path)
+    save_recogniser(recogniser, tmp_path)
     first, *others = in_processes(world, shared_loss, tmp_path, store.path)
     assert first == pytest.approx(mean_loss(recogniser, store, split="test"), rel=ROUNDING)
     assert all(np.isnan(others))

@@ -14,7 +14,7 @@ from sottovoce.corpora.corpus import RenderedSpeaker
 from sottovoce.errors import InputError
 from sottovoce.evaluation.probe import choose_speech, probe, probe_letters, probe_speakers
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.models.speech import Speech
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
@@ -25,7 +25,7 @@ from sottovoce.text.tokens import NO_TOKENS
 def encoder() -> Recogniser:
     family = find_family("cpc")
     settings = family.Options(size="tiny").settings(tokens=1)
-    return fresh(family, settings, NO_TOKENS, language="en", generator=torch_stream(1, "model"))
+    return create_recogniser(family, settings, NO_TOKENS, language="en", generator=torch_stream(1, "model"))
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import torch
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import choose_device, emissions, recognise
-from sottovoce.models.decoding import greedy
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.decoding import decode_greedily
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.utterances import record_lines
 from sottovoce.store import Store
 
@@ -17,7 +17,7 @@ from sottovoce.store import Store
 def one_by_one(recogniser: Recogniser, store: Store, rows: list[int]) -> list[str]:
     texts = []
     for row in rows:
-        (found,) = greedy(*emissions(recogniser, record_lines([store.samples(row)])))
+        (found,) = decode_greedily(*emissions(recogniser, record_lines([store.samples(row)])))
         texts.append(" ".join(recogniser.tokens.decode(found.tokens).split()))
     return texts
 

@@ -55,4 +55,4 @@ def test_greedy_spans_are_the_viterbi_alignment(seed: int, frames: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_probs_TV = torch.randn(frames, TOKENS + 1, generator=generator).log_softmax(dim=-1)
     spans = path_spans(best_path(log_probs_TV))
-    assert spans == ctc.align(log_probs_TV, [span.token for span in spans])
+    assert spans == ctc.align_tokens(log_probs_TV, [span.token for span in spans])

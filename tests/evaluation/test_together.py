@@ -9,14 +9,13 @@ from tests.several import in_processes
 
 from sottovoce.evaluation.evaluate import evaluate, score, select
 from sottovoce.evaluation.together import recognise_together
-from sottovoce.models import saved
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser, load_recogniser, save_recogniser
 from sottovoce.processes import process_group
 from sottovoce.store import Store
 
 
 def shared_evaluation(model: Path, place: Path) -> dict[str, Any]:
-    store, recogniser = Store(place), saved.load(model)
+    store, recogniser = Store(place), load_recogniser(model)
     with process_group(torch.device("cpu")) as processes:
         chosen = select(store)
         hypotheses = recognise_together(recogniser, store, chosen.rows, processes=processes)
@@ -27,7 +26,7 @@ def shared_evaluation(model: Path, place: Path) -> dict[str, Any]:
 def test_many_hear_what_one_hears(world: int, recogniser: Recogniser, store: Store, tmp_path: Path) -> None:
     """Nine processes are more than there are utterances."""
     assert len(select(store).rows) < 9
-    saved.save(recogniser, tmp_path)
+    save_recogniser(recogniser, tmp_path)
     alone = evaluate(recogniser, store)
     assert alone.words.substitutions + alone.words.insertions > 0, "it must hear something"
     assert in_processes(world, shared_evaluation, tmp_path, store.path)[0] == alone.as_json()

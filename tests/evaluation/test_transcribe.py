@@ -13,8 +13,9 @@ from sottovoce.evaluation import transcribe as transcription
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.transcribe import Failure, Transcript, find_files, transcribe
 from sottovoce.models.decoding import BeamSearch
-from sottovoce.models.saved import Recogniser
-from sottovoce.models.transformer.network import SECONDS_PER_FRAME, output_lengths
+from sottovoce.models.recogniser import Recogniser
+from sottovoce.models.transformer.network import output_lengths
+from sottovoce.models.transformer.settings import SECONDS_PER_FRAME
 from sottovoce.models.utterances import Recordings
 from sottovoce.store import Store
 

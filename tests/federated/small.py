@@ -93,7 +93,7 @@ def small_room(
 
 
 def tokens_of(family: Family[Any, Any]) -> Tokens:
-    return TOKENS if family.texts else NO_TOKENS
+    return TOKENS if family.training.needs_text else NO_TOKENS
 
 
 def shared_speech(store: Store, split: str) -> SharedSpeech:
@@ -104,7 +104,7 @@ def shared_speech(store: Store, split: str) -> SharedSpeech:
 def small_settings(family: Family[Any, Any], **model: Any) -> Any:
     if family.name in MODELS:
         return family.Settings(tokens=TOKENS.size + 1, **MODELS[family.name] | model)
-    return family.Options(**{**family.tiny, **model}).settings(tokens=TOKENS.size + 1)
+    return family.Options(**{**family.smoke_options, **model}).settings(tokens=TOKENS.size + 1)
 
 
 @dataclass
@@ -226,7 +226,7 @@ def update_of(ours: Small, index: int, *, step: int = 0, batches: slice = slice(
         lr=local.lr,
         local_bound=local.clip_gradients,
         proximal=proximal,
-        statistics=ours.room.family.statistics(ours.room.model),
+        statistics=ours.room.family.training.statistics(ours.room.model),
     )
 
 

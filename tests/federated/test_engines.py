@@ -50,11 +50,11 @@ def hearing(room: ClientRoom, client: int, instead: Callable[[Features, Tensor],
     starts = {tuple(room.store.samples(row)[:50].tolist()) for row in rows}
 
     def hear(recordings: Recordings, **options: Any) -> Features:
-        heard = room.family.hear(recordings, **options)
+        heard = room.family.front_end.extract_features(recordings, **options)
         own_U = [tuple(recordings.samples_N[start : start + 50].tolist()) in starts for start in recordings.starts_U]
         return instead(heard, torch.tensor(own_U)) if any(own_U) else heard
 
-    return replace(room, family=replace(room.family, hear=hear))
+    return replace(room, family=replace(room.family, front_end=replace(room.family.front_end, extract_features=hear)))
 
 
 def not_finite(heard: Features, of_U: Tensor) -> Features:

@@ -9,12 +9,12 @@ import torch
 from tests.federated.small import small_room
 
 from sottovoce.federated.heard_before import HeardBefore, Kept, heard_bytes, speech_bytes
-from sottovoce.models.log_mel import hear
+from sottovoce.models.log_mel import extract_log_mel
 from sottovoce.models.utterances import record
 
 
 def test_the_latest_clients_are_kept_within_the_limit() -> None:
-    ones = [hear(record([np.zeros(16_000, dtype=np.int16)], [[1]]), dtype=torch.float32) for _ in range(4)]
+    ones = [extract_log_mel(record([np.zeros(16_000, dtype=np.int16)], [[1]]), dtype=torch.float32) for _ in range(4)]
     before = HeardBefore(2 * heard_bytes(ones[0]))
     before.keep(0, ones[0])
     before.keep(1, ones[1])
@@ -27,7 +27,7 @@ def test_the_latest_clients_are_kept_within_the_limit() -> None:
 def test_clients_with_hardly_any_speech_are_bounded_too() -> None:
     """Their tensors take more than the numbers in them."""
     limit, clients = 100_000, 1_000
-    one = hear(record([np.zeros(400, dtype=np.int16)], [[1]]), dtype=torch.float32)
+    one = extract_log_mel(record([np.zeros(400, dtype=np.int16)], [[1]]), dtype=torch.float32)
     before = HeardBefore(limit)
     for client in range(clients):
         before.keep(client, one)

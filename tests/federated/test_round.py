@@ -19,7 +19,7 @@ from sottovoce.federated.engines import SequentialEngine, Trained, sequential
 from sottovoce.federated.weighting import WeightedSum
 from sottovoce.flat import segments
 from sottovoce.models import ctc
-from sottovoce.models.family import recordings_heard
+from sottovoce.models.family import extract_float32_features
 from sottovoce.models.utterances import record_lines
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.adaptive import AdaptiveClipping
@@ -87,7 +87,7 @@ def twin_of(ours: Small, step: int, *, opt: SGD | LAMB, lr: float) -> Model:
         normalise=str(ours.plan.settings.normalise),
         proximal=None if proximal is None else (proximal.name, proximal.mu),
         noise=_noise(ours, step),
-        statistics=ours.room.family.statistics(ours.room.model),
+        statistics=ours.room.family.training.statistics(ours.room.model),
     )
 
 
@@ -217,10 +217,10 @@ def _central_gradient(ours: Small, parameters_P: torch.Tensor) -> torch.Tensor:
         texts += [ids.tolist() for ids in speech.tokens]
     flat_P = parameters_P.clone().requires_grad_()
     family, settings = ours.room.family, ours.room.model
-    heard = recordings_heard(family, record_lines(samples, texts), settings=settings)
+    heard = extract_float32_features(family, record_lines(samples, texts), settings=settings)
     assert family.recognition is not None
     emitted = family.recognition.emit(ours.layout.views(flat_P), heard, settings=settings)
-    loss = ctc.loss(*emitted, heard.tokens_UL, heard.token_lengths_U)
+    loss = ctc.mean_ctc_loss(*emitted, heard.tokens_UL, heard.token_lengths_U)
     return torch.autograd.grad(loss, flat_P)[0]
 
 

@@ -29,7 +29,7 @@ from sottovoce.federated.time_line import TimeLine
 from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import REGISTERED, find_family
-from sottovoce.models.trainable import parse_part, split
+from sottovoce.models.trainable import parse_part, split_parameters
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
 from sottovoce.processes import process_group
@@ -225,8 +225,11 @@ def test_ranks_add_up_their_batches(tones: Path, tmp_path: Path) -> None:
 def test_a_part_is_trained_as_alone(summed: bool, tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", dtype=torch.float64, **FEDSGD)
     parameters = dict(ours.layout.views(ours.server.parameters_P))
-    options: dict[str, Any] = {"corrected": ours.room.family.corrected, "generator": torch_stream(3, "low rank")}
-    part = split(parse_part("lora(r=2), blocks.00.mlp.*"), parameters, **options)
+    options: dict[str, Any] = {
+        "is_lora_target": ours.room.family.transfer.is_lora_target,
+        "generator": torch_stream(3, "low rank"),
+    }
+    part = split_parameters(parse_part("lora(r=2), blocks.00.mlp.*"), parameters, **options)
     layout, room = Layout.of(part.initial), replace(ours.room, frozen=part.frozen)
     plan, server_P = Plan(ours.plan.settings, layout), layout.flatten(part.initial)
     common: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "weighting": plan.settings.weighting}

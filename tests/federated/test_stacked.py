@@ -34,11 +34,11 @@ def stacked_of(
     device: torch.device = CPU,
 ) -> StackedEngine:
     """Nine clients in stacks of four: full ones, and one that is not."""
-    assert ours.room.family.stacked is not None
+    assert ours.room.family.stacking.stacked is not None
     return StackedEngine(
         room or ours.room,
         ours.layout,
-        stacked=replace(ours.room.family.stacked, full=full),
+        stacked=replace(ours.room.family.stacking.stacked, full=full),
         device=device,
         dtype=dtype,
         size=size,

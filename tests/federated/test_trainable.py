@@ -16,7 +16,7 @@ from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import step_loss
-from sottovoce.models.trainable import Trainable, parse_part, split
+from sottovoce.models.trainable import Trainable, parse_part, split_parameters
 from sottovoce.privacy.settings import Weighting
 from sottovoce.seeds import torch_stream
 
@@ -44,10 +44,10 @@ class Parted:
 
 def parted(store: Path, text: str, **room: Any) -> Parted:
     made = small_room(store, **room)
-    part = split(
+    part = split_parameters(
         parse_part(text),
         made.family.init(made.model, generator=start_stream()),
-        corrected=made.family.corrected,
+        is_lora_target=made.family.transfer.is_lora_target,
         generator=torch_stream(3, "low rank"),
     )
     layout = Layout.of(part.initial)

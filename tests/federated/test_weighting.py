@@ -20,7 +20,7 @@ from sottovoce.federated.engines import Engine, StackedEngine, Trained
 from sottovoce.federated.heard_before import HeardBefore
 from sottovoce.federated.weighting import ClientFigures, WeightedSum
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Weighting

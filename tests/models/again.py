@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from sottovoce.models.recording import Recorder, Replay
+from sottovoce.models.cuda_graphs import GraphRecorder, Replay
 
 
-class Again(Recorder):
+class Again(GraphRecorder):
     """Does the work again, and remembers for how many shapes there is room."""
 
     def __init__(self, *, room: int = 100) -> None:

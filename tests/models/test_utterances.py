@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.models import log_mel
-from sottovoce.models.log_mel import hear
+from sottovoce.models.log_mel import extract_log_mel
 from sottovoce.models.utterances import end_to_end, record, record_lines
 from sottovoce.seeds import stream
 
@@ -22,24 +22,24 @@ def noise(*lengths: int) -> list[np.ndarray]:
 def test_features_are_those_of_each_utterance_alone(lengths: list[int]) -> None:
     """Shorter than a window, on and off whole hops: no utterance hears its neighbours, and padding is zero."""
     samples = noise(*lengths)
-    features_UTF = hear(record(samples), dtype=torch.float32).features_UTF
+    features_UTF = extract_log_mel(record(samples), dtype=torch.float32).features_UTF
     for own, features_TF in zip(samples, features_UTF, strict=True):
-        expected_TF = hear(record_lines([own])).features_UTF[0]
+        expected_TF = extract_log_mel(record_lines([own])).features_UTF[0]
         torch.testing.assert_close(features_TF[: len(expected_TF)], expected_TF, rtol=1e-4, atol=1e-4)
         assert not features_TF[len(expected_TF) :].any()
 
 
 def test_many_utterances_are_heard_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     recordings = record(noise(5000, 900, 3000, 16_000, 400), [[1]] * 5)
-    at_once = hear(recordings, dtype=torch.float32).features_UTF
+    at_once = extract_log_mel(recordings, dtype=torch.float32).features_UTF
     monkeypatch.setattr(log_mel, "PIECE_FRAMES", 200)
-    in_pieces = hear(recordings, dtype=torch.float32).features_UTF
+    in_pieces = extract_log_mel(recordings, dtype=torch.float32).features_UTF
     torch.testing.assert_close(in_pieces, at_once, rtol=1e-5, atol=1e-5)
 
 
 def test_a_batch_is_lines_of_the_recordings_as_long_as_the_longest_of_them() -> None:
     recordings = record(noise(5000, 900, 3000), [[1, 2, 3, 4], [5], [6, 7]])
-    heard_all = hear(recordings, dtype=torch.float32)
+    heard_all = extract_log_mel(recordings, dtype=torch.float32)
     batch = heard_all.take(torch.tensor([2, 1, 2]))
     assert batch.frames_U.tolist() == [17, 4, 17]
     assert batch.tokens_UL.tolist() == [[6, 7], [5, 0], [6, 7]]
@@ -49,7 +49,8 @@ def test_a_batch_is_lines_of_the_recordings_as_long_as_the_longest_of_them() -> 
 
 def test_what_is_joined_is_what_it_was() -> None:
     parts = [
-        hear(record(noise(*lengths), [[7]] * len(lengths)), dtype=torch.float32) for lengths in ((900,), (5000, 1))
+        extract_log_mel(record(noise(*lengths), [[7]] * len(lengths)), dtype=torch.float32)
+        for lengths in ((900,), (5000, 1))
     ]
     whole = end_to_end(parts)
     for line, part, own in ((0, parts[0], 0), (1, parts[1], 0), (2, parts[1], 1)):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.flat.layout import Layout
-from sottovoce.models.transformer.network import init, named_settings
+from sottovoce.models.transformer.settings import init, named_settings
 from sottovoce.optimisers import LAMB, LARS, SGD, Adam, Optimiser, tensor_norms
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import torch_stream

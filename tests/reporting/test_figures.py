@@ -50,8 +50,8 @@ def test_spreads_are_over_all_clients_of_all_rounds_with_norms_and_matrices_apar
         {"layers": {f"blocks.00.mlp.{name}.weight": layer(mean, 1.0) for name in ("hidden", "output", "norm")}}
         for mean in (2.0, 6.0)
     ]
-    assert FAMILY.place_apart is not None
-    before, after = spread_profiles(rounds, place=FAMILY.place_apart)
+    assert FAMILY.presentation.fine_place is not None
+    before, after = spread_profiles(rounds, place=FAMILY.presentation.fine_place)
     expected = float(np.std([1, 3, 5, 7]))
     assert before.blocks == {kind: (pytest.approx(expected),) for kind in ("w1", "w2", "ln2")}
     assert after.blocks["w1"] == (pytest.approx(expected / 2),)

@@ -22,7 +22,7 @@ from sottovoce.cli import app
 from sottovoce.errors import InputError
 from sottovoce.evaluation.wer import count_words, tally
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import layer_index, parameter_kind
+from sottovoce.models.transformer.settings import layer_index, parameter_kind
 from sottovoce.reporting.convergence import convergence, premise_words
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.layers import noise_profile, norm_profiles, trust_profile

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.families import started
+from tests.process_tree import started
 from tests.tones import pack_tones
 
 from sottovoce.store import Store

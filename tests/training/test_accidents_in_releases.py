@@ -22,7 +22,7 @@ from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.engines import Dropped
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, find_family
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings

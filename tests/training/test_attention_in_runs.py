@@ -11,7 +11,7 @@ import torch
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.reporting.summary import write_report
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens, save_tokens
@@ -51,7 +51,7 @@ def test_attentions_that_stop_listening_are_counted_in_records_and_results(
     outcome, said = go(recipe_file if kind == "central" else federated_recipe, *changes)
     assert outcome.results is not None
     tested, last = outcome.results["test"], evaluated(outcome)[-1]
-    expected = evaluate(load(outcome.folder), Store(short_stores / "tones"), split="dev")
+    expected = evaluate(load_recogniser(outcome.folder), Store(short_stores / "tones"), split="dev")
     assert expected.collapsed is not None
     assert expected.collapsed / expected.utterances >= 0.1
     assert tested["dev"]["collapsed"] == expected.collapsed
@@ -71,7 +71,7 @@ def test_a_run_may_be_chosen_by_what_ctc_says(
     for record in evaluated(outcome):
         assert "dev_ctc_wer" in record
         assert not {"dev_wer", "dev_collapsed"} & record.keys()
-    assert "dev_ctc_wer" in load(outcome.folder).about
+    assert "dev_ctc_wer" in load_recogniser(outcome.folder).about
     assert "word error rate by CTC" in write_report({"run": outcome.folder}, tmp_path, title="Run").path.read_text()
 
 

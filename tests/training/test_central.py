@@ -17,7 +17,7 @@ from tests.training import forked
 from tests.training.launched import launch, said
 
 from sottovoce.cli import main
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.training import checkpoint
 
 # Behind the first checkpoint, in the middle of the next one's files, and some steps behind that.
@@ -78,7 +78,7 @@ def test_chosen_by_its_loss_it_is_resumed_and_told_by_its_loss(recipe_file: Path
     state = json.loads((whole / "checkpoints/latest/state.json").read_text())
     assert list(state) == ["step", "best", "files", "place", "best_loss", "log", "seal"]
     assert state["best_loss"] == min(losses.values())
-    assert load(whole).about == {"recipe": "tones", "step": min(losses, key=losses.__getitem__)} | {
+    assert load_recogniser(whole).about == {"recipe": "tones", "step": min(losses, key=losses.__getitem__)} | {
         "dev_loss": state["best_loss"]
     }
 
@@ -107,7 +107,7 @@ def test_the_files_of_a_run_chosen_by_its_errors_are_as_they_always_were(
     finish(recipe_file, stores, tmp_path / "run")
     state = json.loads((tmp_path / "run/checkpoints/latest/state.json").read_text())
     assert list(state) == ["step", "best", "files", "place", "best_wer", "log", "seal"]
-    assert list(load(tmp_path / "run").about) == ["recipe", "step", "dev_wer"]
+    assert list(load_recogniser(tmp_path / "run").about) == ["recipe", "step", "dev_wer"]
     train = ["step", "loss", "gradient_norm", "lr", "epoch", "audio_seconds_per_second"]
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [list(line) for line in lines if line["step"] in (2, 12)] == [
@@ -216,13 +216,13 @@ def test_starts_from_another_run_and_renews_the_output_for_other_tokens(
     changes = [f"central.start_from={first}", "central.steps=1", "central.schedule.lr=0.0"]
     changes += ["tokens.kind=sentence_pieces", "tokens.size=6"]
     finish(recipe_file, stores, second, *changes)
-    old, new = load(first), load(second)
+    old, new = load_recogniser(first), load_recogniser(second)
     assert new.parameters["output.weight"].shape[0] == 7
     assert torch.equal(old.parameters["blocks.00.mlp.hidden.weight"], new.parameters["blocks.00.mlp.hidden.weight"])
     # Pieces are made once: whoever goes on from there, on other people's texts too, has them and the output layer.
     third = tmp_path / "third"
     finish(recipe_file, stores, third, *changes, f"central.start_from={second}", "data.train=[dev]")
-    last = load(third)
+    last = load_recogniser(third)
     assert last.tokens.digest == new.tokens.digest
     assert torch.equal(last.parameters["output.weight"], new.parameters["output.weight"])
 

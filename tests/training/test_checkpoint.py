@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from sottovoce.errors import InputError
-from sottovoce.models.saved import fresh
+from sottovoce.models.recogniser import create_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training.checkpoint import Checkpoint, load, load_latest, name, prune, save
 
 TOKENS = CharacterTokens("ab ")
 SETTINGS = Settings(layers=1, width=16, tokens=TOKENS.size + 1)
-MODEL = fresh(FAMILY, SETTINGS, TOKENS, language="en", generator=torch_stream(1, "init"))
+MODEL = create_recogniser(FAMILY, SETTINGS, TOKENS, language="en", generator=torch_stream(1, "init"))
 
 
 def made(step: int, *, best: int) -> Checkpoint:

@@ -15,7 +15,7 @@ from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.store import Store
 from sottovoce.training.client_results import by_seconds, choose_clients_to_test, summary
 from sottovoce.training.context import Surroundings
@@ -78,7 +78,7 @@ def test_each_client_is_scored_on_its_own_held_out_speech(outcome: Outcome, reci
     store = Store(client_stores / "tones")
     read = load_recipe(str(recipe), ASKED)
     population = population_of(read, store, read.federated.clients.population(read.data))
-    best = load(outcome.folder / "model")
+    best = load_recogniser(outcome.folder / "model")
     expected = []
     for client in population:
         assert len(client.held_out) == 2

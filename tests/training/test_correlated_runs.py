@@ -18,7 +18,7 @@ from tests.training.test_agreement import command, expect, folders, run_argument
 from tests.training.test_distributed_runs import run_here
 
 from sottovoce import InputError, Simulation, load_recipe
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, memory_rows
 from sottovoce.privacy.events import CorrelatedRelease, event_from_json, repeated
@@ -212,7 +212,7 @@ def test_engines_and_ranks_come_to_the_same(federated_recipe: Path, short_stores
     for name, (count, engine) in ways.items():
         changes = [*SHORT, BLT, "federation.workers=2", f"federation.engine={engine}"]
         found = in_processes(count, one_thread_run, federated_recipe, changes, short_stores, tmp_path / name)[0]
-        models[name] = load(found.folder / "checkpoints/latest").parameters
+        models[name] = load_recogniser(found.folder / "checkpoints/latest").parameters
     for name, expected in models["sequential"].items():
         assert torch.equal(models["workers"][name], expected)
         assert torch.equal(models["ranks"][name], expected)
@@ -244,7 +244,7 @@ def test_rounds_in_the_hand_are_those_of_a_run(
 ) -> None:
     changes = [*SHORT, mechanism, "federation.engine=sequential"]
     run_here(federated_recipe, changes, short_stores, tmp_path / "run")
-    last = load(tmp_path / "run/checkpoints/latest").parameters
+    last = load_recogniser(tmp_path / "run/checkpoints/latest").parameters
     recipe = load_recipe(str(federated_recipe), changes)
     simulation = Simulation(recipe, stores=short_stores, runs=tmp_path / "runs")
     assert len([*simulation.rounds()]) == STEPS

@@ -15,7 +15,7 @@ from tests.training.launched import Kills, calls, launch
 from tests.training.running import run_here
 
 from sottovoce.errors import InputError
-from sottovoce.models import saved
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.privacy.ledger import verify
 from sottovoce.seeds import stream
 from sottovoce.training import checkpoint
@@ -105,7 +105,7 @@ def test_two_processes_train_the_seed_too_and_find_what_one_finds(
         assert outcome.results is not None
     assert two.results["test"] == one.results["test"]
     assert two.results["start"] == one.results["start"]
-    found = [saved.load(tmp_path / name / "model").parameters for name in ("one", "two")]
+    found = [load_recogniser(tmp_path / name / "model").parameters for name in ("one", "two")]
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
 

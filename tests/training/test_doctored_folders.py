@@ -20,7 +20,7 @@ from tests.doctoring import edit, older, read, rechain
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
 from sottovoce.deployment.keys import make_node
-from sottovoce.models.saved_files import description_digest, digests_in
+from sottovoce.models.model_files import description_digest, digest_model_files
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_signature import write_signature
 from sottovoce.signatures import fingerprint, load_signing_key
@@ -307,7 +307,7 @@ def model_and_chain(folder: Path, other: Path) -> None:
     other_checkpoint(folder, other)
     place = folder / LAST
     step = read(place / "config.json")["about"]["step"]
-    fitted = digests_in(place)
+    fitted = digest_model_files(place)
 
     def change(record: dict[str, Any]) -> dict[str, Any]:
         if record["kind"] == "commit" and record["step"] == step - 1:
@@ -615,7 +615,7 @@ def test_a_run_does_not_go_on_from_another_model(made: Made, short_stores: Path,
 def test_what_is_exported_is_the_committed_model(made: Made, sottovoce: Callable[..., Ended], tmp_path: Path) -> None:
     folder = made.place / "release"
     assert sottovoce("export", folder, "--out", tmp_path / "exported").code == 0
-    found = digests_in(tmp_path / "exported")
+    found = digest_model_files(tmp_path / "exported")
     commits = verify(folder / "ledger.jsonl").commits
     step = read(tmp_path / "exported" / "config.json")["about"]["step"]
     assert found == commits[step - 1]["model"]

@@ -15,8 +15,8 @@ from tests.tones import pack_tones
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.federated import client as client_module
-from sottovoce.models.saved import load
-from sottovoce.models.saved import save as save_model
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.models.recogniser import save_recogniser as save_model
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.summary import write_report
 from sottovoce.training import checkpoint, engines, federation
@@ -198,7 +198,7 @@ def test_the_state_of_a_run_chosen_by_its_errors_is_as_it_always_was(run: Run) -
     state = json.loads((outcome.folder / "checkpoints/latest/state.json").read_text())
     known = ["ledger", "best_wer", "since_best", "evaluated", "clip_bound"]
     assert list(state) == ["step", "best", "files", *known, "seal"]
-    assert list(load(outcome.folder).about) == ["recipe", "step", "dev_wer", "guarantee"]
+    assert list(load_recogniser(outcome.folder).about) == ["recipe", "step", "dev_wer", "guarantee"]
     assert list(lines(outcome.folder / "metrics.jsonl")[-1])[-1] == "dev_wer"
 
 
@@ -372,7 +372,7 @@ def _asked_at_once() -> Iterator[Callable[[], bool]]:
 def test_a_model_folder_may_be_the_seed_and_is_said_to_be_unknown(run: Run, tmp_path: Path) -> None:
     seed = tmp_path / "bare"
     seed.mkdir()
-    save_model(load(run(out="first").folder), seed)
+    save_model(load_recogniser(run(out="first").folder), seed)
     outcome = run(f"federation.seed_model={seed}", "federation.privacy.noise_multiplier=0")
     assert any("nobody can say whether it has heard" in line for line in run.said)  # type: ignore[attr-defined]
     assert outcome.results is not None

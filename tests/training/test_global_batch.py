@@ -8,7 +8,7 @@ from tests.several import in_processes
 from torch import Tensor
 
 from sottovoce.config import load_recipe
-from sottovoce.models import saved
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.training.context import Surroundings
 from sottovoce.training.stages import run_recipe
 
@@ -46,7 +46,7 @@ def trained(world: int, changes: list[str], *, stores: Path, folder: Path) -> Te
         train(recipe, changes, stores, out)
     else:
         in_processes(world, train, recipe, changes, stores, out)
-    parameters = saved.load(out / "checkpoints/latest").parameters
+    parameters = load_recogniser(out / "checkpoints/latest").parameters
     return torch.cat([tensor.flatten() for _, tensor in sorted(parameters.items())])
 
 

@@ -12,7 +12,7 @@ import torch
 
 from sottovoce.config import load_recipe
 from sottovoce.evaluation.measures import LOSS, WER, Measure, Score
-from sottovoce.models.saved import Recogniser, load
+from sottovoce.models.recogniser import Recogniser, load_recogniser
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training import checkpoint
 from sottovoce.training.central import starting_point
@@ -113,7 +113,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def best(folder: Path) -> int:
-    step: int = load(folder / "run").about["step"]
+    step: int = load_recogniser(folder / "run").about["step"]
     return step
 
 
@@ -162,7 +162,12 @@ def test_files_name_the_measure(measure: Measure, own: str, go: Go, tmp_path: Pa
     go(0.5, measure=measure, pace={"may_end_early": True})
     state = json.loads((tmp_path / "run/checkpoints/latest/state.json").read_text())
     assert list(state) == ["step", "best", "files", "made", f"best_{own}", "since_best", "evaluated", "seal"]
-    assert load(tmp_path / "run").about == {"recipe": "counting", "step": 1, f"dev_{own}": 0.5, "promise": "none"}
+    assert load_recogniser(tmp_path / "run").about == {
+        "recipe": "counting",
+        "step": 1,
+        f"dev_{own}": 0.5,
+        "promise": "none",
+    }
     assert metrics(tmp_path) == [{"step": 1, "made": 1, f"dev_{own}": 0.5}]
 
 

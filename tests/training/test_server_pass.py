@@ -17,7 +17,7 @@ from sottovoce.config.smoke import smoke
 from sottovoce.corpora.corpus import RenderedSpeaker
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser, load
+from sottovoce.models.recogniser import Recogniser, load_recogniser
 from sottovoce.privacy.ledger import verify
 from sottovoce.store import Store
 from sottovoce.training import federation, server_pass
@@ -46,7 +46,7 @@ def run(federated_recipe: Path, public_stores: Path, tmp_path: Path) -> Run:
 
 
 def weights(outcome: Outcome) -> dict[str, torch.Tensor]:
-    return dict(load(outcome.folder / "checkpoints/latest").parameters)
+    return dict(load_recogniser(outcome.folder / "checkpoints/latest").parameters)
 
 
 def same(one: Outcome, other: Outcome) -> bool:

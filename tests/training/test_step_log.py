@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.models.family import Place
+from sottovoce.models.family import ParameterPlace
 from sottovoce.training.step_log import StepLog
 
 NAMES = ["blocks.0.w", "blocks.1.w", "out.weight", "out.bias"]
@@ -14,9 +14,9 @@ NAMES = ["blocks.0.w", "blocks.1.w", "out.weight", "out.bias"]
 STEPS = [[3.0, 0.0, 6.0, 8.0], [0.0, 0.0, 3.0, 4.0], [5.0, 0.0, 6.0, 8.0]]
 
 
-def place(name: str) -> Place:
+def place(name: str) -> ParameterPlace:
     first, second, *_ = name.split(".")
-    return Place("w", int(second)) if first == "blocks" else Place("out")
+    return ParameterPlace("w", int(second)) if first == "blocks" else ParameterPlace("out")
 
 
 def log_of(*steps: list[float], into: StepLog | None = None) -> StepLog:

@@ -18,7 +18,7 @@ from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.models.trainable import parse_part
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.training import checkpoint
@@ -58,7 +58,7 @@ def test_a_run_of_pairs_releases_pairs_and_saves_a_plain_model(
     run: Run, federated_recipe: Path, tmp_path: Path
 ) -> None:
     outcome = run("federation.trainable=lora(r=2, alpha=4)")
-    saved, results = load(outcome.folder), outcome.results
+    saved, results = load_recogniser(outcome.folder), outcome.results
     assert results is not None
     whole = sum(p.numel() for p in saved.parameters.values())
     assert results["communication"] == {
@@ -95,7 +95,7 @@ def test_chosen_tensors_move_and_the_rest_of_the_model_does_not(
     run: Run, federated_recipe: Path, tmp_path: Path
 ) -> None:
     outcome = run("federation.trainable=blocks.3, output")
-    saved = load(outcome.folder)
+    saved = load_recogniser(outcome.folder)
     recipe = load_recipe(str(federated_recipe), CHANGES)
     start = starting_point(recipe, saved.tokens, None, language=saved.language)
     for name, tensor in saved.parameters.items():
@@ -137,7 +137,7 @@ def test_a_checkpoint_holds_what_was_trained_and_the_rest_lies_once_in_the_folde
     part: str, run: Run, tmp_path: Path
 ) -> None:
     folder = run(f"federation.trainable={part}").folder
-    found = load(folder)
+    found = load_recogniser(folder)
     assert found.part is not None
     trained = sum(tensor.numel() for tensor in found.part.trained.values())
     for place in (folder / "checkpoints").glob("step-*"):
@@ -183,12 +183,12 @@ def test_a_part_is_nothing_without_the_rest(run: Run, tmp_path: Path) -> None:
     alone = tmp_path / "alone" / "model"
     shutil.copytree(folder / "model", alone)
     with pytest.raises(InputError, match=r"a part of a model, and no frozen.safetensors .*export RUN --merged"):
-        load(alone)
+        load_recogniser(alone)
     frozen = load_file(folder / FROZEN)
     frozen["conv.bias"][0] += 1
     save_file(frozen, folder / FROZEN)
     with pytest.raises(InputError, match=r"frozen.safetensors is not what the part in .* was trained with"):
-        load(folder)
+        load_recogniser(folder)
 
 
 def test_export_writes_the_whole_model_or_the_part(
@@ -196,7 +196,7 @@ def test_export_writes_the_whole_model_or_the_part(
 ) -> None:
     folder = run("federation.trainable=lora(r=2)").folder
     run_export(monkeypatch, folder, "--merged", "--out", tmp_path / "models" / "whole")
-    exported, found = load(tmp_path / "models" / "whole"), load(folder)
+    exported, found = load_recogniser(tmp_path / "models" / "whole"), load_recogniser(folder)
     assert exported.part is None
     assert all(torch.equal(exported.parameters[name], tensor) for name, tensor in found.parameters.items())
     assert exported.about == found.about

@@ -11,8 +11,8 @@ from tests.tones import pack_tones
 from sottovoce.config import as_yaml, load_recipe
 from sottovoce.corpora.corpus import RenderedSpeaker
 from sottovoce.errors import InputError
-from sottovoce.models.saved import load
-from sottovoce.models.speech_lstm.settings import encoder_shapes
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.models.speech_lstm import encoder_shapes
 from sottovoce.reporting.summary import write_report
 from sottovoce.text.tokens import NO_TOKENS
 from sottovoce.training.context import Surroundings
@@ -102,7 +102,7 @@ def test_a_federated_run_learns_and_says_so_by_its_loss_and_accuracy(stores: Pat
 def test_nothing_of_it_names_a_token(stores: Path, tmp_path: Path) -> None:
     outcome = run(FEDERATED, stores, tmp_path, "federation.steps=1")
     assert "tokens" not in (outcome.folder / "config.yaml").read_text()
-    found = load(outcome.folder)
+    found = load_recogniser(outcome.folder)
     assert found.tokens == NO_TOKENS
     assert json.loads((outcome.folder / "model/tokens.json").read_text())["kind"] == "none"
 
@@ -152,7 +152,7 @@ def test_a_transducer_goes_on_from_it(stores: Path, tmp_path: Path) -> None:
     summary = write_report({"first": first.folder, "second": second.folder}, tmp_path, title="Both")
     assert summary.headings[2:] == ("WER", "95 % interval", "loss", "accuracy")
     assert [(bool(row[2]), bool(row[4])) for row in summary.rows] == [(False, True), (True, False)]
-    encoder, recogniser = load(first.folder), load(second.folder)
+    encoder, recogniser = load_recogniser(first.folder), load_recogniser(second.folder)
     assert recogniser.tokens.size > 0
     for name in encoder_shapes(encoder.settings.encoder):
         torch.testing.assert_close(recogniser.parameters[name], encoder.parameters[name], rtol=0, atol=1e-6)
@@ -162,4 +162,4 @@ def test_it_goes_on_pre_training_in_another_language(stores: Path, tmp_path: Pat
     pack_tones(tmp_path / "stores/mute", change=without_texts, language="fr")
     first = run(CENTRAL, stores, tmp_path)
     second = run(CENTRAL, tmp_path / "stores", tmp_path, f"central.start_from={first.folder}", out="second")
-    assert load(second.folder).language == "fr"
+    assert load_recogniser(second.folder).language == "fr"

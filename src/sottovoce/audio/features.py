@@ -38,7 +38,7 @@ VARIANCE_FLOOR = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ears:
+class FeatureSettings:
     """How log-mel features are floored and normalised; the defaults are the paper's.
 
     `normalise`: one mean over all of an utterance (`normalise`), or one for each `filter` (`normalise_filters`).

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sottovoce.auditing.secret_speech import secret_sentence
 from sottovoce.errors import InputError
 from sottovoce.evaluation.losses import recordings_loss
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.speech import load_speech, read_speech
 from sottovoce.models.utterances import Recordings, record
 from sottovoce.seeds import stream

@@ -19,7 +19,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import users_of
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.server import Server
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.seeds import stream
 from sottovoce.store import Store
 from sottovoce.training.assemble import Federation
@@ -123,7 +123,7 @@ def audit_speech(
 
 
 def _secrets(found: Federation, folder: Path, *, secrets: int, seed: int) -> Store:
-    if not found.start.family.texts:
+    if not found.start.family.training.needs_text:
         raise InputError(f"models of family={found.start.family.name} write nothing down: there is nothing to expose")
     return secret_store(folder / "store", count=secrets, language=found.start.language, seed=seed)
 

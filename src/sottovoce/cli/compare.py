@@ -94,13 +94,13 @@ def _recognised(models: tuple[Path, Path], on: str, *, normaliser: str, device: 
     """What `evaluate` says of each of `models` on the same utterances."""
     from sottovoce.evaluation.evaluate import evaluate, select
     from sottovoce.evaluation.recognise import choose_device
-    from sottovoce.models.saved import Recogniser, load
+    from sottovoce.models.recogniser import Recogniser, load_recogniser
     from sottovoce.store import Store
 
     path, split = store_and_split(on)
     store, chosen_device = Store(path), choose_device(device)
     store.check()
-    recognisers = [load(model) for model in models]
+    recognisers = [load_recogniser(model) for model in models]
     for model, recogniser in zip(models, recognisers, strict=True):
         if recogniser.family.recognition is None:
             raise InputError(f"{model}: models of family={recogniser.family.name} write nothing down: there is no WER")

@@ -30,7 +30,7 @@ from sottovoce.text.normalisers import NormaliserName, choose_normaliser
 if TYPE_CHECKING:
     import torch
 
-    from sottovoce.models.saved import Recogniser
+    from sottovoce.models.recogniser import Recogniser
     from sottovoce.store import Store
 
 
@@ -73,7 +73,7 @@ def evaluate(
     from sottovoce.evaluation.figure import draw_evaluation
     from sottovoce.evaluation.recognise import choose_device, recognise
     from sottovoce.evaluation.table import evaluation_table
-    from sottovoce.models.saved import load
+    from sottovoce.models.recogniser import load_recogniser
     from sottovoce.store import Store
     from sottovoce.training.marks import check_model_of_run
 
@@ -83,7 +83,7 @@ def evaluate(
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
     path, split = store_and_split(on)
     check_model_of_run(model)
-    store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)
+    store, recogniser, chosen_device = Store(path), load_recogniser(model, family=family), choose_device(device)
     store.check()
     if recogniser.family.recognition is None:
         asked = (beam_width, lm, lm_weight, words, word_score, ctc_weight, temperature, end_threshold, longest_shift)

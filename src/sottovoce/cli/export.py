@@ -26,17 +26,17 @@ def export(
     Example: sottovoce export runs/lora --merged --out models/lora
     """
     from sottovoce.errors import InputError
-    from sottovoce.models.saved import digests, load
-    from sottovoce.models.saved import export as export_to
-    from sottovoce.models.saved_files import digests_in
+    from sottovoce.models.model_files import digest_model_files
+    from sottovoce.models.recogniser import digest_recogniser, load_recogniser
+    from sottovoce.models.recogniser import export_recogniser as export_to
     from sottovoce.training.marks import check_model_of_run
 
     check_model_of_run(model)
-    recogniser = load(model, family=family)
+    recogniser = load_recogniser(model, family=family)
     if merged:
         recogniser = recogniser.whole
     written = export_to(recogniser, out)
-    if digests_in(out) != digests(recogniser):
+    if digest_model_files(out) != digest_recogniser(recogniser):
         raise InputError(f"{out} is not what was to be written: the disk may be damaged")
     if json:
         print_json(written)

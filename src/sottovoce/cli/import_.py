@@ -21,10 +21,10 @@ def speechbrain(
 
     Example: sottovoce import speechbrain results/CKPT+latest --language fr --out models/crdnn-fr
     """
-    from sottovoce.models.importing import read_speechbrain
-    from sottovoce.models.saved import export
+    from sottovoce.models.recogniser import export_recogniser
+    from sottovoce.models.speechbrain import read_speechbrain
 
-    written = export(read_speechbrain(folder, language=language), out)
+    written = export_recogniser(read_speechbrain(folder, language=language), out)
     if json:
         print_json(written)
         return

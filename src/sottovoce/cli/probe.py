@@ -31,11 +31,11 @@ def probe(
 
     from sottovoce.evaluation.probe import probe as probed
     from sottovoce.evaluation.recognise import choose_device
-    from sottovoce.models.saved import load
+    from sottovoce.models.recogniser import load_recogniser
     from sottovoce.store import Store
 
     path, split = store_and_split(on)
-    store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)
+    store, recogniser, chosen_device = Store(path), load_recogniser(model, family=family), choose_device(device)
     store.check()
     started = time.monotonic()
     with progress_bar(f"listening to {on}") as bar:

@@ -14,7 +14,7 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from sottovoce.deployment.link import Link
     from sottovoce.deployment.network import ClientsOverNetwork
-    from sottovoce.models.saved import Recogniser
+    from sottovoce.models.recogniser import Recogniser
     from sottovoce.privacy.plan import Plan
     from sottovoce.training.run_folder import RunFolder
 

@@ -89,7 +89,7 @@ def transcribe(
     from sottovoce.evaluation.sound import blocks
     from sottovoce.evaluation.transcribe import Failure, Transcript, find_files
     from sottovoce.evaluation.transcribe import transcribe as transcripts_of
-    from sottovoce.models.saved import load
+    from sottovoce.models.recogniser import load_recogniser
 
     if stream:
         decoding = (beam_width, lm, lm_weight, words, word_score, ctc_weight, temperature, end_threshold, longest_shift)
@@ -104,7 +104,7 @@ def transcribe(
         raise InputError(f"{len(files)} files do not make one .srt: name a folder with --out")
     one_document = json or (format is Format.json and out is None)
     targets = {} if out is None else _targets(files, out, places=places, ending=ENDINGS[format])
-    recogniser = load(model, family=family)
+    recogniser = load_recogniser(model, family=family)
     recognition_of(recogniser)  # refuses who writes nothing down, before any file is read
     decode = choose_decoder(
         recogniser.family,
@@ -156,14 +156,16 @@ def _write_live(model: Path, places: Sequence[Path], device: str | None, *, fami
     """Text on standard output as it is heard, until the pipe ends or somebody stops it."""
     from sottovoce.evaluation.live import CHUNK_SECONDS, chunks, transcribe_live
     from sottovoce.evaluation.recognise import choose_device
-    from sottovoce.models.saved import load
+    from sottovoce.models.recogniser import load_recogniser
 
     if len(places) != 1:
         raise InputError(f"--stream hears one pipe, expected - or one file, not {len(places)}")
     seconds, computing = 0.0, [0.0]
     try:
         with sys.stdin.buffer if str(places[0]) == "-" else _opened(places[0]) as pipe:
-            for increment in transcribe_live(load(model, family=family), chunks(pipe), device=choose_device(device)):
+            for increment in transcribe_live(
+                load_recogniser(model, family=family), chunks(pipe), device=choose_device(device)
+            ):
                 print(increment.text, end="", flush=True)
                 seconds = increment.audio_seconds
                 computing.append(increment.compute_seconds)

@@ -69,7 +69,7 @@ class Recipe(Section):
 
     @property
     def reads_texts(self) -> bool:
-        return find_family(self.model.family).texts
+        return find_family(self.model.family).training.needs_text
 
     def _check_narrow_band(self) -> None:
         """Not every model can tell which of its features hear what."""
@@ -81,7 +81,7 @@ class Recipe(Section):
             if self.federation.server_pass is not None:
                 wishes["federation.server_pass.augment"] = self.federation.server_pass.augment
         asked = [place for place, wish in wishes.items() if wish.narrow_band is not None]
-        if asked and find_family(self.model.family).narrow(self.model.settings(tokens=2)) is None:
+        if asked and find_family(self.model.family).front_end.narrow(self.model.settings(tokens=2)) is None:
             raise ValueError(
                 f"{asked[0]}.narrow_band: this model of family={self.model.family} does not say which of its features "
                 "hears which frequency (none does as released); expected null"

@@ -28,7 +28,7 @@ def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
         content["data"]["seed_part"] = {"fraction": 0.3}
     if recipe.reads_texts:
         content["tokens"] = {"kind": "characters"}
-    content["model"] |= find_family(recipe.model.family).tiny
+    content["model"] |= find_family(recipe.model.family).smoke_options
     if recipe.central is not None:
         content["central"] |= {"steps": 1, "batches": None, "batch_seconds": 8.0, "start_from": seed_model}
         content["central"] |= {"evaluate_every": 1, "checkpoint_every": 1}

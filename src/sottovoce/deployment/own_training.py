@@ -16,7 +16,7 @@ from sottovoce.federated.client_wer import ListenersHere
 from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
 from sottovoce.federated.engines.engine import Engine
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.store import Store

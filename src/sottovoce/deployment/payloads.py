@@ -25,7 +25,7 @@ from sottovoce.deployment.sum_terms import Terms
 from sottovoce.errors import InputError, promise
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Options, find_family
-from sottovoce.models.saved import Recogniser, check_parameters
+from sottovoce.models.recogniser import Recogniser, check_parameters
 from sottovoce.privacy.plan import Plan
 from sottovoce.text.tokens import parse_tokens, written_tokens
 

@@ -17,7 +17,7 @@ from sottovoce.deployment.payloads import write_start
 from sottovoce.deployment.roster import Roster
 from sottovoce.deployment.sum_terms import FEWEST
 from sottovoce.errors import InputError, promise
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.models.attention_search import GREEDY, Search
-from sottovoce.models.decoding import BeamSearch, Hypothesis, greedy, read_words, whole_text_scorer
+from sottovoce.models.attention_search import GREEDY, SearchOptions
+from sottovoce.models.decoding import BeamSearch, Hypothesis, decode_greedily, read_words, whole_text_scorer
 from sottovoce.models.family import Family
 
 Decoder = Callable[[Tensor, Tensor], list[Hypothesis]]
@@ -31,9 +31,9 @@ def emits(family: Family[Any, Any]) -> bool:
     return family.recognition is not None and family.recognition.emit is not None
 
 
-def usual_decoder(family: Family[Any, Any]) -> Decoder | Search:
+def usual_decoder(family: Family[Any, Any]) -> Decoder | SearchOptions:
     """Greedy, in the way of the family."""
-    return GREEDY if searches(family) else greedy
+    return GREEDY if searches(family) else decode_greedily
 
 
 def choose_decoder(
@@ -47,7 +47,7 @@ def choose_decoder(
     word_score: float | None = None,
     by_ctc: bool = False,
     **attention: float | None,
-) -> Decoder | Search:
+) -> Decoder | SearchOptions:
     """Greedy when nothing is asked for; otherwise beam search over the tokens `pieces`, with what is asked for.
 
     `attention` are settings of a `Search`; without them (None) they are as released.
@@ -77,7 +77,7 @@ def choose_decoder(
     for name, value in wanted.items():
         raise InputError(f"{name}={value} is for models that search with attention, not for CTC (family={family.name})")
     if beam_width is None and language_model is None and words is None:
-        return greedy
+        return decode_greedily
     return BeamSearch(
         pieces,
         width=DEFAULT_WIDTH if beam_width is None else beam_width,

@@ -20,8 +20,8 @@ from sottovoce.evaluation.decoder import Decoder
 from sottovoce.evaluation.per_speaker import Interval, Spread, interval, rates, spread, sum_by
 from sottovoce.evaluation.recognise import Progress, recognise
 from sottovoce.evaluation.wer import Counts, Tally, count_characters, count_words, tally
-from sottovoce.models.attention_search import Search
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.attention_search import SearchOptions
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.seeds import stream
 from sottovoce.store import Store
 from sottovoce.text.normalisers import OURS, Normaliser, choose_normaliser
@@ -133,7 +133,7 @@ def evaluate(
     *,
     split: str | None = None,
     device: torch.device | str = "cpu",
-    decode: Decoder | Search | None = None,
+    decode: Decoder | SearchOptions | None = None,
     longest_seconds: float = LONGEST_SECONDS,
     batch_seconds: float | None = None,
     normaliser: str = "sottovoce",
@@ -169,7 +169,7 @@ def check_language(recogniser: Recogniser, store: Store) -> None:
 
     A model that learns from speech alone knows none.
     """
-    if recogniser.family.texts and _primary(recogniser.language) != _primary(store.language):
+    if recogniser.family.training.needs_text and _primary(recogniser.language) != _primary(store.language):
         raise InputError(
             f"the model writes language={recogniser.language}, but store {store.path} is in language={store.language}"
         )

@@ -18,7 +18,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import placed, recognition_of
 from sottovoce.evaluation.sound import Samples
 from sottovoce.models.decoding import WORD_BOUNDARY
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 
 CHUNK_SECONDS = 0.24
 SAMPLE_BYTES = 2

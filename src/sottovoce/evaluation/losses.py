@@ -17,8 +17,8 @@ from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.evaluation.evaluate import LONGEST_SECONDS, check_language, users_of
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.evaluation.recognise import Progress, batch_seconds_on, placed
-from sottovoce.models.family import recordings_heard
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.family import extract_float32_features
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.speech import Speech, load_batch, load_speech
 from sottovoce.models.utterances import Recordings
 from sottovoce.processes import ALONE, Processes, deal
@@ -56,17 +56,17 @@ def as_json(speech: Speech, figures: Mapping[str, float]) -> dict[str, Any]:
 def recordings_loss(recogniser: Recogniser, recordings: Recordings) -> Tensor:
     """The mean loss of `recordings`, without anything that chance decides."""
     family, settings = recogniser.family, recogniser.settings
-    features = recordings_heard(family, recordings, settings=settings)
+    features = extract_float32_features(family, recordings, settings=settings)
     return family.loss(recogniser.parameters, features, settings=settings, draws=None)
 
 
 def recordings_figures(recogniser: Recogniser, recordings: Recordings) -> dict[str, Tensor]:
     """What `recordings` are measured by, the mean loss first."""
     family, settings = recogniser.family, recogniser.settings
-    if family.figures is None:
+    if family.inspection.measure is None:
         return {"loss": recordings_loss(recogniser, recordings)}
-    return family.figures(
-        recogniser.parameters, recordings_heard(family, recordings, settings=settings), settings=settings
+    return family.inspection.measure(
+        recogniser.parameters, extract_float32_features(family, recordings, settings=settings), settings=settings
     )
 
 

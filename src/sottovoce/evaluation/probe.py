@@ -30,9 +30,9 @@ from sottovoce.evaluation.prefetch import ahead
 from sottovoce.evaluation.recognise import batch_seconds_on, placed, spell
 from sottovoce.evaluation.wer import count_characters, tally
 from sottovoce.models import ctc
-from sottovoce.models.decoding import greedy
-from sottovoce.models.family import recordings_heard
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.decoding import decode_greedily
+from sottovoce.models.family import extract_float32_features
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.speech import Speech, load_batch, load_speech
 from sottovoce.models.utterances import padded_tokens
 from sottovoce.seeds import derive, keyed_order, name_key, torch_stream
@@ -98,7 +98,7 @@ def probe(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Probes:
     """Probe the encoder of `recogniser` on at most so many `minutes` of `split`; the same for the same `seed`."""
-    if recogniser.family.encode is None:
+    if recogniser.family.inspection.encode is None:
         raise InputError(f"models of family={recogniser.family.name} have no encoder that can be probed")
     speech, owners = choose_speech(recogniser, store, split=split, minutes=minutes, seed=seed)
     family, settings = recogniser.family, recogniser.settings
@@ -151,13 +151,13 @@ def encoded(
     )
     recogniser, done = placed(recogniser, device), 0
     family, settings = recogniser.family, recogniser.settings
-    assert family.encode is not None
+    assert family.inspection.encode is not None
     vectors: dict[int, Tensor] = {}
     with torch.no_grad():
         read = ((batch, load_batch(speech, batch, device=device)) for batch in plan.batches)
         for batch, recordings in ahead(read):
-            features = recordings_heard(family, recordings, settings=settings)
-            vectors_UTD, lengths_U = family.encode(recogniser.parameters, features, settings=settings)
+            features = extract_float32_features(family, recordings, settings=settings)
+            vectors_UTD, lengths_U = family.inspection.encode(recogniser.parameters, features, settings=settings)
             for place, own_TD, length in zip(batch.rows.tolist(), vectors_UTD.float().cpu(), lengths_U, strict=True):
                 vectors[place] = own_TD[:length].clone()
             done += len(batch.rows)
@@ -238,7 +238,7 @@ def probe_letters(
         weight, bias = _linear_letters(scaled, ids, trained_on, outputs=tokens.size + 1, seed=seed)
         log_probs_UTV = F.linear(pad_sequence([scaled[n] for n in tried_on], batch_first=True), weight, bias)
         lengths_U = torch.tensor([len(scaled[n]) for n in tried_on])
-        written = spell(tokens, greedy(log_probs_UTV.log_softmax(dim=-1), lengths_U))
+        written = spell(tokens, decode_greedily(log_probs_UTV.log_softmax(dim=-1), lengths_U))
         rate = tally(count_characters([texts[n] for n in tried_on], written)).rate
         assert rate is not None, "every utterance has a letter"
         rates.append(rate)
@@ -260,7 +260,9 @@ def _linear_letters(
             own = batches[number]
             log_probs_UTV = F.linear(pad_sequence([vectors[n] for n in own], batch_first=True), weight, bias)
             lengths_U = torch.tensor([len(vectors[n]) for n in own])
-            value = ctc.loss(log_probs_UTV.log_softmax(dim=-1), lengths_U, *padded_tokens([ids[n] for n in own]))
+            value = ctc.mean_ctc_loss(
+                log_probs_UTV.log_softmax(dim=-1), lengths_U, *padded_tokens([ids[n] for n in own])
+            )
             optimiser.zero_grad()
             value.backward()  # type: ignore[no-untyped-call]
             optimiser.step()

@@ -23,10 +23,10 @@ from sottovoce.audio.batches import Batch, plan_epoch
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder, usual_decoder
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.models.attention_search import Found, Search
+from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.decoding import Hypothesis
-from sottovoce.models.family import Recognition, recordings_heard
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.family import Recognition, extract_float32_features
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens
@@ -68,16 +68,16 @@ def emissions(recogniser: Recogniser, recordings: Recordings) -> tuple[Tensor, T
     recognition, settings = recognition_of(recogniser), recogniser.settings
     if recognition.emit is None:
         raise InputError(f"models of family={recogniser.family.name} cannot be decoded by CTC")
-    features = recordings_heard(recogniser.family, recordings, settings=settings)
+    features = extract_float32_features(recogniser.family, recordings, settings=settings)
     return recognition.emit(recogniser.parameters, features, settings=settings)
 
 
-def searched(recogniser: Recogniser, recordings: Recordings, how: Search) -> list[Found]:
+def searched(recogniser: Recogniser, recordings: Recordings, how: SearchOptions) -> list[Hypothesis]:
     """The best text of each recording, by the family's own search."""
     recognition, settings = recognition_of(recogniser), recogniser.settings
     if recognition.search is None:
         raise InputError(f"models of family={recogniser.family.name} have no search but CTC's")
-    features = recordings_heard(recogniser.family, recordings, settings=settings)
+    features = extract_float32_features(recogniser.family, recordings, settings=settings)
     return [texts[0] for texts in recognition.search(recogniser.parameters, features, settings=settings, how=how)]
 
 
@@ -88,9 +88,9 @@ def recognition_of(recogniser: Recogniser) -> Recognition[Any]:
     return recogniser.family.recognition
 
 
-def batch_seconds_on(device: torch.device, decode: Decoder | Search | None = None) -> float:
+def batch_seconds_on(device: torch.device, decode: Decoder | SearchOptions | None = None) -> float:
     seconds = BATCH_SECONDS.get(device.type, CPU_BATCH_SECONDS)
-    if not isinstance(decode, Search):
+    if not isinstance(decode, SearchOptions):
         return seconds
     return min(seconds, SEARCH_SECONDS.get(device.type, CPU_SEARCH_SECONDS) / decode.width)
 
@@ -101,7 +101,7 @@ def recognise(
     rows: NDArray[np.int64],
     *,
     device: torch.device | str = "cpu",
-    decode: Decoder | Search | None = None,
+    decode: Decoder | SearchOptions | None = None,
     batch_seconds: float | None = None,
     on_progress: Progress | None = None,
     on_collapse: Progress | None = None,
@@ -136,7 +136,7 @@ def recognise(
 
     with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="decode") as thread:
         for batch, speech in ahead(_speech(store, rows, plan.batches, device)):
-            if isinstance(decode, Search):
+            if isinstance(decode, SearchOptions):
                 found = searched(recogniser, speech, decode)
                 collapsed += sum(hypothesis.collapsed for hypothesis in found)
                 work = partial(spell, recogniser.tokens, found)
@@ -150,7 +150,7 @@ def recognise(
                 on_progress(done)
         while waiting:
             collect()
-    if on_collapse is not None and isinstance(decode, Search):
+    if on_collapse is not None and isinstance(decode, SearchOptions):
         on_collapse(collapsed)
     return texts
 

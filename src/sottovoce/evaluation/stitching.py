@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.models.ctc import BLANK, Span, Word
+from sottovoce.models.ctc import BLANK, AlignedWord, TokenSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class WordsHeard:
 
     start: int
     end: int
-    words: Sequence[Word]
+    words: Sequence[AlignedWord]
 
-    def said_in(self, start: int, end: int) -> Iterator[Word]:
+    def said_in(self, start: int, end: int) -> Iterator[AlignedWord]:
         """The words whose middle is in [start, end)."""
         return (word for word in self.words if 2 * start <= word.start + word.end < 2 * end)
 
 
-def stitch_words(windows: Iterable[WordsHeard]) -> Iterator[Word]:
+def stitch_words(windows: Iterable[WordsHeard]) -> Iterator[AlignedWord]:
     """The words of a recording from windows that were searched one by one: each overlap is cut as in `stitch`."""
     start, last = 0, None
     for window in windows:
@@ -89,7 +89,7 @@ def _speech(heard: WordsHeard, start: int, end: int) -> NDArray[np.bool_]:
     return spoken_O
 
 
-def attended_spans(tokens: Sequence[int], frames: Sequence[int]) -> list[Span]:
+def attended_spans(tokens: Sequence[int], frames: Sequence[int]) -> list[TokenSpan]:
     """Tokens that were each heard at one of `frames`: a frame long, less where the next follows, never before the last.
 
     >>> attended_spans([5, 6, 7], [2, 1, 4])
@@ -97,7 +97,7 @@ def attended_spans(tokens: Sequence[int], frames: Sequence[int]) -> list[Span]:
     """
     starts = np.maximum.accumulate(np.asarray(frames, dtype=np.int64)).tolist()
     ends = [min(start + 1, following) for start, following in zip(starts, [*starts[1:], np.inf], strict=False)]
-    return [Span(token, start, int(end)) for token, start, end in zip(tokens, starts, ends, strict=True)]
+    return [TokenSpan(token, start, int(end)) for token, start, end in zip(tokens, starts, ends, strict=True)]
 
 
 def best_path(log_probs_TV: Tensor) -> NDArray[np.int64]:
@@ -105,7 +105,7 @@ def best_path(log_probs_TV: Tensor) -> NDArray[np.int64]:
     return np.asarray(log_probs_TV.argmax(dim=-1).cpu().numpy(), dtype=np.int64)
 
 
-def path_spans(path_T: NDArray[np.int64]) -> list[Span]:
+def path_spans(path_T: NDArray[np.int64]) -> list[TokenSpan]:
     """The tokens of a path and the frames of each.
 
     The path of best tokens is more probable than any other, so also than any other that spells its text: these spans
@@ -116,7 +116,7 @@ def path_spans(path_T: NDArray[np.int64]) -> list[Span]:
     """
     starts, ends = _runs(path_T)
     return [
-        Span(token, start, end)
+        TokenSpan(token, start, end)
         for token, start, end in zip(path_T[starts].tolist(), starts.tolist(), ends.tolist(), strict=True)
         if token != BLANK
     ]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.evaluation.recognise import Progress, recognise
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.processes import Processes, deal
 from sottovoce.store import Store
 

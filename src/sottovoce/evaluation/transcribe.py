@@ -37,9 +37,9 @@ from sottovoce.evaluation.stitching import (
     stitch_words,
 )
 from sottovoce.models import ctc
-from sottovoce.models.attention_search import Found, Search
-from sottovoce.models.decoding import WORD_BOUNDARY, greedy
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.attention_search import SearchOptions
+from sottovoce.models.decoding import WORD_BOUNDARY, Hypothesis, decode_greedily
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.utterances import record_lines
 
 WINDOW_SECONDS = 30.0
@@ -107,7 +107,7 @@ def transcribe(
     paths: Sequence[Path],
     *,
     device: torch.device | str = "cpu",
-    decode: Decoder | Search | None = None,
+    decode: Decoder | SearchOptions | None = None,
     window_seconds: float = WINDOW_SECONDS,
     batch_seconds: float | None = None,
 ) -> Iterator[Transcript | Failure]:
@@ -142,7 +142,7 @@ class _Window:
     start: int
     samples: Samples
     trouble: Unusable | None = None
-    heard: torch.Tensor | Found | None = None
+    heard: torch.Tensor | Hypothesis | None = None
 
 
 def _listen(paths: Sequence[Path], *, window_seconds: float, frame_samples: int) -> Iterator[_Window]:
@@ -183,16 +183,16 @@ def _batched(heard: Iterable[_Window], *, max_samples: int) -> Iterator[list[_Wi
 
 
 def _recognised(
-    recogniser: Recogniser, batches: Iterable[list[_Window]], decode: Decoder | Search, *, device: torch.device
+    recogniser: Recogniser, batches: Iterable[list[_Window]], decode: Decoder | SearchOptions, *, device: torch.device
 ) -> Iterator[_Window]:
     """The same windows with what was heard, on the host: their log-probabilities or, of a search, their texts."""
     for batch in batches:
         sound = [window for window in batch if window.trouble is None]
-        heard: Iterator[torch.Tensor | Found] = iter(())
+        heard: Iterator[torch.Tensor | Hypothesis] = iter(())
         if sound:
             recordings = record_lines([window.samples for window in sound], device=device)
             with torch.no_grad():
-                if isinstance(decode, Search):
+                if isinstance(decode, SearchOptions):
                     heard = iter(searched(recogniser, recordings, decode))
                 else:
                     log_probs_BTV, lengths_B = emissions(recogniser, recordings)
@@ -206,7 +206,12 @@ def _recognised(
 
 
 def _transcript(
-    path: Path, results: Iterable[_Window], recogniser: Recogniser, decode: Decoder | Search, *, frame_samples: int
+    path: Path,
+    results: Iterable[_Window],
+    recogniser: Recogniser,
+    decode: Decoder | SearchOptions,
+    *,
+    frame_samples: int,
 ) -> Transcript:
     """The transcript of one file; raises `Unusable` when its windows end with trouble."""
     samples = collapsed = 0
@@ -228,13 +233,13 @@ def _transcript(
     def words_heard() -> Iterator[WordsHeard]:
         nonlocal collapsed
         for window in sound():
-            assert isinstance(window.heard, Found)
+            assert isinstance(window.heard, Hypothesis)
             collapsed += window.heard.collapsed
             frames = [window.start + frame for frame in window.heard.frames]
             end = window.start + math.ceil(len(window.samples) / frame_samples)
-            yield WordsHeard(window.start, end, ctc.words(attended_spans(window.heard.tokens, frames), pieces))
+            yield WordsHeard(window.start, end, ctc.join_words(attended_spans(window.heard.tokens, frames), pieces))
 
-    if isinstance(decode, Search):
+    if isinstance(decode, SearchOptions):
         found = list(stitch_words(words_heard()))
     else:
         found = _ctc_words(stitch(pieces_heard(), silent=_silent(pieces)), pieces, decode)
@@ -248,22 +253,22 @@ def _silent(pieces: Sequence[str]) -> list[int]:
     return [ctc.BLANK, *(i for i, piece in enumerate(pieces) if piece == WORD_BOUNDARY)]
 
 
-def _ctc_words(stitched: Iterable[Piece], pieces: Sequence[str], decode: Decoder) -> list[ctc.Word]:
+def _ctc_words(stitched: Iterable[Piece], pieces: Sequence[str], decode: Decoder) -> list[ctc.AlignedWord]:
     """The words of pieces that follow one another."""
-    if decode is greedy:
+    if decode is decode_greedily:
         # Only the best tokens of each frame are kept: some megabytes for ten hours.
         path_T = np.concatenate([best_path(piece.log_probs_TV) for piece in stitched])
-        return ctc.words(path_spans(path_T), pieces)
+        return ctc.join_words(path_spans(path_T), pieces)
     return [word for piece in stitched for word in _decoded_words(piece, pieces, decode)]
 
 
-def _decoded_words(piece: Piece, pieces: Sequence[str], decode: Decoder) -> Iterator[ctc.Word]:
+def _decoded_words(piece: Piece, pieces: Sequence[str], decode: Decoder) -> Iterator[ctc.AlignedWord]:
     """The words that `decode` finds in a piece. Its text is aligned anew: a beam search reports where tokens begin."""
     (hypothesis,) = decode(piece.log_probs_TV[None], torch.tensor([len(piece.log_probs_TV)]))
-    for word in ctc.words(ctc.align(piece.log_probs_TV, hypothesis.tokens), pieces):
-        yield ctc.Word(word.text, word.start + piece.start, word.end + piece.start)
+    for word in ctc.join_words(ctc.align_tokens(piece.log_probs_TV, hypothesis.tokens), pieces):
+        yield ctc.AlignedWord(word.text, word.start + piece.start, word.end + piece.start)
 
 
-def _timed(word: ctc.Word, *, frame_seconds: float) -> TimedWord:
+def _timed(word: ctc.AlignedWord, *, frame_seconds: float) -> TimedWord:
     # To the millisecond: 3 · 0.03 is not 0.09 in binary.
     return TimedWord(word.text, *(round(frame * frame_seconds, 3) for frame in (word.start, word.end)))

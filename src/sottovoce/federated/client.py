@@ -27,7 +27,7 @@ from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
 from sottovoce.federated.time_line import NOTHING_LEFT, TimeLine, turns_of
-from sottovoce.models.family import Family, Progress, StepDraws, draw_steps, step_loss
+from sottovoce.models.family import Family, StepDraws, TrainingProgress, draw_steps, step_loss
 from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.models.utterances import Features, Recordings, record
@@ -239,13 +239,13 @@ class ClientRoom:
             spec_augment=self.local.spec_augment_at(step),
             generator=torch_stream(self.seed, "local steps", step, client.key),
             shared=None if group is None else torch_stream(self.seed, "layer-drop", step, group),
-            progress=[Progress(number, count // len(speech.rows)) for number, count in enumerate(begun)],
+            progress=[TrainingProgress(number, count // len(speech.rows)) for number, count in enumerate(begun)],
             narrow_band=self.local.narrow_band,
         )
 
     def draw_group(self, client: Client, *, step: int) -> int | None:
         """Which of the round's shared draws `client` follows, if any: a function of its name and the step."""
-        if self.local.layerdrop_group == 1 or not self.family.shared_chance(self.model):
+        if self.local.layerdrop_group == 1 or not self.family.training.shares_draws(self.model):
             return None
         groups = -(-self.cohort_size // self.local.layerdrop_group)
         return derive(self.seed, "layer-drop group", step, client.key) % groups
@@ -294,7 +294,7 @@ class LoadedClient:
         """Its features, which are kept in `before` where they may be."""
         if isinstance(self.sound, Features):
             return self.sound
-        heard = room.family.hear(self.sound, settings=room.model, dtype=dtype)
+        heard = room.family.front_end.extract_features(self.sound, settings=room.model, dtype=dtype)
         if self.whole:
             before.keep(self.client.index, heard)
         return heard

@@ -22,7 +22,7 @@ from sottovoce.evaluation.recognise import placed, recognise
 from sottovoce.evaluation.wer import count_words, tally
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.trainable import Frozen
 from sottovoce.privacy.client_wer import WerEstimate, contribution, estimate
 from sottovoce.privacy.ledger import Ledger, cohort_commitment

@@ -15,7 +15,7 @@ from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
 from sottovoce.federated.client import ClientRoom
 from sottovoce.models.family import Parameters
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.settings import Weighting
 from sottovoce.store import Store
 from sottovoce.users.population import Client

@@ -26,13 +26,11 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.models import ctc_prefix
-from sottovoce.models.decoding import Hypothesis
+from sottovoce.models.decoding import MOST_WIDTH, Hypothesis
 
 END = 0
 # A jump of the attention costs so much: more than any text does, yet not so much that float32 forgets the rest.
 JUMP_COST = 1e4
-# Nobody says so many tokens in one frame: an attention that does has stopped listening.
-STUCK_TOKENS = 4
 # Steps between two questions of the host, which would make a GPU wait for each.
 STEPS_A_QUESTION = {"cuda": 8}
 
@@ -51,11 +49,11 @@ class AttentionDecoder:
     step: Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any, Tensor]]
 
 
-MOST_WIDTH, MOST_FRAMES = 10_000, 1_000_000
+MOST_FRAMES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class SearchOptions:
     """How to search; by default as Gao et al. (2022) released it, on SpeechBrain's defaults.
 
     Args:
@@ -102,33 +100,21 @@ class Search:
                 raise InputError(f"attention search: {name}={getattr(self, name)}, expected {what}")
 
 
-GREEDY = Search(width=1, temperature=1.0, end_threshold=None, longest_shift=None)
+GREEDY = SearchOptions(width=1, temperature=1.0, end_threshold=None, longest_shift=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Found(Hypothesis):
-    """A hypothesis whose `frames` are where the attention was at each token; `ended` unless it was cut off."""
-
-    ended: bool
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether the attention has stopped listening: the text never ended, or all of it is heard in one frame."""
-        return not self.ended or (len(self.frames) >= STUCK_TOKENS and len(set(self.frames)) == 1)
-
-
-def search(
+def search_attention(
     decoder: AttentionDecoder,
     memory_UTD: Tensor,
     lengths_U: Tensor,
     *,
     ctc_log_probs_UTV: Tensor | None = None,
-    how: Search = GREEDY,
-) -> list[list[Found]]:
+    how: SearchOptions = GREEDY,
+) -> list[list[Hypothesis]]:
     """The best texts of each utterance, the best first; nothing is said without a frame. `lengths_U` is on the host."""
     if how.ctc_weight and ctc_log_probs_UTV is None:
         raise InputError(f"attention search: ctc_weight={how.ctc_weight} needs a model with CTC log-probabilities")
-    silent = [Found([], [], 0.0, ended=True)]
+    silent = [Hypothesis([], [], 0.0)]
     spoken = lengths_U.nonzero().flatten()
     if not len(spoken):
         return [silent for _ in lengths_U]
@@ -142,11 +128,16 @@ def search(
         _run(decoder, beams, memory_UTD, ctc_log_probs_UTV if how.ctc_weight else None, how=wide)
         found = iter(beams.results())
     every = [next(found) if length else silent for length in lengths_U.tolist()]
-    return every if how.language_model is None else [ranked(texts, how) for texts in every]
+    return every if how.language_model is None else [rank_by_language_model(texts, how) for texts in every]
 
 
 def _run(
-    decoder: AttentionDecoder, beams: "_Beams", memory_UTD: Tensor, ctc_log_probs_UTV: Tensor | None, *, how: Search
+    decoder: AttentionDecoder,
+    beams: "_Beams",
+    memory_UTD: Tensor,
+    ctc_log_probs_UTV: Tensor | None,
+    *,
+    how: SearchOptions,
 ) -> None:
     """Steps until every utterance is over."""
     width = how.width
@@ -177,7 +168,7 @@ def _run(
             ctc = None if ctc is None else (ctc[0].take(speaking), ctc[1].take(speaking))
 
 
-def _weighted(log_probs_UKV: Tensor, following_UKV: Tensor | None, *, how: Search) -> Tensor:
+def _weighted(log_probs_UKV: Tensor, following_UKV: Tensor | None, *, how: SearchOptions) -> Tensor:
     """What every next token adds to a score; minus infinity for an end that may not be."""
     if how.temperature != 1:
         log_probs_UKV = (log_probs_UKV / how.temperature).log_softmax(dim=-1)
@@ -204,7 +195,7 @@ class _Beams:
     A hypothesis is a slot of a step and, through the parents that each step notes down, the tokens that lead to it.
     """
 
-    def __init__(self, memory_UTD: Tensor, lengths_U: Tensor, *, how: Search) -> None:
+    def __init__(self, memory_UTD: Tensor, lengths_U: Tensor, *, how: SearchOptions) -> None:
         device, utterances, width = memory_UTD.device, len(lengths_U), how.width
         self.how = how
         longest_U = (lengths_U * how.longest).long().clamp(min=1)
@@ -293,7 +284,7 @@ class _Beams:
         for name in ("scores_UK", "peaks_UK", "tokens_UK", "parents_UK"):
             setattr(self, name, getattr(self, name)[utterances])
 
-    def results(self) -> list[list[Found]]:
+    def results(self) -> list[list[Hypothesis]]:
         """The best hypotheses of every utterance, read from their ends to their beginnings; on the host."""
         history_S3UK = self.history_S3UK.cpu().numpy()
         scores_UN, places_UN = self.best_UN.cpu().numpy(), self.places_UN.cpu().numpy()
@@ -306,7 +297,7 @@ class _Beams:
             slots_UN = np.where(step <= steps_UN, parents_UK[rows_U1, slots_UN], slots_UN)
         return [
             [
-                _found(read_SUN2[: steps_UN[u, n] + 1, u, n], float(scores_UN[u, n]))
+                _hypothesis(read_SUN2[: steps_UN[u, n] + 1, u, n], float(scores_UN[u, n]))
                 for n in range(scores_UN.shape[1])
                 if n == 0 or scores_UN[u, n] > -np.inf
             ]
@@ -314,17 +305,17 @@ class _Beams:
         ]
 
 
-def _found(read_S2: NDArray[np.int64], score: float) -> Found:
+def _hypothesis(read_S2: NDArray[np.int64], score: float) -> Hypothesis:
     """A hypothesis of the tokens and frames of its steps."""
     if score == -np.inf:  # a decoder that gives no numbers
-        return Found([], [], score, ended=False)
+        return Hypothesis([], [], score, ended=False)
     ended = bool(read_S2[-1, 0] == END)
     tokens, frames = read_S2[: len(read_S2) - ended].T.tolist() if len(read_S2) > ended else ([], [])
-    return Found(tokens, frames, score, ended)
+    return Hypothesis(tokens, frames, score, ended)
 
 
-def ranked(texts: list[Found], how: Search) -> list[Found]:
-    """The best texts, once the language model has been heard too."""
+def rank_by_language_model(texts: list[Hypothesis], how: SearchOptions) -> list[Hypothesis]:
+    """The best texts by their own scores and the language model's."""
     assert how.language_model is not None
     scored = []
     for found in texts:

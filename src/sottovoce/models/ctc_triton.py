@@ -35,7 +35,7 @@ def takes(log_probs_BTV: Tensor, tokens_BU: Tensor) -> bool:
 
 
 def losses(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
-    """See `ctc.losses`. Lengths and tokens may be on the host: their copies are queued, not waited for.
+    """See `ctc.ctc_losses`. Lengths and tokens may be on the host: their copies are queued, not waited for.
 
     The gradient is the derivative by the log-probabilities themselves, minus the share of the alignments that read an
     output at a frame; torch's own adds the softmax to it. By the logits, through log_softmax, both are the same.

@@ -26,19 +26,29 @@ WORD_BOUNDARY = " "
 BOUNDARY_IN_FILES = "|"
 BLANK_IN_FILES = "<blank>"
 MOST_WIDTH = 10_000
+STUCK_TOKENS = 4  # nobody says so many tokens in one frame
 UNKNOWN = "<unk>"
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One reading of an utterance: its tokens and the frame in which each begins, and its log-score."""
+    """One reading of an utterance: its tokens and the frame in which each begins, and its log-score.
+
+    Of an attention decoder, `frames` are where the attention was at each token; `ended` unless it was cut off.
+    """
 
     tokens: list[int]
     frames: list[int]
     score: float
+    ended: bool = True
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the attention is stuck: the text never ended, or all of it is aligned to one frame."""
+        return not self.ended or (len(self.frames) >= STUCK_TOKENS and len(set(self.frames)) == 1)
 
 
-def greedy(log_probs_BTV: Tensor, lengths_B: Tensor) -> list[Hypothesis]:
+def decode_greedily(log_probs_BTV: Tensor, lengths_B: Tensor) -> list[Hypothesis]:
     """The best token of every frame, repeats merged and blanks removed. The score is that one alignment's."""
     device = log_probs_BTV.device
     scores_BT, best_BT = log_probs_BTV.max(dim=-1)

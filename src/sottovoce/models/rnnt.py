@@ -42,7 +42,7 @@ LEAST_SHARE = 1e-20
 ALIGNED = 8
 
 
-def losses(logits_BTWV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
+def logit_losses(logits_BTWV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
     """-log p(text | speech) of each utterance, not divided by any length: [B]; where all logits are there already.
 
     Both lengths are on the host. An empty text is a text. An utterance without a frame has no alignment: it costs
@@ -62,7 +62,7 @@ def joint_losses(
     tokens_BU: Tensor,
     token_lengths_B: Tensor,
 ) -> Tensor:
-    """`losses` of the logits tanh(encoded + predicted)·weightᵀ + bias, [B], with gradients for all four."""
+    """`logit_losses` of the logits tanh(encoded + predicted)·weightᵀ + bias, [B], with gradients for all four."""
     texts = _checked(encoded_BTJ.shape[1], len(bias_V), lengths_B, tokens_BU, token_lengths_B)
     return _OfJoint.apply(encoded_BTJ, predicted_BWJ, weight_VJ, bias_V, *texts)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -224,7 +224,7 @@ class Ledger:
     ) -> Mark:
         """Seals the steps since the last commit with the digest of their result; the mark goes into the checkpoint.
 
-        `model` are SHA-256 digests of the model that the checkpoint will hold (`models.saved.digests`).
+        `model` are SHA-256 digests of the model that the checkpoint will hold (`models.recogniser.digest_recogniser`).
         """
         state = self._state
         if state.seeded and state.committed_step is not None and step <= state.committed_step:

@@ -10,12 +10,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sottovoce.models.family import Place
+from sottovoce.models.family import ParameterPlace
 from sottovoce.reporting.drawings import Drawing, data_id, dress, label_decades, new_axes, pens, plot
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.tables import NOTHING, Table
 
-Placing = Callable[[str], Place]
+Placing = Callable[[str], ParameterPlace]
 Kinds = Mapping[str, str]
 AxisLimits = tuple[float, float]
 

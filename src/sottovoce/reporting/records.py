@@ -10,8 +10,7 @@ from typing import Any
 
 from sottovoce.errors import InputError
 from sottovoce.files import read_file
-from sottovoce.models.family import DEFAULT, REGISTERED, Family, Place, find_family
-from sottovoce.models.module import place as place_by_name
+from sottovoce.models.family import DEFAULT, REGISTERED, Family, ParameterPlace, find_family, place_by_name
 from sottovoce.parsing import Record as Record
 from sottovoce.parsing import Unreadable, parse_json, parse_yaml
 from sottovoce.privacy.accounting import rdp_epsilon
@@ -174,23 +173,27 @@ class RunRecord:
         return as_typed(missing) if begun else ""
 
     @property
-    def place(self) -> Callable[[str], Place]:
+    def place(self) -> Callable[[str], ParameterPlace]:
         """Where each tensor of its model belongs; of a family from outside this package, by the tensor's name."""
         return place_by_name if self._family is None else self._family.place
 
     @property
     def kinds(self) -> Mapping[str, str]:
         """What the kinds of its model's tensors are called, in the order of the network."""
-        return {} if self._family is None else self._family.kinds
+        return {} if self._family is None else self._family.presentation.kinds
 
     @property
-    def place_apart(self) -> Callable[[str], Place]:
+    def place_apart(self) -> Callable[[str], ParameterPlace]:
         """The same where figures tell more apart, such as both norms of a block."""
-        return self.place if self._family is None else self._family.place_apart or self._family.place
+        return self.place if self._family is None else self._family.presentation.fine_place or self._family.place
 
     @property
     def kinds_apart(self) -> Mapping[str, str]:
-        return self._family.kinds_apart if self._family is not None and self._family.place_apart else self.kinds
+        return (
+            self._family.presentation.fine_kinds
+            if self._family is not None and self._family.presentation.fine_place
+            else self.kinds
+        )
 
     @cached_property
     def _family(self) -> Family[Any, Any] | None:

@@ -18,7 +18,7 @@ from sottovoce.federated.client import SharedSpeech
 from sottovoce.federated.round import AfterStep
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser, describe_inherited
+from sottovoce.models.recogniser import Recogniser, describe_inherited
 from sottovoce.models.speech import Speech
 from sottovoce.models.trainable import Trainable
 from sottovoce.privacy.plan import Plan
@@ -176,9 +176,11 @@ def starting_model(recipe: Recipe, parent: Seed | None, store: Store, *, say: Sa
     factor = recipe.federated.rescale_norms
     if factor is None:
         return start
-    if start.family.rescaled is None:
+    if start.family.transfer.rescale is None:
         raise InputError(f"federation.rescale_norms={factor}: models of family={start.family.name} cannot be rescaled")
-    return replace(start, parameters=start.family.rescaled(start.parameters, factor=factor, settings=start.settings))
+    return replace(
+        start, parameters=start.family.transfer.rescale(start.parameters, factor=factor, settings=start.settings)
+    )
 
 
 def _own_tokens(recipe: Recipe, store: Store) -> Tokens:

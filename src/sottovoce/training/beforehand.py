@@ -12,7 +12,7 @@ from pathlib import Path
 from sottovoce.config import ManifestCorpus, Recipe
 from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, sketch
+from sottovoce.models.recogniser import Recogniser, sketch_recogniser
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens, load_tokens
 from sottovoce.training.assemble import Federation, assemble
@@ -170,7 +170,9 @@ def _checked(recipe: Recipe, known: Mapping[Path, Ready | None], around: Surroun
     language = (
         found.language if found is not None and speaks and recipe.federation is not None else places.store.language
     )
-    start = sketch(family, recipe.model.settings(tokens=tokens.size + 1), tokens, language=language, seed=found)
+    start = sketch_recogniser(
+        family, recipe.model.settings(tokens=tokens.size + 1), tokens, language=language, seed=found
+    )
     if recipe.federation is None:
         training_rows(recipe, places.store)
         choose_measure(recipe, start, places, say=around.say)

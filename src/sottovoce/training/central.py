@@ -21,9 +21,17 @@ from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, scored
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.client import gradients_of
 from sottovoce.flat.layout import Layout
-from sottovoce.models.decoding import greedy
-from sottovoce.models.family import Family, Progress, draw_steps, find_family, recordings_heard, sped_up, step_loss
-from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
+from sottovoce.models.decoding import decode_greedily
+from sottovoce.models.family import (
+    Family,
+    TrainingProgress,
+    accelerate_family,
+    draw_steps,
+    extract_float32_features,
+    find_family,
+    step_loss,
+)
+from sottovoce.models.recogniser import Recogniser, adapt_parameters, check_parameters, create_recogniser
 from sottovoce.models.speech import Loaded, Place, Speech, endless_steps
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.models.utterances import Recordings
@@ -102,10 +110,10 @@ class CentralLoop(Loop):
             self._settings.built_optimiser(),
             device=device,
             dtype=precision(self._settings.precision, device),
-            statistics=start.family.statistics(start.settings),
+            statistics=start.family.training.statistics(start.settings),
         )
         self._weights.load(start.parameters)
-        self._family = sped_up(
+        self._family = accelerate_family(
             start.family,
             self._weights.working,
             settings=start.settings,
@@ -113,7 +121,7 @@ class CentralLoop(Loop):
             batch_seconds=self._settings.batch_seconds,
             device=device,
         )
-        self._log = StepLog(self._weights.norm_names, place=start.family.place_apart or start.family.place)
+        self._log = StepLog(self._weights.norm_names, place=start.family.presentation.fine_place or start.family.place)
         self._recorded: Record = {}
         self._annealed = Annealed()
         self._place = Place()
@@ -172,7 +180,7 @@ class CentralLoop(Loop):
             settings=self._start.settings,
             chance=lambda piece: self._chance(step, piece),
             processes=self._processes,
-            progress=Progress(step, epoch),
+            progress=TrainingProgress(step, epoch),
         )
         self._log.add(loss, norm, norms, audio_seconds=loaded.audio_seconds)
 
@@ -204,7 +212,7 @@ class CentralLoop(Loop):
         if self._measure is LOSS:
             score, figures = scored(mean_figures(self._model, store, split=split, device=self._device))
             return score, {**figures, **besides}
-        decode = greedy if self._measure is CTC_WER else None
+        decode = decode_greedily if self._measure is CTC_WER else None
         result = evaluate(self._model, store, split=split, device=self._device, decode=decode)
         return Score(self._measure, result.wer), {"dev_cer": result.cer, **note_collapsed(result, self._say), **besides}
 
@@ -237,7 +245,7 @@ def train_step(
     batches: int = 1,
     frozen: Frozen = NOTHING_FROZEN,
     processes: Processes = ALONE,
-    progress: Progress | None = None,
+    progress: TrainingProgress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of `weights` on the mean of so many `batches`, of which `pieces` are done here: the loss, the gradients'
     norm before clipping, and the norms by tensor."""
@@ -255,7 +263,7 @@ def train_step(
             progress=None if progress is None else [progress],
             narrow_band=augment.narrow_band,
         )
-        features = recordings_heard(family, batch, settings=settings)
+        features = extract_float32_features(family, batch, settings=settings)
         loss = step_loss(family, frozen.with_trained(weights.working), features, settings=settings, draws=draws)
         return loss.detach(), gradients_of(loss, list(weights.working.values()))
 
@@ -281,13 +289,13 @@ def train_step(
 
 
 def starting_point(recipe: Recipe, tokens: Tokens, seed: Recogniser | None, *, language: str) -> Recogniser:
-    """Fresh parameters, or those of the model `seed` as far as they fit (`saved.adapt`)."""
+    """Fresh parameters, or those of the model `seed` as far as they fit (`adapt_parameters`)."""
     family, settings = find_family(recipe.model.family), recipe.model.settings(tokens=tokens.size + 1)
     generator = torch_stream(recipe.seed, "init")
     if seed is None:
-        return fresh(family, settings, tokens, language=language, generator=generator)
+        return create_recogniser(family, settings, tokens, language=language, generator=generator)
     return Recogniser(
-        family, settings, tokens, adapt(seed, settings, tokens, family=family, generator=generator), language
+        family, settings, tokens, adapt_parameters(seed, settings, tokens, family=family, generator=generator), language
     )
 
 

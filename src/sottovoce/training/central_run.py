@@ -1,8 +1,7 @@
 """A central run: a recipe's training set and start model, trained and tested."""
 
 from sottovoce.config import Recipe
-from sottovoce.models.saved import describe_inherited
-from sottovoce.models.saved import load as load_recogniser
+from sottovoce.models.recogniser import describe_inherited, load_recogniser
 from sottovoce.models.speech import load_speech
 from sottovoce.processes import ALONE, Processes
 from sottovoce.training import central

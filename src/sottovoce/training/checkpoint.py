@@ -19,8 +19,7 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sealed, sync_folder, unsealed, write_json
-from sottovoce.models import saved
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser, load_recogniser, save_recogniser
 from sottovoce.training.run_folder import STATE as STATE
 
 OPTIMISER, LATEST = "optimiser.safetensors", "latest"
@@ -65,7 +64,7 @@ def _save(folder: Path, checkpoint: Checkpoint) -> Path:
     temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
     try:
         os.chmod(temporary, 0o755)
-        saved.save(checkpoint.recogniser, temporary)
+        save_recogniser(checkpoint.recogniser, temporary)
         save_file({n: t.detach().cpu().contiguous() for n, t in checkpoint.optimiser.items()}, temporary / OPTIMISER)
         state = {"step": checkpoint.step, "best": checkpoint.best, "files": _digests(temporary), **checkpoint.state}
         write_json(temporary / STATE, sealed(state))
@@ -113,7 +112,7 @@ def load(place: Path) -> Checkpoint:
         raise InputError(f"checkpoint {place} is damaged ({error})") from None
     if damaged := sorted(file for file in written if found.get(file) != written[file]):
         raise InputError(f"checkpoint {place} is damaged: {', '.join(damaged)} not as written")
-    return Checkpoint(step, saved.load(place), load_file(place / OPTIMISER), best, state)
+    return Checkpoint(step, load_recogniser(place), load_file(place / OPTIMISER), best, state)
 
 
 def prune(folder: Path, *, up_to: int, newest: int = 2) -> None:

@@ -18,7 +18,7 @@ from sottovoce.errors import promise
 from sottovoce.evaluation.per_speaker import rates, spread, sum_by
 from sottovoce.evaluation.wer import Counts, count_words
 from sottovoce.federated.client_wer import held_out_speech
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.settings import Mode
 from sottovoce.seeds import derive, stream
 from sottovoce.store import Store

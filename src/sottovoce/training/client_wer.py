@@ -7,7 +7,7 @@ import torch
 from sottovoce.config import Recipe
 from sottovoce.errors import InputError
 from sottovoce.federated.client_wer import ListenersHere
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.trained_part import trained_part
 from sottovoce.users.population import Population

@@ -5,7 +5,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import emits, searches
 from sottovoce.evaluation.losses import usable_speech
 from sottovoce.evaluation.measures import LOSS, MEASURES, Measure
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.training.keeper import Say
 from sottovoce.training.places import Places
 from sottovoce.training.stores import check_scored

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from sottovoce.federated.client_wer import Listeners
 from sottovoce.federated.cohort import Clients
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.users.population import Population

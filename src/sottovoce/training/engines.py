@@ -23,8 +23,8 @@ from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.turns import Turns, schedule_of
 from sottovoce.files import read_json, write_json
-from sottovoce.models.family import Family, Parameters, not_stacked, sped_up
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.family import Family, Parameters, accelerate_family, stacking_obstacle
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.processes import ALONE, Processes
@@ -94,7 +94,7 @@ def check_engine(name: str, start: Recogniser, device: torch.device) -> None:
     """Refuse an engine that cannot compute on `device`, or cannot train models like `start`."""
     if name == "workers" and device.type != "cpu":
         raise InputError(f"federation.engine=workers: its processes compute on the CPU, not on device={device}")
-    if name == "stacked" and (why := not_stacked(start.family, start.settings)) is not None:
+    if name == "stacked" and (why := stacking_obstacle(start.family, start.settings)) is not None:
         raise InputError(f"federation.engine=stacked: {why}")
 
 
@@ -128,15 +128,17 @@ def build_engine(
         # The recipe's check refuses this, and a run folder's `engine.json` never says it.
         promise(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
         summed = name == "shared" and not plan.bounds_updates and math.isinf(settings.local.clip_gradients)
-        stacked = start.family.shared if summed else start.family.stacked
-        if stacked is not None and stacked.faster is not None:
-            stacked = stacked.faster(stacked, steps=steps, batch_seconds=settings.local.batch_seconds, device=device)
+        stacked = start.family.stacking.shared if summed else start.family.stacking.stacked
+        if stacked is not None and stacked.accelerate is not None:
+            stacked = stacked.accelerate(
+                stacked, steps=steps, batch_seconds=settings.local.batch_seconds, device=device
+            )
         common |= {"stacked": stacked, "size": stack_size or settings.stack_size}
     if name == "stacked":
         return StackedEngine(room, plan.layout, **common)
 
     def faster(working: Parameters) -> Family[Any, Any]:
-        return sped_up(
+        return accelerate_family(
             start.family,
             working if settings.trainable is None else None,
             settings=start.settings,
@@ -196,7 +198,7 @@ def likely_fastest(federation: Federation) -> str:
         return settings.engine
     if federation.context.device.type != "cuda":
         return for_cpu(settings)[0]
-    apart = settings.privacy.mode is Mode.SECURE or not_stacked(start.family, start.settings) is not None
+    apart = settings.privacy.mode is Mode.SECURE or stacking_obstacle(start.family, start.settings) is not None
     return "sequential" if apart else "stacked"
 
 
@@ -217,7 +219,7 @@ def _fastest(federation: Federation) -> tuple[str, dict[str, Any]]:
     clients = sorted(order[:TRIED_CLIENTS].tolist())
     rates: dict[str, float] = {}
     for name in ("sequential", "stacked"):
-        if name == "stacked" and not_stacked(start.family, start.settings) is not None:
+        if name == "stacked" and stacking_obstacle(start.family, start.settings) is not None:
             continue
         engine = engine_of(federation, name)
         # The first pass compiles.

@@ -15,7 +15,7 @@ import torch
 
 from sottovoce.config import Recipe
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.promise import both
@@ -162,7 +162,7 @@ def _counted(stage: Stage, ready: Ready) -> Cost:
 def _measured(recipe: Recipe, ready: Ready, around: Surroundings) -> Speed:
     """Of a model like the run's, with numbers."""
     model, generator = ready.start, torch_stream(recipe.seed, "init")
-    start = fresh(model.family, model.settings, model.tokens, language=model.language, generator=generator)
+    start = create_recogniser(model.family, model.settings, model.tokens, language=model.language, generator=generator)
     if ready.federation is None:
         return measure_central(recipe, start, around)
     return measure_federated(replace(ready.federation, start=start, part=trained_part(recipe, start)))

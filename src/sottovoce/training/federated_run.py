@@ -7,7 +7,7 @@ import numpy as np
 from sottovoce.config import Recipe
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.files import write_json
-from sottovoce.models.saved import load as load_recogniser
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.privacy.correlated_noise import MEMORY
 from sottovoce.privacy.ledger import record_results
 from sottovoce.privacy.sampling import CyclicSampler

@@ -27,7 +27,7 @@ from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.round import Round, RoundState, run_round
 from sottovoce.federated.time_line import NOTHING_LEFT
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import FROZEN, Recogniser, TrainedPart, digests, save_frozen
+from sottovoce.models.recogniser import FROZEN, Recogniser, TrainedPart, digest_recogniser, save_frozen
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger import BudgetSpent, Ledger
 from sottovoce.privacy.ledger_records import AttemptsUsed
@@ -162,7 +162,7 @@ class Federating(Loop):
 
     def _check_restored(self, found: Checkpoint) -> None:
         """A release that goes on from another model than it has released would pass it off as its own."""
-        weights = digests(self._model())["weights"]
+        weights = digest_recogniser(self._model())["weights"]
         try:
             self._state.ledger.check_restored(
                 step=found.step - 1, result=self._state.digest, model={"weights": weights}
@@ -292,7 +292,7 @@ class Federating(Loop):
         """Of the model that the checkpoint after `step` rounds will hold."""
         model = replace(self._model(), about={"recipe": self._recipe.about, "step": step, **self._about})
         frozen = {} if self._frozen_sha256 is None else {"frozen": self._frozen_sha256}
-        return {**digests(model), **frozen}
+        return {**digest_recogniser(model), **frozen}
 
     @property
     def _about(self) -> dict[str, Any]:

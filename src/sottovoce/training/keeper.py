@@ -19,7 +19,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import MANY_COLLAPSED, Evaluation, told_collapsed
 from sottovoce.evaluation.measures import Measure, Score
 from sottovoce.interrupts import interruptible
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.processes import ALONE, Processes
 from sottovoce.training import checkpoint
 from sottovoce.training.agreement import Sealed, agreeing, sealed_tensors

@@ -19,7 +19,7 @@ from typing import Any
 
 from sottovoce.errors import InputError
 from sottovoce.files import read_file
-from sottovoce.models.saved_files import CONFIG as MODEL_CONFIG
+from sottovoce.models.model_files import CONFIG as MODEL_CONFIG
 from sottovoce.parsing import parse_json
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark

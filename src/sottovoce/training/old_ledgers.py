@@ -8,7 +8,7 @@ from sottovoce.digests import flat_fingerprint
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import ALIGNMENT
 from sottovoce.models.family import REGISTERED, find_family
-from sottovoce.models.saved_files import PARAMETERS, read_config
+from sottovoce.models.model_files import PARAMETERS, read_model_config
 from sottovoce.parsing import parse_yaml
 from sottovoce.training.run_folder import CONFIG
 
@@ -18,7 +18,7 @@ def fingerprint_of(run: Path, folder: Path) -> str | None:
 
     So it is of a part of a model, of an average of models, and of families from outside, which are not imported.
     """
-    config = read_config(folder)
+    config = read_model_config(folder)
     if config.get("part") is not None or config.get("architecture") not in REGISTERED or _is_average(run):
         return None
     family = find_family(config["architecture"])

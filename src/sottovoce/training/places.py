@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from sottovoce.config import Recipe
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.processes import Processes
 from sottovoce.store import Store
 from sottovoce.training.agreement import Facts, Sealed

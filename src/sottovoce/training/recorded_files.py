@@ -20,15 +20,8 @@ from typing import Any
 from sottovoce.digests import content_digest, file_digest, lines_digest, safetensors_digest
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, unsealed
-from sottovoce.models.saved_files import CONFIG as MODEL_CONFIG
-from sottovoce.models.saved_files import (
-    FROZEN,
-    TOKENS,
-    description_digest,
-    read_config,
-    scores_in,
-    weights_file,
-)
+from sottovoce.models.model_files import CONFIG as MODEL_CONFIG
+from sottovoce.models.model_files import FROZEN, TOKENS, description_digest, dev_scores, read_model_config, weights_file
 from sottovoce.parsing import parse_json
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.training.run_folder import (
@@ -215,7 +208,7 @@ def _check_model(folder: Path, name: str, report: LedgerReport, held: list[str],
 def _config(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     try:
-        return read_config(path)
+        return read_model_config(path)
     except InputError as error:
         raise InputError(str(error).replace(f"{folder}{os.sep}", "")) from None
 
@@ -250,7 +243,7 @@ def _check_scores(folder: Path, name: str, config: Mapping[str, Any], step: int)
             is_it = record["step"] == step
         except (ValueError, KeyError, TypeError):
             return
-        for score, said in scores_in(config).items() if is_it else ():
+        for score, said in dev_scores(config).items() if is_it else ():
             if said is not None and score in record and record[score] != said:
                 raise InputError(f"{name}/{MODEL_CONFIG} says {score}={said}, {METRICS} {record[score]}")
 

@@ -8,13 +8,13 @@ import torch
 
 from sottovoce.federated.private import Private
 from sottovoce.federated.round import Round
-from sottovoce.models.family import Place
+from sottovoce.models.family import ParameterPlace
 from sottovoce.privacy.plan import Plan
 from sottovoce.training.keeper import Record
 from sottovoce.training.step_log import by_kind
 
 
-def round_metrics(done: Round, step: int, *, plan: Plan, place: Callable[[str], Place]) -> Record:
+def round_metrics(done: Round, step: int, *, plan: Plan, place: Callable[[str], ParameterPlace]) -> Record:
     """All of it came after the noise, or was known before the run. `plan` is the one that the round was made with."""
     names, server = plan.layout.names, done.server
     record: Record = {

@@ -19,8 +19,8 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.prefetch import ahead
 from sottovoce.federated.round import AfterStep
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import sped_up
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.family import accelerate_family
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.speech import Loaded, Place, Speech, endless_steps, load_speech
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import derive, torch_stream
@@ -44,9 +44,9 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
         settings.built_optimiser(),
         device=device,
         dtype=dtype,
-        statistics=start.family.statistics(start.settings),
+        statistics=start.family.training.statistics(start.settings),
     )
-    family = sped_up(
+    family = accelerate_family(
         start.family,
         weights.working if recipe.federated.trainable is None else None,
         settings=start.settings,

@@ -6,7 +6,7 @@ from sottovoce.config import Recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import select
 from sottovoce.federated.client import SharedSpeech
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.settings import Weighting
 from sottovoce.seeds import derive, keyed_order
 from sottovoce.store import Store

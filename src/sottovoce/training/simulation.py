@@ -23,7 +23,7 @@ from sottovoce.evaluation.recognise import choose_device
 from sottovoce.federated.cohort import ClientsHere, as_sent
 from sottovoce.federated.engines import Dropped, Trained
 from sottovoce.federated.round import RoundState, run_round
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.settings import Mode

@@ -8,7 +8,7 @@ import numpy as np
 from sottovoce.config import Recipe
 from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.speech import Rows
 from sottovoce.seeds import derive
 from sottovoce.store import Store
@@ -109,7 +109,7 @@ def choose_tokens(
     would leave the clients without being accounted for. Sentence pieces are never made from clients' texts, which stay
     with them: those of the released code of Gao et al. are another set on every client.
     """
-    if not find_family(recipe.model.family).texts:
+    if not find_family(recipe.model.family).training.needs_text:
         return NO_TOKENS
     if recipe.tokens.file is not None:
         return load_tokens(Path(recipe.tokens.file))

@@ -21,7 +21,7 @@ from sottovoce.evaluation.evaluate import select
 from sottovoce.evaluation.measures import LOSS, MEASURES
 from sottovoce.federated.client import plan_client
 from sottovoce.federated.cohort import ClientsHere
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.speech import load_speech
 from sottovoce.processes import ALONE
 from sottovoce.seeds import derive, stream

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.files import naming
-from sottovoce.models.family import Place
+from sottovoce.models.family import ParameterPlace
 from sottovoce.training.run_folder import RunFolder
 
 TENSORBOARD = "tensorboard"
@@ -26,7 +26,7 @@ class StepLog:
     out, counts for nothing in that step.
     """
 
-    def __init__(self, norm_names: list[str], *, place: Callable[[str], Place]) -> None:
+    def __init__(self, norm_names: list[str], *, place: Callable[[str], ParameterPlace]) -> None:
         self._names, self._place = norm_names, place
         self._window = self._no_steps()
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -114,7 +114,7 @@ def by_kind(
     names: Sequence[str],
     values: Sequence[float],
     *,
-    place: Callable[[str], Place],
+    place: Callable[[str], ParameterPlace],
     join: Callable[[float, float], float],
 ) -> dict[str, Any]:
     """Values of single tensors per kind of parameter: a list over the layers where it has one, else one number.

@@ -10,7 +10,7 @@ from sottovoce.corpora.holdout import hold_out
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import check_language, select
 from sottovoce.evaluation.losses import usable_speech
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.store import Progress, Store, pack
 from sottovoce.text.tokens import Tokens
 

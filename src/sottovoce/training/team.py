@@ -22,8 +22,8 @@ from sottovoce.evaluation.together import recognise_together
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.flat.layout import Layout
 from sottovoce.interrupts import interruptible
-from sottovoce.models.decoding import greedy
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.decoding import decode_greedily
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.processes import Processes
 from sottovoce.store import Store
@@ -126,7 +126,7 @@ class Team(AbstractContextManager["Team"]):
     def _recognise_together(
         self, model: Recogniser, store: Store, order: _RecogniseOrder, *, on_collapse: Progress | None = None
     ) -> list[str]:
-        decode = greedy if order.by_ctc else None
+        decode = decode_greedily if order.by_ctc else None
         around: dict[str, Any] = {"processes": self.processes, "device": self.device}
         return recognise_together(model, store, order.rows, decode=decode, on_collapse=on_collapse, **around)
 

@@ -14,7 +14,7 @@ from sottovoce.evaluation.gaps import WORST_GROUP, worst_group
 from sottovoce.evaluation.losses import as_json, usable_speech
 from sottovoce.evaluation.paired import LESS_START, difference
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.store import Store
 from sottovoce.training.team import Team
 

@@ -95,7 +95,7 @@ def _makers(
     recipe: Recipe, *, runs: Path, stores: Path, inputs: dict[str, Any] | None, seen: set[Path]
 ) -> Iterator[Makers]:
     """`inputs` are those of the run with this recipe, where it was made before."""
-    if not find_family(recipe.model.family).texts:
+    if not find_family(recipe.model.family).training.needs_text:
         return
     if recipe.tokens.file is not None:
         language = open_place(recipe.data.store, stores).language

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sottovoce.config import Recipe
-from sottovoce.models.saved import Recogniser
-from sottovoce.models.trainable import Trainable, parse_part, split
+from sottovoce.models.recogniser import Recogniser
+from sottovoce.models.trainable import Trainable, parse_part, split_parameters
 from sottovoce.seeds import torch_stream
 
 BYTES = 4  # float32, as everything is sent but for models where a recipe says 16 bits
@@ -15,8 +15,11 @@ def trained_part(recipe: Recipe, start: Recogniser) -> Trainable:
     """What of `start` the clients train; the same whenever it is asked for."""
     text = recipe.federated.trainable
     part = None if text is None else parse_part(text)
-    return split(
-        part, start.parameters, corrected=start.family.corrected, generator=torch_stream(recipe.seed, "low rank")
+    return split_parameters(
+        part,
+        start.parameters,
+        is_lora_target=start.family.transfer.is_lora_target,
+        generator=torch_stream(recipe.seed, "low rank"),
     )
 
 

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.models import speech_lstm
-from sottovoce.models.cpc.family import FAMILY, Options, contrasted, draw, encode, figures, hear, loss, unusable
-from sottovoce.models.cpc.loss import accuracies
+from sottovoce.models.cpc.family import FAMILY, Options, draw, loss, measure, unusable
+from sottovoce.models.cpc.loss import accuracies, contrast
 from sottovoce.models.cpc.settings import Settings, init, parameter_shapes
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, adapt
-from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes
+from sottovoce.models.recogniser import Recogniser, adapt_parameters
+from sottovoce.models.speech_lstm import EncoderSettings, encode_features, encoder_shapes, extract_features
 from sottovoce.models.utterances import record_lines
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.text.tokens import NO_TOKENS, CharacterTokens
 
-ENCODER = Encoder(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)
+ENCODER = EncoderSettings(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)
 SETTINGS = Settings(encoder=ENCODER, ahead=4, candidates=8)
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64, and no sum of more than a few hundred products
 
@@ -36,7 +36,7 @@ def weights() -> dict[str, Tensor]:
 
 
 def heard(*utterances: Any) -> Any:
-    return hear(record_lines(list(utterances)), settings=SETTINGS, dtype=torch.float64)
+    return extract_features(record_lines(list(utterances)), settings=SETTINGS, dtype=torch.float64)
 
 
 def test_the_papers_size_has_the_papers_parameters() -> None:
@@ -50,7 +50,7 @@ def test_the_papers_size_has_the_papers_parameters() -> None:
 @pytest.mark.parametrize("size", ["tiny", "small", "ramesh"])
 def test_its_encoder_is_the_transducers_tensor_by_tensor(size: str) -> None:
     ours, theirs = (find_family(name).Options(size=size).settings(tokens=30) for name in ("cpc", "transducer"))
-    names = find_family("transducer").inherited(ours, theirs)
+    names = find_family("transducer").transfer.inherited(ours, theirs)
     shapes = find_family("transducer").shapes(theirs)
     assert names == frozenset(encoder_shapes(ours.encoder))
     assert {name: parameter_shapes(ours)[name] for name in names} == {name: shapes[name] for name in names}
@@ -62,7 +62,7 @@ def test_a_transducer_starts_from_it() -> None:
     ours, theirs = Options(**options).settings(), transducer.Options(**options).settings(tokens=6)
     seed = Recogniser(FAMILY, ours, NO_TOKENS, init(ours, generator=torch_stream(1, "init")), "en")
     tokens = CharacterTokens("abcde")
-    found = adapt(seed, theirs, tokens, family=transducer, generator=torch_stream(2, "init"))
+    found = adapt_parameters(seed, theirs, tokens, family=transducer, generator=torch_stream(2, "init"))
     for name in encoder_shapes(ours.encoder):
         assert torch.equal(found[name], seed.parameters[name])
     assert found.keys() == transducer.shapes(theirs).keys()
@@ -71,12 +71,12 @@ def test_a_transducer_starts_from_it() -> None:
 def test_no_context_looks_ahead() -> None:
     """Whatever is said after a step's last window changes nothing, and what is said in it does."""
     before, parameters = noise(16_000), weights()
-    expected, lengths = encode(parameters, heard(before), settings=SETTINGS)
+    expected, lengths = encode_features(parameters, heard(before), settings=SETTINGS)
     step = 12
     end = (step + 1) * 480 + 240  # a step of 30 ms, and 15 ms of its last frame's window
     after = before.copy()
     after[end:] = noise(16_000, seed=3)[end:]
-    found, _ = encode(parameters, heard(after), settings=SETTINGS)
+    found, _ = encode_features(parameters, heard(after), settings=SETTINGS)
     assert lengths.tolist() == [32]
     torch.testing.assert_close(found[:, : step + 1], expected[:, : step + 1], **CLOSE)
     assert not torch.allclose(found[:, step + 1], expected[:, step + 1])
@@ -121,7 +121,7 @@ def test_all_predictions_need_a_step() -> None:
 def test_it_learns_to_tell_what_comes_next() -> None:
     """From chance, of which it knows."""
     features, parameters = heard(noise(12_000), noise(10_000, seed=2)), weights()
-    before = {name: value.item() for name, value in figures(parameters, features, settings=SETTINGS).items()}
+    before = {name: value.item() for name, value in measure(parameters, features, settings=SETTINGS).items()}
     optimiser = torch.optim.Adam(parameters.values(), lr=0.01)
     generator = torch_stream(3, "draws")
     for _ in range(60):
@@ -129,7 +129,7 @@ def test_it_learns_to_tell_what_comes_next() -> None:
         optimiser.zero_grad()
         loss(parameters, features, settings=SETTINGS, draws=draws).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-    after = {name: value.item() for name, value in figures(parameters, features, settings=SETTINGS).items()}
+    after = {name: value.item() for name, value in measure(parameters, features, settings=SETTINGS).items()}
     assert before["chance"] == 1 / 8
     assert before["loss"] == pytest.approx(4 * log(8), rel=0.1)
     assert before["accuracy"] < 0.4
@@ -139,9 +139,9 @@ def test_it_learns_to_tell_what_comes_next() -> None:
 
 def test_the_loss_among_its_figures_is_that_of_evaluation() -> None:
     parameters, features = weights(), heard(noise(12_000), noise(10_000, seed=2))
-    found = figures(parameters, features, settings=SETTINGS)
+    found = measure(parameters, features, settings=SETTINGS)
     assert torch.equal(found["loss"], loss(parameters, features, settings=SETTINGS, draws=None))
-    accuracy_U = accuracies(*contrasted(parameters, features, settings=SETTINGS, draws=None))
+    accuracy_U = accuracies(*contrast(parameters, features, settings=SETTINGS, draws=None))
     assert torch.equal(found["accuracy"], accuracy_U.mean())
 
 
@@ -171,4 +171,4 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: s
 def test_the_temperature_is_the_root_of_the_width_unless_it_is_given() -> None:
     assert Options().settings().scale == pytest.approx(512**-0.5)
     assert Options(temperature=512.0).settings().scale == 1 / 512
-    assert speech_lstm.settings.SIZES["ramesh"] == Options().settings().encoder
+    assert speech_lstm.SIZES["ramesh"] == Options().settings().encoder

@@ -9,13 +9,13 @@ import torch
 from tests.golden.make_crdnn import FRAMES, SETTINGS, TOKENS, features, weights
 
 from sottovoce.errors import InputError
-from sottovoce.models.attention_search import Search
+from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.crdnn.decoder import start, step, teacher_forced
-from sottovoce.models.crdnn.family import FAMILY, Draws, Options, at, loss, search, unusable
+from sottovoce.models.crdnn.family import FAMILY, Draws, Options, adjust_draws, loss, search, unusable
 from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.settings import Settings, parameter_shapes, statistics
-from sottovoce.models.crdnn.speechbrain import converted, settings_of
-from sottovoce.models.family import Progress
+from sottovoce.models.family import TrainingProgress
+from sottovoce.models.speechbrain import converted, settings_of
 from sottovoce.models.utterances import Features, padded_tokens, record, record_lines
 from sottovoce.seeds import stream
 
@@ -95,9 +95,17 @@ def test_a_search_reads_what_training_reads() -> None:
 
 def test_ctc_is_left_out_when_its_epochs_or_steps_are_over() -> None:
     by_epoch, by_step = replace(PLAIN, ctc_epochs=4), replace(PLAIN, ctc_steps=2)
-    assert [at(by_epoch, Draws(1), Progress(9, epoch)).with_ctc for epoch in (0, 3, 4)] == [True, True, False]
-    assert [at(by_step, Draws(1), Progress(number, 0)).with_ctc for number in (0, 1, 2)] == [True, True, False]
-    assert at(PLAIN, Draws(1), Progress(10**6, 10**6)).with_ctc
+    assert [adjust_draws(by_epoch, Draws(1), TrainingProgress(9, epoch)).with_ctc for epoch in (0, 3, 4)] == [
+        True,
+        True,
+        False,
+    ]
+    assert [adjust_draws(by_step, Draws(1), TrainingProgress(number, 0)).with_ctc for number in (0, 1, 2)] == [
+        True,
+        True,
+        False,
+    ]
+    assert adjust_draws(PLAIN, Draws(1), TrainingProgress(10**6, 10**6)).with_ctc
     parameters = {name: tensor.requires_grad_() for name, tensor in own_weights(PLAIN).items()}
     without = loss(parameters, heard(0, 1), settings=PLAIN, draws=Draws(1, with_ctc=False))
     alone = loss(parameters, heard(0, 1), settings=replace(PLAIN, mu=1.0), draws=Draws(1))
@@ -116,7 +124,7 @@ def test_a_decoder_that_was_never_trained_decides_nothing() -> None:
     for factor in (1.0, -3.0):
         parameters = own_weights(settings)
         parameters["output.weight"] = parameters["output.weight"] * factor
-        texts = search(parameters, heard(0, 1), settings=settings, how=Search(width=2))
+        texts = search(parameters, heard(0, 1), settings=settings, how=SearchOptions(width=2))
         found.append([own[0].tokens for own in texts])
     assert found[0] == found[1]
 
@@ -182,7 +190,9 @@ def test_as_released_padding_is_heard_as_silence() -> None:
     noise = [
         stream(1, "noise", i).integers(-3000, 3000, size=size).astype(np.int16) for i, size in enumerate((3000, 9000))
     ]
-    lines, ends = (FAMILY.hear(laid(noise, [[1], [2]]), settings=SETTINGS) for laid in (record_lines, record))
+    lines, ends = (
+        FAMILY.front_end.extract_features(laid(noise, [[1], [2]]), settings=SETTINGS) for laid in (record_lines, record)
+    )
     assert lines.frames_U.tolist() == [19, 57]
     assert torch.equal(lines.features_UTF, ends.features_UTF)
     assert lines.features_UTF.shape == (2, 57, 80)

@@ -9,11 +9,11 @@ from tests.golden.make_crdnn import FILE, FRAMES, FRAMES_KEPT, SETTINGS, TOKENS,
 
 from sottovoce.models.crdnn.decoder import teacher_forced
 from sottovoce.models.crdnn.family import Draws, cross_entropy, loss
-from sottovoce.models.crdnn.front import decibels
+from sottovoce.models.crdnn.features import decibels
 from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.settings import statistics
-from sottovoce.models.crdnn.speechbrain import converted, settings_of, their_name
-from sottovoce.models.ctc import loss_by_token
+from sottovoce.models.ctc import mean_ctc_loss_by_token
+from sottovoce.models.speechbrain import converted, settings_of, their_name
 from sottovoce.models.utterances import Features, padded_tokens
 
 GOLDEN = json.loads(FILE.read_text())
@@ -41,7 +41,7 @@ def test_outputs_and_losses_are_speechbrains(mode: str) -> None:
     close(attention, golden["attention"])
     close(log_probs, golden["log_probs"])
     texts = (batch.tokens_UL, batch.token_lengths_U)
-    ctc = loss_by_token(encoded.ctc_log_probs_UTV, encoded.lengths_U, *texts)
+    ctc = mean_ctc_loss_by_token(encoded.ctc_log_probs_UTV, encoded.lengths_U, *texts)
     nll = cross_entropy(log_probs, *texts, smoothing=SETTINGS.label_smoothing)
     both = loss(weights(), batch, settings=SETTINGS, draws=Draws(1) if training else None)
     close(torch.stack([ctc, nll, both]), golden["losses"])

@@ -9,15 +9,10 @@ import torch
 from sottovoce.audio.features import frame_count, normalise
 from sottovoce.models import ctc
 from sottovoce.models.transformer import family
-from sottovoce.models.transformer.front import amplitude_mel, hear
-from sottovoce.models.transformer.network import (
-    Draws,
-    forward,
-    init,
-    named_settings,
-    parameter_kind,
-    parameter_shapes,
-)
+from sottovoce.models.transformer.draws import Draws
+from sottovoce.models.transformer.features import amplitude_mel, extract_features
+from sottovoce.models.transformer.network import forward
+from sottovoce.models.transformer.settings import init, named_settings, parameter_kind, parameter_shapes
 from sottovoce.models.utterances import Features, record
 
 RELEASED = named_settings("tiny", tokens=5, dropout=0.0, layer_drop=0.0, positions="sinusoidal", as_released=True)
@@ -64,7 +59,7 @@ def test_features_are_the_released_ones(speech: torch.Tensor) -> None:
 def test_an_utterance_sounds_the_same_in_any_batch_and_is_normalised(speech: torch.Tensor) -> None:
     def heard(*lengths: int) -> Features:
         sounds = [line[:length].numpy() for line, length in zip(speech, lengths, strict=False)]
-        return hear(record(sounds, [[1]] * len(sounds)), settings=RELEASED)
+        return extract_features(record(sounds, [[1]] * len(sounds)), settings=RELEASED)
 
     alone, together = heard(2_500), heard(2_500, 4_000)
     frames = frame_count(2_500)
@@ -111,20 +106,20 @@ def test_stacked_clients_have_their_own_scales_and_gradients() -> None:
     rows = [0, 1, 1]
     nothing = Draws(kept=tuple(range(RELEASED.layers)), positions=None, dropout_seed=7)
     stacked = {name: torch.stack([own[name] for own in clients]).requires_grad_() for name in clients[0]}
-    losses = family.losses(
+    losses = family.stacked_losses(
         stacked,
         Features(FEATURES, LENGTHS, tokens, token_lengths),
         rows_U=rows,
         clients=2,
         settings=RELEASED,
-        draws=family.join([nothing, nothing]),
+        draws=family.join_draws([nothing, nothing]),
     )
     losses.sum().backward()
     for number, own in enumerate(clients):
         lines = [line for line, row in enumerate(rows) if row == number]
         alone = {name: tensor.clone().requires_grad_() for name, tensor in own.items()}
         log_probs, lengths = forward(alone, FEATURES[lines], LENGTHS[lines], settings=RELEASED)
-        loss = ctc.loss(log_probs, lengths, tokens[lines], token_lengths[lines])
+        loss = ctc.mean_ctc_loss(log_probs, lengths, tokens[lines], token_lengths[lines])
         loss.backward()
         assert losses[number].item() == pytest.approx(loss.item(), rel=1e-9)
         for name in ("input.weight", "input.bias", "conv.weight"):

@@ -13,8 +13,10 @@ from tests.models.again import Again
 from torch import Tensor
 
 from sottovoce.flat.layout import Layout
+from sottovoce.models.transformer.draws import Draws, draw_several
 from sottovoce.models.transformer.graphs import GraphedBlocks, graphed_blocks
-from sottovoce.models.transformer.network import BLOCK_NAMES, BlockWeights, Draws, Settings, draw, forward, init
+from sottovoce.models.transformer.network import BlockWeights, forward
+from sottovoce.models.transformer.settings import BLOCK_NAMES, Settings, init
 from sottovoce.seeds import torch_stream
 
 CUDA = torch.cuda.is_available()
@@ -42,7 +44,7 @@ def batch(number: int, *, frames: int = 24) -> tuple[Tensor, Tensor]:
 
 
 def draws(settings: Settings, number: int, *, kept: Sequence[int] | None = None, frames: int = 24) -> Draws:
-    drawn = draw(settings, batch_size=3, frames=frames, generator=torch_stream(3, "draws", number))
+    drawn = draw_several(settings, batch_sizes=[3], frames=[frames], generator=torch_stream(3, "draws", number))[0]
     return drawn if kept is None else replace(drawn, kept=tuple(kept))
 
 

@@ -40,7 +40,7 @@ class SequentialEngine(Engine):
             room.local.built_optimiser(),
             device=device,
             dtype=dtype,
-            statistics=room.family.statistics(room.model),
+            statistics=room.family.training.statistics(room.model),
         )
         if faster is not None:
             self._room = replace(self._room, family=faster(self.weights.working))

@@ -30,7 +30,7 @@ from sottovoce.federated.engines.stacked import fitting_size, lock_step
 from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Family, Parameters, Stacked, augmented, step_loss
+from sottovoce.models.family import Family, Parameters, Stacked, augment_features, step_loss
 from sottovoce.models.utterances import end_to_end
 from sottovoce.optimisers import SGD
 from sottovoce.privacy.settings import BY_DATA, Weighting
@@ -50,7 +50,7 @@ def check_shared(room: ClientRoom, weighting: Weighting) -> None:
         raise InputError(f"{engine} with optimiser={dict(local.optimiser)}: expected sgd, whose step is the gradient")
     if weighting not in (Weighting.UNIFORM, *BY_DATA):
         raise InputError(f"{engine} with weighting={weighting}: no client has a model to be weighed by; expected data")
-    if room.family.statistics(room.model):
+    if room.family.training.statistics(room.model):
         raise InputError(f"{engine}: models of family={room.family.name} keep statistics here, which are no gradients")
 
 
@@ -77,7 +77,7 @@ class SharedEngine(Engine):
         check_shared(room, weighting)
         self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
         self._summed = summed
-        found = stacked or (room.family.shared if summed else room.family.stacked)
+        found = stacked or (room.family.stacking.shared if summed else room.family.stacking.stacked)
         if found is None or found.unfit(room.model) is not None:
             size = 1
         elif size is None:  # on a CPU one by one is quicker
@@ -208,7 +208,7 @@ class SharedEngine(Engine):
         together = lock_step(members, 0, self._stacked, self._height(members))
         losses_N = self._stacked.losses(
             whole,
-            augmented(room.family, end_to_end(heard).take(together.lines), together.draws, settings=room.model),
+            augment_features(room.family, end_to_end(heard).take(together.lines), together.draws, settings=room.model),
             rows_U=together.rows_U,
             clients=self._height(members),
             settings=room.model,

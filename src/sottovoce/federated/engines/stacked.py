@@ -35,7 +35,7 @@ from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.measured import last_epoch, measured_wer
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Stacked, StepDraws, augmented, not_stacked
+from sottovoce.models.family import Stacked, StepDraws, augment_features, stacking_obstacle
 from sottovoce.models.utterances import end_to_end
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting
@@ -79,10 +79,10 @@ class StackedEngine(Engine):
         size: int | None = None,
     ) -> None:
         self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
-        if (why := not_stacked(room.family, room.model)) is not None:
+        if (why := stacking_obstacle(room.family, room.model)) is not None:
             raise InputError(f"federation.engine=stacked: {why}")
-        assert room.family.stacked is not None
-        self._stacked, self._weighting = stacked or room.family.stacked, weighting
+        assert room.family.stacking.stacked is not None
+        self._stacked, self._weighting = stacked or room.family.stacking.stacked, weighting
         self.size = size or fitting_size(self._stacked, room, layout, device)
         self._weights: dict[int, Weights] = {}
         self._before = HeardBefore(room_for_hearing(device))
@@ -197,7 +197,7 @@ class StackedEngine(Engine):
         for lock_step in stack.steps:
             losses_N = self._stacked.losses(
                 room.frozen.with_trained(weights.working),
-                augmented(room.family, heard.take(lock_step.lines), lock_step.draws, settings=room.model),
+                augment_features(room.family, heard.take(lock_step.lines), lock_step.draws, settings=room.model),
                 rows_U=lock_step.rows_U,
                 clients=count,
                 settings=room.model,

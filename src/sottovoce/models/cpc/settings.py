@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.models.speech_lstm import settings as speech_lstm
-from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes, linear_shapes
+from sottovoce.models import speech_lstm
+from sottovoce.models.checks import check_counts
+from sottovoce.models.speech_lstm import EncoderSettings, encoder_shapes, linear_shapes
 
 MOST_CANDIDATES = 65_536  # of one step, each of which is drawn and compared
 
@@ -25,19 +26,22 @@ class Settings:
     `temperature` is κ, by which scores are divided; None is the root of the dense layers' width, as in attention.
     """
 
-    encoder: Encoder = field(default_factory=Encoder)
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
     ahead: int = 12
     candidates: int = 128
     temperature: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("ahead", 1), ("candidates", 2)):
-            if (value := getattr(self, name)) < least:
-                raise InputError(f"model: {name}={value}, expected at least {least}")
+        check_counts(self, "ahead")
+        check_counts(self, "candidates", least=2)
         if self.candidates > MOST_CANDIDATES:
             raise InputError(f"model: candidates={self.candidates}, expected at most {MOST_CANDIDATES:,}")
         if self.temperature is not None and not (math.isfinite(self.temperature) and self.temperature > 0):
             raise InputError(f"model: temperature={self.temperature}, expected a positive number")
+
+    @property
+    def layer_count(self) -> int:
+        return self.encoder.layers + self.ahead
 
     @property
     def scale(self) -> float:

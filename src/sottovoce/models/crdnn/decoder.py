@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.models.crdnn.network import log_softmax
+from sottovoce.models import ctc
 from sottovoce.models.crdnn.settings import Settings
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.family import Parameters
-from sottovoce.models.module import with_corrections
+from sottovoce.models.trainable import with_corrections
 
 BEGIN = END = BLANK
 
@@ -112,15 +112,15 @@ def _advance(
     places_BCT = F.conv1d(state.attention_BT.detach()[:, None], places, padding=places.shape[-1] // 2)
     location_BTA = _linear(weights, "attention.location", places_BCT.transpose(1, 2))
     query_B1A = _linear(weights, "attention.query", hidden_BD)[:, None]
-    heard_BTA = torch.tanh(state.keys_BTA + query_B1A + location_BTA)
-    scores_BT = F.linear(heard_BTA, weights["attention.score.weight"])[:, :, 0]
+    attended_BTA = torch.tanh(state.keys_BTA + query_B1A + location_BTA)
+    scores_BT = F.linear(attended_BTA, weights["attention.score.weight"])[:, :, 0]
     attention_BT = scores_BT.masked_fill(outside_BT, -torch.inf).softmax(dim=-1)
     context_BD = torch.bmm(attention_BT[:, None], memory_BTD)[:, 0]
     return DecoderState(hidden_BD, _linear(weights, "attention.value", context_BD), attention_BT, state.keys_BTA)
 
 
 def _written(weights: Parameters, read: Tensor) -> Tensor:
-    return log_softmax(_linear(weights, "output", _linear(weights, "readout", read)))
+    return ctc.log_softmax(_linear(weights, "output", _linear(weights, "readout", read)))
 
 
 def _linear(weights: Parameters, name: str, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@
 Shapes: U utterances, T frames (10 ms before the pooling, 40 ms after), F frequency bins, C channels, D width, V tokens.
 
 What stands behind an utterance's end changes nothing: convolutions see its own frames mirrored there, as they do at the
-end of a batch; pooling takes whole windows; LSTMs hear each utterance from its beginning and, backwards, from its own
+end of a batch; pooling takes whole windows; LSTMs read each utterance from its beginning and, backwards, from its own
 end. The released model does none of that, and neither do we where settings say `as_released`.
 """
 
@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.models import lstm
+from sottovoce.models import ctc, lstm
 from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings
 from sottovoce.models.family import Parameters
-from sottovoce.models.module import with_corrections
+from sottovoce.models.trainable import with_corrections
 from sottovoce.models.utterances import Features
 
 SLOPE = 0.01  # of the LeakyReLUs
@@ -48,15 +48,11 @@ def encode(parameters: Parameters, features: Features, *, settings: Settings, tr
     own_U = own_U.to(x_UTD.device, non_blocking=True)
     x_UTD = recur(weights, x_UTD, own_U, settings=settings, dropout=dropout)
     memory_UTD = deepen(weights, x_UTD, own_U, settings=settings, training=training)
-    return Encoded(memory_UTD, lengths_U, heard_by_ctc(weights, memory_UTD))
+    return Encoded(memory_UTD, lengths_U, ctc_log_probs(weights, memory_UTD))
 
 
-def heard_by_ctc(weights: Mapping[str, Tensor], memory_UTD: Tensor) -> Tensor:
-    return log_softmax(F.linear(memory_UTD, weights["ctc.weight"], weights["ctc.bias"]))
-
-
-def log_softmax(scores: Tensor) -> Tensor:
-    return scores.log_softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+def ctc_log_probs(weights: Mapping[str, Tensor], memory_UTD: Tensor) -> Tensor:
+    return ctc.log_softmax(F.linear(memory_UTD, weights["ctc.weight"], weights["ctc.bias"]))
 
 
 def step_lengths(frames_U: Tensor, frames: int, settings: Settings) -> Tensor:
@@ -212,7 +208,7 @@ def _normalise(
 
 
 class _Move(torch.autograd.Function):
-    """Nothing to x; the running statistic's "gradient" is how far it moves back in this step (`Family.statistics`)."""
+    """Returns x; the running statistic's "gradient" is how far it moves back in this step (`Training.statistics`)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, running: Tensor, seen: Tensor) -> Tensor:

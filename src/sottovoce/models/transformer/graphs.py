@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sottovoce.models.cuda_graphs import CudaRecorder, GraphRecorder, Replay, Turn
 from sottovoce.models.family import Parameters
-from sottovoce.models.recording import CudaRecorder, Recorder, Replay, Turn
-from sottovoce.models.transformer.network import BlockWeights, Settings, block, block_weights, run_blocks
+from sottovoce.models.transformer.network import BlockWeights, block, block_weights, run_blocks
+from sottovoce.models.transformer.settings import Settings
 
 Blocks = Callable[..., Tensor]
 
@@ -92,7 +93,7 @@ def _record(
     stack: Sequence[BlockWeights],
     *,
     block: Callable[..., Tensor],
-    recorder: Recorder,
+    recorder: GraphRecorder,
     options: dict[str, Any],
 ) -> _Recorded:
     """Record every block for inputs like `x_BTD`, first all forwards, then all backwards, as a step would run them."""
@@ -151,7 +152,7 @@ class GraphedBlocks:
     """See `graphed_blocks`."""
 
     def __init__(
-        self, stack: Sequence[BlockWeights], *, recorder: Recorder, block: Callable[..., Tensor] = block
+        self, stack: Sequence[BlockWeights], *, recorder: GraphRecorder, block: Callable[..., Tensor] = block
     ) -> None:
         assert all(weight.requires_grad for weights in stack for weight in _tensors(weights))
         self._stack, self._recorder, self._block = stack, recorder, block

@@ -12,113 +12,39 @@ trained: the rest is shared). Only `linear` and `layer_norm` touch a weight.
 
 Between the front and the output, frames stand in one of two arrangements:
     padded [B, T, D]   one utterance a line; attention has a mask             on a CPU
-    packed [N, L, D]   one client a row, utterances end to end (`packing`)    on a GPU, and when clients are stacked
+    packed [N, L, D]   one client a row, utterances end to end (`rows`)    on a GPU, and when clients are stacked
 
-Randomness is an argument: `draw` makes all of a step's choices from one generator, `forward` obeys them.
+Randomness is an argument: `draws` makes all of a step's choices from one generator, `forward` obeys them.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.audio.features import Ears, normalise
-from sottovoce.errors import InputError
+from sottovoce.audio.features import normalise
+from sottovoce.models.ctc import log_softmax
 from sottovoce.models.family import Parameters
-from sottovoce.models.log_mel import check_ears
-from sottovoce.models.low_rank import low_rank_names
+from sottovoce.models.trainable import low_rank_names
+from sottovoce.models.transformer.draws import Draws, padded_output_frames
 from sottovoce.models.transformer.dropout import ClientDropout, DropoutDraws, client_dropout
 from sottovoce.models.transformer.linear import LowRank, Matrix, attend_segments, layer_norm, linear
-from sottovoce.models.transformer.positions import (
-    Cape,
-    PositionDraws,
-    cape_positions,
-    draw_positions,
-    plain_positions,
-    sinusoids,
-)
+from sottovoce.models.transformer.positions import cape_positions, plain_positions, sinusoids
 from sottovoce.models.transformer.relu_dropout import relu_dropout
 from sottovoce.models.transformer.rows import ROW_MULTIPLE, Packing, plan_packing
+from sottovoce.models.transformer.settings import (
+    BLOCK_NAMES,
+    CONTEXT,
+    KERNEL,
+    SECONDS_PER_FRAME,
+    STRIDE,
+    Settings,
+)
 from sottovoce.seeds import seeded_kernels
-
-KERNEL, STRIDE = 7, 3
-CONTEXT = (KERNEL - STRIDE) // 2  # output frame i is centred on the input frames 3i, 3i+1, 3i+2 that it replaces
-SECONDS_PER_FRAME = STRIDE * 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The architecture. `tokens` counts the blank; the MLP is four times as wide as the model.
-
-    `as_released`: what the code of Pelikan et al. has and their text does not name. Its features are others
-    (`transformer.front`), and each utterance is normalised once more after SpecAugment, with a scale and an offset that
-    are learned. `ears`: how our own features are normalised; None is as the paper has it.
-    """
-
-    layers: int
-    width: int
-    tokens: int
-    heads: int = 4
-    features: int = 80
-    dropout: float = 0.3
-    layer_drop: float = 0.3
-    norm: Literal["pre", "post"] = "pre"
-    positions: Literal["cape", "sinusoidal"] = "cape"
-    cape: Cape = field(default_factory=Cape)
-    as_released: bool = False
-    ears: Ears | None = None
-
-    def __post_init__(self) -> None:
-        check_ears(self.ears, as_released=self.as_released)
-        for name in ("layers", "width", "heads", "features"):
-            if (value := getattr(self, name)) < 1:
-                raise InputError(f"model: {name}={value}, expected at least 1")
-        if self.tokens < 2:
-            raise InputError(f"model: tokens={self.tokens}, expected at least 2 (one token and the blank)")
-        if self.width % self.heads:
-            raise InputError(f"model: width={self.width} does not divide into heads={self.heads}")
-        for name in ("dropout", "layer_drop"):
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise InputError(f"model: {name}={value}, expected a probability in [0, 1)")
-        for name, allowed in (("norm", ("pre", "post")), ("positions", ("cape", "sinusoidal"))):
-            if (value := getattr(self, name)) not in allowed:
-                raise InputError(f"model: {name}={value!r}, expected {' or '.join(allowed)}")
-
-
-class Size(NamedTuple):
-    layers: int
-    width: int
-    heads: int = 4
-
-
-SIZES: Mapping[str, Size] = {
-    "tiny": Size(layers=4, width=96),
-    "small": Size(layers=8, width=256),
-    "base": Size(layers=36, width=768),  # 255.8M parameters
-    "narrow": Size(layers=36, width=512),
-    "wide": Size(layers=36, width=1024),
-    "shallow": Size(layers=16, width=768),
-    "deep": Size(layers=72, width=768),
-}
-
-
-def named_settings(size: str, *, tokens: int, **changes: Any) -> Settings:
-    """The settings of a named size, with the flagship's dropout and layer-drop unless changed.
-
-    >>> named_settings("tiny", tokens=30, layer_drop=0.0).width
-    96
-    """
-    if size not in SIZES:
-        raise InputError(f"model: size={size!r}, expected one of {', '.join(SIZES)}")
-    return Settings(**{**SIZES[size]._asdict(), "tokens": tokens, **changes})
-
-
-# --- parameters ------------------------------------------------------------------------------------------------------
 
 
 class BlockWeights(NamedTuple):
@@ -134,50 +60,6 @@ class BlockWeights(NamedTuple):
     mlp_output: Matrix
 
 
-# Queries, keys and values are one tensor, hence one layer to clip, as in the paper's Figure 5 ("wqkv").
-BLOCK_NAMES = (
-    "attention.norm.weight",
-    "attention.norm.bias",
-    "attention.qkv.weight",
-    "attention.output.weight",
-    "mlp.norm.weight",
-    "mlp.norm.bias",
-    "mlp.hidden.weight",
-    "mlp.output.weight",
-)
-
-
-def parameter_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
-    """Every parameter's name and shape, in the model's order."""
-    d, v = settings.width, settings.tokens
-    block = ((d,), (d,), (3 * d, d), (d, d), (d,), (d,), (4 * d, d), (d, 4 * d))
-    shapes: dict[str, tuple[int, ...]] = {"input.weight": (1,), "input.bias": (1,)} if settings.as_released else {}
-    shapes |= {"conv.weight": (2 * d, settings.features, KERNEL), "conv.bias": (2 * d,)}
-    for layer in range(settings.layers):
-        shapes |= {f"blocks.{layer:02d}.{name}": shape for name, shape in zip(BLOCK_NAMES, block, strict=True)}
-    if settings.norm == "pre":
-        shapes |= {"final.norm.weight": (d,), "final.norm.bias": (d,)}
-    return shapes | {"output.weight": (v, d), "output.bias": (v,)}
-
-
-def init(settings: Settings, *, generator: torch.Generator) -> dict[str, Tensor]:
-    """Fresh float32 parameters on the host, in the flagship's distributions.
-
-    Block matrices are uniform with variance 1/(3·fan_in); the convolution and the output matrix have 1/fan_in.
-    """
-    shapes = parameter_shapes(settings)
-    parameters = {}
-    for name, shape in shapes.items():
-        if ".norm." in name or name.startswith("input."):
-            parameters[name] = torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
-            continue
-        fan_in = math.prod(shapes[name.replace("bias", "weight")][1:])
-        variance_times_fan_in = 1.0 if name in ("conv.weight", "output.weight") else 1 / 3
-        limit = math.sqrt(3 * variance_times_fan_in / fan_in)
-        parameters[name] = torch.empty(shape).uniform_(-limit, limit, generator=generator)
-    return parameters
-
-
 def block_weights(parameters: Parameters, layer: int) -> BlockWeights:
     """The weights of block `layer`; a matrix is low-rank where `parameters` hold a pair for it."""
     found: list[Any] = []
@@ -188,108 +70,9 @@ def block_weights(parameters: Parameters, layer: int) -> BlockWeights:
     return BlockWeights(*found)
 
 
-def layer_index(name: str) -> int | None:
-    """The block that a parameter belongs to, None outside the blocks.
-
-    >>> layer_index("blocks.07.mlp.hidden.weight"), layer_index("conv.weight")
-    (7, None)
-    """
-    return int(name.split(".")[1]) if name.startswith("blocks.") else None
-
-
-def parameter_kind(name: str) -> str:
-    """The group in which the paper plots (Figure 5) and noises (Figure 15) a parameter.
-
-    One of conv, layer_norm, attention (its "wqkv"), attention_output ("wf"), mlp ("w1", "w2"), output; as released also
-    input.
-
-    >>> parameter_kind("blocks.07.attention.output.weight"), parameter_kind("blocks.07.mlp.norm.bias")
-    ('attention_output', 'layer_norm')
-    """
-    if ".norm." in name:
-        return "layer_norm"
-    if ".attention." in name:
-        return "attention_output" if ".output." in name else "attention"
-    return "mlp" if ".mlp." in name else name.split(".")[0]
-
-
-def parameter_role(name: str) -> str:
-    """What the paper calls a parameter in its figures, norms and matrices of a block apart.
-
-    One of conv, ln1, wqkv, wf, ln2, w1, w2, last_norm (behind the blocks), output; as released also input.
-
-    >>> parameter_role("blocks.07.mlp.hidden.weight"), parameter_role("blocks.07.mlp.norm.bias")
-    ('w1', 'ln2')
-    """
-    part = next((part for part in ("attention", "mlp") if f".{part}." in name), None)
-    if ".norm." in name:
-        return {"attention": "ln1", "mlp": "ln2", None: "last_norm"}[part]
-    if part is None:
-        return name.split(".")[0]
-    first, second = ("wqkv", "wf") if part == "attention" else ("w1", "w2")
-    return second if ".output." in name else first
-
-
-# --- one training step's randomness ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """What chance decides in one training step: which blocks run, how positions move, the seed of the dropout.
-
-    There is no one seed where a step of stacked clients is drawn: each has its own (`Stacking`).
-    """
-
-    kept: tuple[int, ...]
-    positions: PositionDraws | None
-    dropout_seed: int | None
-
-
-def draw(settings: Settings, *, batch_size: int, frames: int, generator: torch.Generator) -> Draws:
-    """Draw a training step for `batch_size` utterances padded to `frames` feature frames, on the host."""
-    return draw_several(settings, batch_sizes=[batch_size], frames=[frames], generator=generator)[0]
-
-
-def draw_several(
-    settings: Settings, *, batch_sizes: Sequence[int], frames: Sequence[int], generator: torch.Generator
-) -> list[Draws]:
-    """As `draw`, for several training steps at once.
-
-    Each block is left out of a step with probability `layer_drop`, for the whole batch. Nothing is rescaled for it.
-    """
-    steps = len(batch_sizes)
-    kept = draw_kept(settings, steps=steps, generator=generator)
-    positions: Sequence[PositionDraws | None] = [None] * steps
-    if settings.positions == "cape":
-        own_frames = [padded_output_frames(count) for count in frames]
-        drawn = draw_positions(
-            settings.cape, batch_size=sum(batch_sizes), frames=max(own_frames, default=0), generator=generator
-        )
-        positions = drawn.split(batch_sizes, frames=own_frames)
-    seeds = torch.randint(2**62, (steps,), generator=generator).tolist()
-    return [Draws(*own) for own in zip(kept, positions, seeds, strict=True)]
-
-
-def draw_kept(settings: Settings, *, steps: int, generator: torch.Generator) -> list[tuple[int, ...]]:
-    """The blocks that layer-drop leaves in each of some steps."""
-    chances = torch.rand(steps, settings.layers, generator=generator).tolist()
-    return [tuple(layer for layer, chance in enumerate(own) if chance >= settings.layer_drop) for own in chances]
-
-
-# --- forward ---------------------------------------------------------------------------------------------------------
-
-
-def dropped(x: Tensor, dropout: float) -> Tensor:
-    return F.dropout(x, dropout) if dropout else x
-
-
 def output_lengths(lengths_B: Tensor) -> Tensor:
     """Frames after the convolution for utterances of `lengths_B` feature frames."""
     return lengths_B.div(STRIDE, rounding_mode="floor")
-
-
-def padded_output_frames(frames: int) -> int:
-    return max(frames // STRIDE, 1)  # a batch of nothing but utterances under 30 ms still has one (padding) frame
 
 
 def windows(features_BTF: Tensor, lengths_B: Tensor) -> Tensor:
@@ -397,7 +180,7 @@ def run_blocks(
 
 
 @dataclass(frozen=True, slots=True)
-class Stacking:
+class ClientRows:
     """Which of N clients each utterance belongs to, and in training what each has drawn (None: it has no batch)."""
 
     rows_B: Sequence[int]
@@ -414,7 +197,7 @@ def forward(
     draws: Draws | None = None,
     blocks: Callable[..., Tensor] = run_blocks,
     row_multiple: int = ROW_MULTIPLE,
-    stacking: Stacking | None = None,
+    stacking: ClientRows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T/3, V] (float32 at least) and their lengths [B], for normalised features and lengths.
 
@@ -462,7 +245,7 @@ def forward(
     seed = None if draws is None else draws.dropout_seed
     with nullcontext() if seed is None else seeded_kernels(seed, device=device):
         x = front(parameters, inputs if spoken is None else scaled_windows(parameters, inputs, spoken))
-        x = dropped(x, dropout) if own is None else own[0].drop(x)
+        x = F.dropout(x, dropout, training=dropout > 0) if own is None else own[0].drop(x)
         x = x + sinusoids(positions_BT, width=settings.width).to(x.dtype)
         layers = range(settings.layers) if draws is None else draws.kept
         stack = [block_weights(parameters, layer) for layer in layers]
@@ -476,12 +259,11 @@ def forward(
         x = layer_norm(x, parameters["final.norm.weight"], parameters["final.norm.bias"])
     logits = linear(x, parameters["output.weight"], parameters["output.bias"])
     logits_BTV = logits if packing is None else packing.unpack(logits)
-    precision = torch.promote_types(logits_BTV.dtype, torch.float32)
-    return logits_BTV.log_softmax(dim=-1, dtype=precision), out_lengths_B
+    return log_softmax(logits_BTV), out_lengths_B
 
 
 def _packing(
-    lengths_B: Tensor, frames: int, *, device: torch.device, row_multiple: int, stacking: Stacking | None
+    lengths_B: Tensor, frames: int, *, device: torch.device, row_multiple: int, stacking: ClientRows | None
 ) -> Packing:
     return plan_packing(
         lengths_B.tolist(),
@@ -494,7 +276,7 @@ def _packing(
 
 
 def _own_dropout(
-    rate: float, stacking: Stacking, lengths_B: Tensor, *, layers: Sequence[int], packing: Packing
+    rate: float, stacking: ClientRows, lengths_B: Tensor, *, layers: Sequence[int], packing: Packing
 ) -> list[ClientDropout]:
     """Each client's dropout, from its own draws and lengths: before the blocks, then in each of `layers`."""
     assert stacking.draws_by is not None, "stacked clients are trained without draws of their own"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.models.family import Parameters
-from sottovoce.models.transformer.network import Settings, parameter_shapes
+from sottovoce.models.transformer.settings import Settings, parameter_shapes
 
 _READERS_IN_BLOCK = {"attention.norm": "attention.qkv.weight", "mlp.norm": "mlp.hidden.weight"}
 

@@ -14,8 +14,8 @@ from tests.models.again import Again
 from tests.models.crdnn.test_crdnn import PLAIN, heard, own_weights
 from torch import Tensor
 
-from sottovoce.models.attention_search import Search
-from sottovoce.models.crdnn import fast
+from sottovoce.models.attention_search import SearchOptions
+from sottovoce.models.crdnn import graphs
 from sottovoce.models.crdnn.family import FAMILY, Draws, loss, search
 from sottovoce.models.crdnn.settings import Settings
 from sottovoce.models.utterances import Features
@@ -42,7 +42,7 @@ def gradients(parameters: dict[str, Tensor], given: Features, *, settings: Setti
 def recorded(parameters: dict[str, Tensor], settings: Settings, *, room: int = 100) -> dict[str, Any]:
     own: dict[str, Any] = {"settings": settings, "keep_free_bytes": 0}
     made = []
-    for record in (fast.recorded_encoder, fast.recorded_decoder):
+    for record in (graphs.recorded_encoder, graphs.recorded_decoder):
         made.append(record(parameters, recorder=None if CUDA and room else Again(room=room), **own))
     return dict(zip(("encode", "log_probs"), made, strict=True))
 
@@ -91,7 +91,7 @@ def test_evaluation_runs_plainly() -> None:
 
 
 def test_it_is_recorded_for_long_training_on_a_gpu_alone() -> None:
-    asked = partial(FAMILY.faster, FAMILY, leaves(PLAIN), settings=PLAIN, batch_seconds=64)  # type: ignore[arg-type]
+    asked = partial(FAMILY.training.accelerate, FAMILY, leaves(PLAIN), settings=PLAIN, batch_seconds=64)  # type: ignore[arg-type]
     assert asked(steps=10**6, device=torch.device("cpu")) is FAMILY
     assert asked(steps=10, device=torch.device("cuda", 0)) is FAMILY
 
@@ -107,7 +107,7 @@ def test_a_gpu_computes_what_a_cpu_computes(norm: str) -> None:
     ]
     for on_cpu, on_gpu in zip(*found, strict=True):
         torch.testing.assert_close(on_gpu.cpu(), on_cpu, **CLOSE)
-    how = Search(width=4, ctc_weight=0.3)
+    how = SearchOptions(width=4, ctc_weight=0.3)
     texts = [
         search(leaves(settings, device), batch(0, 1, device=device), settings=settings, how=how)
         for device in (here, there)

@@ -5,7 +5,7 @@ FOLDER/config.json          architecture, language, and what is known of its tra
 FOLDER/tokens.json          what it writes
 
 Of a model that was trained in part, a folder holds `part.safetensors` instead: what was trained, with a digest of the
-rest, which lies once for all checkpoints of a run, in RUN/frozen.safetensors. `load` puts them together.
+rest, which lies once for all checkpoints of a run, in RUN/frozen.safetensors. `load_recogniser` puts them together.
 """
 
 import hashlib
@@ -28,14 +28,13 @@ from sottovoce.digests import content_digest, weights_digest
 from sottovoce.errors import InputError
 from sottovoce.files import check_file, named_inside, read_file, sealed, unsealed, write_json, written_atomically
 from sottovoce.models.family import Family, Parameters, find_family
-from sottovoce.models.low_rank import low_rank_names
-from sottovoce.models.saved_files import CONFIG as CONFIG
-from sottovoce.models.saved_files import FROZEN as FROZEN
-from sottovoce.models.saved_files import PARAMETERS as PARAMETERS
-from sottovoce.models.saved_files import PART as PART
-from sottovoce.models.saved_files import TOKENS as TOKENS
-from sottovoce.models.saved_files import description_digest
-from sottovoce.models.trainable import Frozen
+from sottovoce.models.model_files import CONFIG as CONFIG
+from sottovoce.models.model_files import FROZEN as FROZEN
+from sottovoce.models.model_files import PARAMETERS as PARAMETERS
+from sottovoce.models.model_files import PART as PART
+from sottovoce.models.model_files import TOKENS as TOKENS
+from sottovoce.models.model_files import description_digest
+from sottovoce.models.trainable import Frozen, low_rank_names
 from sottovoce.naming import importing_nothing
 from sottovoce.parsing import Unreadable, parse_json, shown
 from sottovoce.text.tokens import Tokens, load_tokens, save_tokens, written_tokens
@@ -76,14 +75,14 @@ class Recogniser:
         return replace(self, part=None)
 
 
-def fresh(
+def create_recogniser(
     family: Family[Any, Any], settings: Any, tokens: Tokens, *, language: str, generator: torch.Generator
 ) -> Recogniser:
     """An untrained recogniser."""
     return Recogniser(family, settings, tokens, family.init(settings, generator=generator), language)
 
 
-def save(recogniser: Recogniser, folder: Path) -> None:
+def save_recogniser(recogniser: Recogniser, folder: Path) -> None:
     """Write the three files into `folder`, which exists. The caller makes the folder appear atomically."""
     file = folder / (PARAMETERS if recogniser.part is None else PART)
     save_file(_for_disk(_trained(recogniser)), file)
@@ -91,8 +90,8 @@ def save(recogniser: Recogniser, folder: Path) -> None:
     save_tokens(recogniser.tokens, folder / TOKENS)
 
 
-def digests(recogniser: Recogniser) -> dict[str, str]:
-    """SHA-256 of what `save` will write, for a ledger's commit; `saved_files.digests_in` finds the same on the disk."""
+def digest_recogniser(recogniser: Recogniser) -> dict[str, str]:
+    """SHA-256 of what `save_recogniser` will write, as `digest_model_files` finds it, for a ledger's commit."""
     return {
         "weights": weights_digest({name: p.numpy() for name, p in _for_disk(_trained(recogniser)).items()}),
         "description": description_digest(_described(recogniser)),
@@ -118,7 +117,7 @@ def _described(recogniser: Recogniser) -> dict[str, Any]:
     return config if part is None else {**config, "part": {"frozen": part.frozen_digest, "scale": part.scale}}
 
 
-def export(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
+def export_recogniser(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
     """Write `recogniser` into a new `folder`, which appears whole or not at all; what was written, for a summary."""
     if folder.exists():
         raise InputError(f"{folder} is there already: expected the name of a new folder")
@@ -127,7 +126,7 @@ def export(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
             written = Path(temporary) / folder.name
             written.mkdir()
-            save(recogniser, written)
+            save_recogniser(recogniser, written)
             size = sum(file.stat().st_size for file in written.iterdir())
             written.rename(folder)
     except (OSError, SafetensorError) as error:
@@ -155,7 +154,7 @@ def _for_disk(parameters: Parameters) -> dict[str, Tensor]:
     return {name: p.detach().to("cpu", torch.float32, copy=True).contiguous() for name, p in parameters.items()}
 
 
-def load(folder: Path | str, *, family: str | None = None) -> Recogniser:
+def load_recogniser(folder: Path | str, *, family: str | None = None) -> Recogniser:
     """The recogniser in `folder`: a model folder, or a run folder that holds one as `model`.
 
     A `family` is what its models are expected to be of. One from outside this package (`module:FAMILY`) has to be
@@ -185,7 +184,7 @@ def load(folder: Path | str, *, family: str | None = None) -> Recogniser:
         settings = TypeAdapter(found.Settings).validate_python(config["settings"])
         held = _shapes_in(folder / file)
         frozen = {} if file == PARAMETERS else _shapes_in(_frozen_of(folder))
-        _check_size(config["settings"], found.layers(settings), {**frozen, **held}, where=folder)
+        _check_size(config["settings"], found.transfer.layer_count(settings), {**frozen, **held}, where=folder)
         check_shapes(_merged_shapes(held, frozen), found.shapes(settings), where=str(folder))
         part = _read_part(folder, config)
         parameters = load_file(folder / file) if part is None else _put_together(folder, part)
@@ -308,7 +307,7 @@ def check_shapes(found: Shapes, expected: Shapes, *, where: str) -> None:
         raise InputError(f"{where}: unknown parameter {unknown[0]!r}: a model of another architecture")
 
 
-def adapt(
+def adapt_parameters(
     seed: Recogniser,
     settings: Any,
     tokens: Tokens,
@@ -326,10 +325,10 @@ def adapt(
     return {name: merged[name].clone() for name in parameters}
 
 
-def sketch(
+def sketch_recogniser(
     family: Family[Any, Any], settings: Any, tokens: Tokens, *, language: str, seed: Recogniser | None = None
 ) -> Recogniser:
-    """A recogniser without numbers, whose tensors have shapes alone; refuses a `seed` that `adapt` would refuse."""
+    """A recogniser whose tensors have shapes and no values; refuses a `seed` that `adapt_parameters` would refuse."""
     shapes = family.shapes(settings)
     blank: Parameters = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     if seed is not None:
@@ -342,10 +341,10 @@ def _merged(
 ) -> Parameters:
     """`parameters` with those of `seed` in their place that a model with `settings` takes over."""
     if family.name == seed.family.name:
-        new = family.of_tokens if seed.tokens.digest != tokens.digest else frozenset()
+        new = family.transfer.token_tensors if seed.tokens.digest != tokens.digest else frozenset()
         kept = {name: p for name, p in seed.parameters.items() if name not in new}
     else:
-        inherited = family.inherited(seed.settings, settings)
+        inherited = family.transfer.inherited(seed.settings, settings)
         if not inherited:
             raise InputError(f"the model to start from is of family={seed.family.name}, expected {family.name}")
         if absent := sorted(inherited - seed.parameters.keys()):
@@ -358,7 +357,7 @@ def _merged(
 
 def describe_inherited(start: Recogniser, seed: Recogniser) -> str:
     """What `start`, whose family is another, has of `seed`, for whoever watches."""
-    names = start.family.inherited(seed.settings, start.settings)
+    names = start.family.transfer.inherited(seed.settings, start.settings)
     taken, whole = (sum(p.numel() for n, p in start.parameters.items() if n in of) for of in (names, start.parameters))
     unused = sum(p.numel() for name, p in seed.parameters.items() if name not in names)
     return (

@@ -13,9 +13,18 @@ from safetensors.torch import load_file, save_file
 
 from sottovoce.errors import InputError
 from sottovoce.models.family import REGISTERED, find_family
-from sottovoce.models.saved import CONFIG, PARAMETERS, TOKENS, Recogniser, adapt, fresh, load, save
+from sottovoce.models.recogniser import (
+    CONFIG,
+    PARAMETERS,
+    TOKENS,
+    Recogniser,
+    adapt_parameters,
+    create_recogniser,
+    load_recogniser,
+    save_recogniser,
+)
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens
 
@@ -25,13 +34,13 @@ SETTINGS = Settings(layers=2, width=16, tokens=TOKEN_SET.size + 1)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Recogniser:
-    recogniser = fresh(FAMILY, SETTINGS, TOKEN_SET, language="en", generator=torch_stream(1, "init"))
-    save(recogniser, tmp_path)
+    recogniser = create_recogniser(FAMILY, SETTINGS, TOKEN_SET, language="en", generator=torch_stream(1, "init"))
+    save_recogniser(recogniser, tmp_path)
     return recogniser
 
 
 def test_what_is_saved_is_loaded(model: Recogniser, tmp_path: Path) -> None:
-    found = load(tmp_path)
+    found = load_recogniser(tmp_path)
     assert (found.settings, found.tokens.digest, found.language) == (SETTINGS, TOKEN_SET.digest, "en")
     assert found.parameters.keys() == model.parameters.keys()
     assert all(torch.equal(found.parameters[name], p) for name, p in model.parameters.items())
@@ -107,21 +116,21 @@ def fifo(name: str) -> Callable[[Path], None]:
 def test_a_damaged_or_foreign_model_is_refused(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
     damage(tmp_path)
     with pytest.raises(InputError, match=message) as caught:
-        load(tmp_path)
+        load_recogniser(tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_seed_of_another_architecture_is_refused(model: Recogniser) -> None:
     other = Settings(layers=2, width=32, tokens=SETTINGS.tokens)
     with pytest.raises(InputError, match=r"does not fit `model`: parameter .* has shape"):
-        adapt(model, other, TOKEN_SET, generator=torch_stream(2, "init"))
+        adapt_parameters(model, other, TOKEN_SET, generator=torch_stream(2, "init"))
 
 
 def test_only_another_token_set_renews_the_output_layer(model: Recogniser) -> None:
-    same = adapt(model, SETTINGS, TOKEN_SET, generator=torch_stream(2, "init"))
+    same = adapt_parameters(model, SETTINGS, TOKEN_SET, generator=torch_stream(2, "init"))
     assert all(torch.equal(same[name], p) for name, p in model.parameters.items())
     # As many tokens, so only the digest can tell.
-    other = adapt(model, SETTINGS, CharacterTokens("abd "), generator=torch_stream(2, "init"))
+    other = adapt_parameters(model, SETTINGS, CharacterTokens("abd "), generator=torch_stream(2, "init"))
     changed = {name for name, p in model.parameters.items() if not torch.equal(other[name], p)}
     assert changed == {"output.weight", "output.bias"}
 
@@ -132,7 +141,7 @@ def test_a_model_with_one_bit_changed_is_refused(tmp_path: Path) -> None:
     data[-1] ^= 1
     (tmp_path / PARAMETERS).write_bytes(data)
     with pytest.raises(InputError, match=r"model\.safetensors is damaged: it was changed"):
-        load(tmp_path)
+        load_recogniser(tmp_path)
 
 
 @pytest.mark.usefixtures("model")
@@ -140,7 +149,7 @@ def test_a_model_with_one_letter_changed_in_its_description_is_refused(tmp_path:
     config = tmp_path / CONFIG
     config.write_text(config.read_text().replace('"dropout": 0.3', '"dropout": 0.2'))
     with pytest.raises(InputError, match=r"config\.json is damaged: it was changed"):
-        load(tmp_path)
+        load_recogniser(tmp_path)
 
 
 @pytest.mark.usefixtures("model")
@@ -148,7 +157,7 @@ def test_a_model_of_an_older_release_is_read(tmp_path: Path) -> None:
     content = json.loads((tmp_path / CONFIG).read_text())
     del content["seal"], content["parameters"]
     (tmp_path / CONFIG).write_text(json.dumps(content))
-    assert load(tmp_path).settings == SETTINGS
+    assert load_recogniser(tmp_path).settings == SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -170,7 +179,7 @@ def test_no_family_makes_more_layers_than_the_file_has_tensors(
     change("settings", settings)(tmp_path)
     change("architecture", name)(tmp_path)
     with pytest.raises(InputError, match=r"layers, and its file|candidates=1000000000, expected at most"):
-        load(tmp_path)
+        load_recogniser(tmp_path)
 
 
 def test_every_layer_has_tensors_of_its_own() -> None:
@@ -178,7 +187,7 @@ def test_every_layer_has_tensors_of_its_own() -> None:
     for name in REGISTERED:
         family = find_family(name)
         settings = family.Options(size="tiny", family=name).settings(tokens=5)
-        assert 0 < family.layers(settings) <= len(family.shapes(settings))
+        assert 0 < family.transfer.layer_count(settings) <= len(family.shapes(settings))
 
 
 @pytest.mark.parametrize("characters", [["a", "b"], "a\ud800"])

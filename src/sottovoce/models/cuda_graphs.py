@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 Replay = Callable[[], object]
 
 
-class Recorder(ABC):
+class GraphRecorder(ABC):
     """How work on a device is recorded, to be done again at the same addresses."""
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Recorder(ABC):
 
 
 @final
-class CudaRecorder(Recorder):
+class CudaRecorder(GraphRecorder):
     """Records CUDA graphs, all with their memory in one pool."""
 
     def __init__(self, device: torch.device, *, keep_free_bytes: int) -> None:
@@ -137,7 +137,7 @@ class RecordedFunction:
         function: Callable[..., Tensor],
         parameters: Mapping[str, Tensor],
         *,
-        recorder: Recorder,
+        recorder: GraphRecorder,
         activation_bytes: Callable[..., int],
     ) -> None:
         self._function, self._parameters, self._recorder = function, dict(parameters), recorder

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from sottovoce.models.crdnn import stacked
 from sottovoce.models.crdnn.decoder import teacher_forced
-from sottovoce.models.crdnn.network import Encoded, convolve, deepen, heard_by_ctc, recur
+from sottovoce.models.crdnn.network import Encoded, convolve, ctc_log_probs, deepen, recur
 from sottovoce.models.crdnn.settings import POOLING, Settings
+from sottovoce.models.cuda_graphs import CudaRecorder, GraphRecorder, RecordedFunction
 from sottovoce.models.family import Parameters
-from sottovoce.models.module import with_corrections
-from sottovoce.models.recording import CudaRecorder, RecordedFunction, Recorder
+from sottovoce.models.trainable import with_corrections
 from sottovoce.models.utterances import Features
 
 STEP_MULTIPLE, TOKEN_MULTIPLE = 32, 8  # 1.3 s, and about as much of a text
@@ -31,7 +31,11 @@ ENCODER = ("cnn.", "rnn.", "dnn.")
 
 
 def recorded_encoder(
-    working: Parameters, *, settings: Settings, recorder: Recorder | None = None, keep_free_bytes: int = KEEP_FREE_BYTES
+    working: Parameters,
+    *,
+    settings: Settings,
+    recorder: GraphRecorder | None = None,
+    keep_free_bytes: int = KEEP_FREE_BYTES,
 ) -> Callable[..., Encoded]:
     """`network.encode` for the weights `working`, which stay at their addresses; its memory may be longer."""
     own = _part(working, ENCODER)
@@ -47,8 +51,8 @@ def recorded_encoder(
         features_UTF = F.pad(features_UTF, (0, 0, 0, -features_UTF.shape[1] % (POOLING * STEP_MULTIPLE)))
         frames_U = features.frames_U.to(features_UTF.device, non_blocking=True)
         memory_UTD = recorded(parameters, features_UTF, frames_U, settings=settings, training=training)
-        heard_UTV = heard_by_ctc(with_corrections(parameters), memory_UTD)
-        return Encoded(memory_UTD, features.frames_U // POOLING, heard_UTV)
+        log_probs_UTV = ctc_log_probs(with_corrections(parameters), memory_UTD)
+        return Encoded(memory_UTD, features.frames_U // POOLING, log_probs_UTV)
 
     return encode
 
@@ -71,7 +75,11 @@ def log_probs(parameters: Parameters, *inputs: Tensor, **options: Any) -> Tensor
 
 
 def recorded_decoder(
-    working: Parameters, *, settings: Settings, recorder: Recorder | None = None, keep_free_bytes: int = KEEP_FREE_BYTES
+    working: Parameters,
+    *,
+    settings: Settings,
+    recorder: GraphRecorder | None = None,
+    keep_free_bytes: int = KEEP_FREE_BYTES,
 ) -> Callable[..., Tensor]:
     """`log_probs` for the weights `working`, which stay at their addresses."""
     own = _part(working, DECODER)
@@ -98,14 +106,14 @@ def recorded_decoder(
 
 @final
 class RecordedStacks:
-    """`stacked.encode` and `stacked.log_probs`, recorded for the weights of the stacks that they are first asked for.
+    """`stacked.encode_clients` and `decode_clients`, recorded for the weights of the first stacks.
 
     None where models are trained in part. Masks are drawn outside, so chance is that of plain stacks.
     """
 
-    def __init__(self, record: Callable[[torch.device], Recorder] | None = None) -> None:
+    def __init__(self, record: Callable[[torch.device], GraphRecorder] | None = None) -> None:
         self._record = record or partial(CudaRecorder, keep_free_bytes=KEEP_FREE_BYTES)
-        self._ways: dict[str, Callable[..., Tensor]] = {}
+        self._functions: dict[str, Callable[..., Tensor]] = {}
         self._first: Tensor | None = None
 
     def __call__(self, weights: Parameters, settings: Settings) -> Mapping[str, Callable[..., Tensor]]:
@@ -114,15 +122,15 @@ class RecordedStacks:
             return {}
         if self._first is not first:  # the engine has made its stacks anew
             self._first, own = first, partial(_part, weights)
-            self._ways = {
+            self._functions = {
                 "encode": RecordedFunction(
-                    stacked.encode,
+                    stacked.encode_clients,
                     own(ENCODER),
                     recorder=self._record(first.device),
                     activation_bytes=lambda features_BTF, *_: _encoder_bytes(features_BTF, settings),
                 ),
                 "log_probs": RecordedFunction(
-                    stacked.log_probs,
+                    stacked.decode_clients,
                     own(DECODER),
                     recorder=self._record(first.device),
                     activation_bytes=lambda memory_NWTD, _, tokens_BL, *__: _decoder_bytes(
@@ -130,7 +138,7 @@ class RecordedStacks:
                     ),
                 ),
             }
-        return self._ways
+        return self._functions
 
 
 def _part(parameters: Parameters, beginnings: tuple[str, ...]) -> dict[str, Tensor]:
@@ -148,5 +156,5 @@ def _encoder_bytes(features_UTF: Tensor, settings: Settings) -> int:
 def _decoder_bytes(memory_UTD: Tensor, tokens_UL: Tensor, settings: Settings) -> int:
     """Each step keeps what tanh gives, and makes some more of that size."""
     utterances, steps, _ = memory_UTD.shape
-    heard = utterances * steps * settings.decoder_width * memory_UTD.element_size()
-    return 2 * (tokens_UL.shape[1] + 1) * heard
+    attended = utterances * steps * settings.decoder_width * memory_UTD.element_size()
+    return 2 * (tokens_UL.shape[1] + 1) * attended

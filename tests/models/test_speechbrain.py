@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 
 from sottovoce.cli import app
 from sottovoce.errors import InputError
-from sottovoce.models import saved
 from sottovoce.models.crdnn.network import encode
-from sottovoce.models.crdnn.speechbrain import their_name
-from sottovoce.models.importing import read_speechbrain
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.models.speechbrain import read_speechbrain, their_name
 from sottovoce.models.utterances import Features, padded_tokens
 from sottovoce.text.tokens import train_sentence_pieces
 
@@ -47,7 +46,7 @@ def test_an_imported_model_computes_what_speechbrain_does(theirs: Path, tmp_path
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["whole"]
-    loaded = saved.load(out)
+    loaded = load_recogniser(out)
     assert (loaded.family.name, loaded.language, loaded.settings.feature_deviation) == ("crdnn", "fr", (2.0,) * 80)
     heard = Features(features(), torch.tensor(FRAMES), *padded_tokens(TOKENS))
     parameters = {name: tensor.double() for name, tensor in loaded.parameters.items()}

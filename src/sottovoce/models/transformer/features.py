@@ -1,4 +1,4 @@
-"""The ears: our own log-mel features or, as released, those of Pelikan et al.'s code.
+"""Our own log-mel features or, as released, those of Pelikan et al.'s code.
 
 Theirs: a Hamming window, pre-emphasis inside each frame, no mean taken off, the amplitude and not the power of a
 512-point spectrum, triangles with straight sides in Hertz from 0 on, samples in units of 16 bits and a floor of 1 under
@@ -29,16 +29,18 @@ from sottovoce.audio.features import (
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.models import log_mel
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.models.utterances import Features, Recordings
 
 
-def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:
-    """Normalised features [U, T, F], zero behind each utterance's end; `options` are those of `log_mel.hear`."""
+def extract_features(
+    recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any
+) -> Features:
+    """Normalised features [U, T, F], zero behind each utterance's end; `options` are `extract_log_mel`'s."""
     if settings.features != MEL_COUNT:
-        raise InputError(f"the model hears {settings.features} mel filters, expected {MEL_COUNT}")
+        raise InputError(f"the model takes {settings.features} mel filters, expected {MEL_COUNT}")
     if not settings.as_released:
-        return log_mel.hear(recordings, settings=settings, dtype=dtype, ears=settings.ears, **options)
+        return log_mel.extract_log_mel(recordings, dtype=dtype, features=settings.ears, **options)
     lines_UN, frames_U = recordings.as_lines(), frame_lengths(recordings.lengths_U)
     device = lines_UN.device
     longest = int(frames_U.max()) if recordings.line is None else frame_count(recordings.line)

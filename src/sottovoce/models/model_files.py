@@ -26,7 +26,7 @@ def description_digest(config: Mapping[str, Any]) -> str:
     return content_digest({name: value for name, value in config.items() if name not in _OF_FILE} | {"about": about})
 
 
-def scores_in(config: Mapping[str, Any]) -> dict[str, Any]:
+def dev_scores(config: Mapping[str, Any]) -> dict[str, Any]:
     """The dev scores that a model's config names."""
     return {name: value for name, value in config["about"].items() if name.startswith(_SCORE)}
 
@@ -36,7 +36,7 @@ def weights_file(config: Mapping[str, Any]) -> str:
     return PARAMETERS if config.get("part") is None else PART
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: Path) -> dict[str, Any]:
     """The config of the model in `folder`, as it was written."""
     config = unsealed(read_json(folder / CONFIG), where=folder / CONFIG)
     if not isinstance(config.get("about"), dict):
@@ -44,9 +44,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def digests_in(folder: Path) -> dict[str, str]:
+def digest_model_files(folder: Path) -> dict[str, str]:
     """The digests of the model in `folder`, as a ledger's commits have them; of a part without what is frozen."""
-    config = read_config(folder)
+    config = read_model_config(folder)
     return {
         "weights": safetensors_digest(folder / weights_file(config)),
         "description": description_digest(config),

@@ -1,4 +1,4 @@
-"""The ears: our own log-mel features or, as released, SpeechBrain's, with the padding heard as silence.
+"""Our own log-mel features or, as released, SpeechBrain's, with the padding as silence.
 
 Theirs: centred Hamming windows of 25 ms, a 400-point power spectrum, triangles that are symmetric in Hertz and as wide
 as the mel scale's step below them, decibels floored 80 below an utterance's loudest. They normalise by a running mean
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from sottovoce.audio.features import HOP_SAMPLES, INT16_SCALE, MEL_COUNT, WINDOW_SAMPLES, frame_count, frame_mask
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.models import log_mel
 from sottovoce.models.crdnn.settings import Settings
+from sottovoce.models.log_mel import extract_log_mel
 from sottovoce.models.utterances import Features, Recordings
 
 LEAST_POWER, DECIBELS = 1e-10, 80.0
@@ -29,10 +29,12 @@ def frames_of(samples: int, settings: Settings) -> int:
     return samples // HOP_SAMPLES + 1 if settings.as_released else frame_count(samples)
 
 
-def hear(recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any) -> Features:
-    """Normalised features [U, T, F]; `options` are those of `log_mel.hear`."""
+def extract_features(
+    recordings: Recordings, *, settings: Settings, dtype: torch.dtype = torch.float32, **options: Any
+) -> Features:
+    """Normalised features [U, T, F]; `options` are those of `extract_log_mel`."""
     if not settings.as_released:
-        return log_mel.hear(recordings, settings=settings, dtype=dtype, ears=settings.ears, **options)
+        return extract_log_mel(recordings, dtype=dtype, features=settings.ears, **options)
     features_UTF = decibels(_lines(recordings))
     frames_U = recordings.lengths_U // HOP_SAMPLES + 1
     if settings.feature_mean is not None and settings.feature_deviation is not None:
