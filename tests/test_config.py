@@ -82,7 +82,7 @@ def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> Non
         ),
         ("synthetic/central", ["model.ears.normalise=bin"], "model.ears.normalise: Input should be 'utterance' or"),
         ("synthetic/central", ["model.ears.floor_db=0"], "ears: floor_db=0.0, expected a positive number"),
-        ("synthetic/central", ["model.as_released=true", "model.ears.floor_db=40"], "ears with as_released"),
+        ("synthetic/central", ["model.as_released=true", "model.ears.floor_db=40"], "features with as_released"),
         (
             "synthetic/central",
             ["model.as_released=true", "central.augment.narrow_band.share=0.5"],
