@@ -274,11 +274,7 @@ class Walked(NamedTuple):
 
 
 def _walked(
-    logits: Callable[[Chunk], Tensor],
-    chunks: list[Chunk],
-    next_BW: Tensor,
-    lengths_B: Tensor,
-    token_lengths_B: Tensor,
+    logits: Callable[[Chunk], Tensor], chunks: list[Chunk], next_BW: Tensor, lengths_B: Tensor, token_lengths_B: Tensor
 ) -> Walked:
     frames = int(lengths_B.max()) if len(lengths_B) else 0
     blank_BTW = torch.zeros(len(next_BW), frames, next_BW.shape[1], dtype=torch.float64, device=next_BW.device)

@@ -15,16 +15,7 @@ from sottovoce.models.checks import check_size
 from sottovoce.models.cpc.loss import accuracies, contrast, contrastive_losses, draw_places
 from sottovoce.models.cpc.settings import SIZES, Settings, init, parameter_shapes
 from sottovoce.models.cpc.stacked import join_draws, shared_bytes, shared_losses, stacked_bytes, stacked_losses
-from sottovoce.models.family import (
-    Family,
-    Inspection,
-    Parameters,
-    Presentation,
-    Stacked,
-    Stacking,
-    Training,
-    Transfer,
-)
+from sottovoce.models.family import Family, Inspection, Parameters, Presentation, Stacked, Stacking, Training, Transfer
 from sottovoce.models.speech_lstm import FRONT_END, encode_features
 from sottovoce.models.utterances import Features
 
@@ -63,12 +54,7 @@ def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | N
 
 
 def draw(
-    settings: Settings,
-    utterances: Sequence[int],
-    *,
-    samples: Sequence[int],
-    generator: torch.Generator,
-    **_: Any,
+    settings: Settings, utterances: Sequence[int], *, samples: Sequence[int], generator: torch.Generator, **_: Any
 ) -> list[Tensor]:
     """The places of each step's rivals."""
     return [

@@ -30,15 +30,7 @@ from sottovoce.models.crdnn.graphs import (
     recorded_encoder,
 )
 from sottovoce.models.crdnn.network import Encoded, encode
-from sottovoce.models.crdnn.settings import (
-    POOLING,
-    SIZES,
-    Settings,
-    init,
-    named_settings,
-    parameter_shapes,
-    statistics,
-)
+from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, init, named_settings, parameter_shapes, statistics
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import (
     Family,
@@ -142,12 +134,7 @@ def adjust_draws(settings: Settings, draws: Draws, progress: TrainingProgress) -
 
 
 def loss(
-    parameters: Parameters,
-    features: Features,
-    *,
-    settings: Settings,
-    draws: Draws | None,
-    **functions: Any,
+    parameters: Parameters, features: Features, *, settings: Settings, draws: Draws | None, **functions: Any
 ) -> Tensor:
     """mu·CE + (1 − mu)·CTC (Gao et al., Eq. 3), or CE alone; `functions` are other ones for training."""
     if draws is None:

@@ -181,13 +181,7 @@ def deepen(
 
 
 def _normalise(
-    weights: Mapping[str, Tensor],
-    stem: str,
-    x_UTD: Tensor,
-    inside_UT1: Tensor,
-    *,
-    settings: Settings,
-    training: bool,
+    weights: Mapping[str, Tensor], stem: str, x_UTD: Tensor, inside_UT1: Tensor, *, settings: Settings, training: bool
 ) -> Tensor:
     gain_D, bias_D = weights[f"{stem}.weight"], weights[f"{stem}.bias"]
     if settings.norm == "layer":

@@ -36,14 +36,7 @@ from sottovoce.models.transformer.linear import LowRank, Matrix, attend_segments
 from sottovoce.models.transformer.positions import cape_positions, plain_positions, sinusoids
 from sottovoce.models.transformer.relu_dropout import relu_dropout
 from sottovoce.models.transformer.rows import ROW_MULTIPLE, Packing, plan_packing
-from sottovoce.models.transformer.settings import (
-    BLOCK_NAMES,
-    CONTEXT,
-    KERNEL,
-    SECONDS_PER_FRAME,
-    STRIDE,
-    Settings,
-)
+from sottovoce.models.transformer.settings import BLOCK_NAMES, CONTEXT, KERNEL, SECONDS_PER_FRAME, STRIDE, Settings
 from sottovoce.seeds import seeded_kernels
 
 
