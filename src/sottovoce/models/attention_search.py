@@ -3,14 +3,12 @@
     memory ─► start ─► state ─┬─► step ─► log-probabilities of every next token, attention
                               └── the best continuations ◄──┘       until nothing can become better
 
-One output, number 0, begins and ends every text (and is CTC's blank). A hypothesis scores, for each of its tokens,
+Output 0 begins and ends every text (and is CTC's blank). A hypothesis scores, for each of its tokens,
 
     (1 − ctc_weight) · log p(token | attention, temperature) + ctc_weight · log p(token | CTC prefix)
 
-divided by their number where scores are normalised. Its first slot follows the best token of every step whatever comes
-of it, so that no search ends with less than greedy search (width 1) under the same settings has.
-
-The device decides what is best and what is over; the host asks every few steps whether anybody still speaks.
+divided by their number where scores are normalised. The first slot follows the best token of every step, so that no
+search ends with less than greedy search (width 1) under the same settings.
 
 Shapes: U utterances, K hypotheses of each (slots), B = U·K rows, T frames, D features, V outputs, N results, S steps.
 """
@@ -40,9 +38,8 @@ class AttentionDecoder:
     """A decoder as two functions, its parameters and settings filled in.
 
     `start(memory_BTD, lengths_B)` gives the state before the first token: a NamedTuple of tensors with a row each.
-    `step(memory_BTD, lengths_B, tokens_B, state)` gives log-probabilities [B, V], the next state, and where it attended
-    to, [B, T]. A tensor of the state that a step hands on as the same object is its utterance's (projected keys, say).
-    Lengths are on the device.
+    `step(memory_BTD, lengths_B, tokens_B, state)` gives log-probabilities [B, V], the next state, and its attention [B,
+    T]. A tensor of the state that a step returns as the same object is its utterance's (projected keys, say).
     """
 
     start: Callable[[Tensor, Tensor], Any]
@@ -190,9 +187,9 @@ def _gathered(before: Any, after: Any, rows_B: Tensor) -> Any:
 
 
 class _Beams:
-    """The hypotheses of all utterances that are still spoken, and the best ended ones of all.
+    """The hypotheses of all unfinished utterances, and the best ended ones of all.
 
-    A hypothesis is a slot of a step and, through the parents that each step notes down, the tokens that lead to it.
+    A hypothesis is a slot of a step and, through the parents noted at each step, the tokens that lead to it.
     """
 
     def __init__(self, memory_UTD: Tensor, lengths_U: Tensor, *, how: SearchOptions) -> None:
@@ -258,11 +255,7 @@ class _Beams:
         self.places_UN.index_copy_(0, self.names_U, places_UN)
 
     def _decided(self) -> Tensor:
-        """Whether nothing more is worth waiting for, [U].
-
-        Scores only fall. So none that still goes on can end above what it has now, divided by the greatest length; and
-        when as many texts as there are slots have ended, the first slot's among them, that is enough.
-        """
+        """Whether no better text can follow, [U]: scores only fall, and enough texts have ended."""
         going_on_UK = self.scores_UK.masked_fill(self.tokens_UK == END, -torch.inf)
         hope_U = going_on_UK.amax(dim=1)
         hope_U = hope_U / self.longest_U if self.how.normalised else hope_U

@@ -53,9 +53,7 @@ def has_alignment(lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor)
 def ctc_losses(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
     """-log p(text | speech) of each utterance, summed over its alignments, not divided by any length: [B].
 
-    An utterance that has no alignment at all costs nothing and pulls at nothing: zero loss, zero gradient. Whoever
-    builds the batches leaves such utterances out and counts them; here they are only kept from spoiling the others.
-
+    An utterance without an alignment has zero loss and zero gradient; who builds batches leaves it out and counts it.
     On a CUDA device with Triton the gradient is the same bits every time, and nothing waits for the device.
     """
     kernels = _kernels(log_probs_BTV, tokens_BU)
@@ -73,10 +71,10 @@ def ctc_losses(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, toke
 
 
 def mean_ctc_loss(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
-    """The mean of `ctc_losses` over the utterances that have a text and frames enough for it; 0 where none has.
+    """The mean of `ctc_losses` over the utterances that have an alignment (the paper's normalisation); 0 where none
+    has.
 
-    The paper's normalisation: an utterance counts once, however long. With both lengths on the host nothing here
-    waits for the device.
+    With both lengths on the host nothing here waits for the device.
     """
     counted_B, losses_B = _counted_losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
     return torch.where(counted_B, losses_B, 0).sum() / counted_B.sum().clamp(min=1)

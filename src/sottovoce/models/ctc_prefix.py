@@ -1,13 +1,11 @@
-"""CTC prefix scores (Watanabe et al. 2017): how probable it is that what was said begins with these tokens.
+"""CTC prefix scores (Watanabe et al. 2017): how probable it is that the text begins with these tokens.
 
     p(h …) = p(h, and nothing more) + Σ_c p(h c …)
 
-So what may follow a prefix, one token more or the end, is a distribution like the decoder's own, over the same outputs:
-number 0, the blank, cannot follow in a text and stands for the end.
-
-For every frame a prefix carries the log-probability of all alignments up to there that spell it, those that end in its
-last token apart from those that end in a blank. The classic recursion over frames is linear, and so a cumulative sum
-(of probabilities, in logarithms); scores of all tokens at once are a matrix product. Nothing here loops over anything.
+What may follow a prefix, one token more or the end, is a distribution over the same outputs as the decoder's; output 0,
+the blank, stands for the end. For every frame a prefix carries the log-probability of all alignments up to there that
+spell it, those that end in its last token apart from those that end in a blank. The recursion over frames is linear,
+and so a cumulative sum in logarithms; scores of all tokens at once are a matrix product.
 
 Shapes: U utterances, K prefixes of each, T frames, T+1 with the moment before the first, V outputs (the blank first).
 """

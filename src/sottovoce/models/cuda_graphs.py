@@ -1,10 +1,7 @@
-"""Work on a device as CUDA graphs: recorded once for every shape of its inputs, then launched whole.
+"""Functions as CUDA graphs: recorded once for every shape of their inputs, then launched whole.
 
-A recurrent decoder is a thousand small kernels a step, which a host launches more slowly than a GPU runs them;
-recorded, they cost it two launches.
-
-One pass at a time: all shapes share one pool of memory, so what a pass remembers lasts until the next one begins, and
-so do the gradients that its backward pass gives.
+One pass at a time: all shapes share one pool of memory, so activations last until the next pass begins, and so do the
+gradients of its backward pass.
 """
 
 from abc import ABC, abstractmethod
@@ -126,10 +123,9 @@ class _Recorded:
 class RecordedFunction:
     """`function(parameters, x, *others)`, through graphs where gradients are asked for.
 
-    The result is one tensor, which is differentiated with respect to all `parameters`, and to `x` where it asks for it.
-    Parameters must stay at their addresses; their values may change. `activation_bytes(x, *others)` says what a pass
-    takes; where there is no room for a shape it runs plainly, and so does everything without gradients and with other
-    parameters.
+    The result is one tensor, differentiated by all `parameters`, and by `x` where it requires a gradient. Parameters
+    must stay at their addresses. `activation_bytes(x, *others)` is what a pass takes. It runs plainly where there is no
+    memory for a shape, without gradients, and with other parameters.
     """
 
     def __init__(

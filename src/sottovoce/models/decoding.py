@@ -70,15 +70,12 @@ def decode_greedily(log_probs_BTV: Tensor, lengths_B: Tensor) -> list[Hypothesis
 class BeamSearch:
     """CTC prefix beam search (flashlight-text), alone or with a KenLM n-gram model (ARPA or binary file).
 
-    Without `words` the language model is over tokens and any spelling may come out. With `words` (see `read_words`)
-    it is over words, and nothing but these words comes out. A hypothesis scores
-    ln p(tokens | speech) + lm_weight · log10 p(tokens or words) + word_score · words.
+    Without `words` the language model is over tokens and any spelling may come out. With `words` (see `read_words`) it
+    is over words, and nothing but these words comes out. A hypothesis scores ln p(tokens | speech) + lm_weight · log10
+    p(tokens or words) + word_score · words.
 
-    Args:
-        pieces: the text of every output of the model, by its number (`Tokens.pieces`).
-        width: hypotheses kept after each frame.
-        language_model: a KenLM file; over characters its word boundary is "|", over sentence pieces "▁".
-        words: the words that may come out.
+    `pieces` are the texts of the model's outputs (`Tokens.pieces`), `width` the hypotheses kept after each frame. In a
+    `language_model` over characters the word boundary is "|", over sentence pieces "▁".
     """
 
     def __init__(

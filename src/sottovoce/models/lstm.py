@@ -1,20 +1,19 @@
 """LSTMs over padded lines: torch's own, and many at once with a backward pass of ours, which can be recorded.
 
-cuDNN takes one set of weights at a time, and a host needs longer to launch its kernels than a large GPU to run them.
-Here one batched product serves a step of all recurrences (directions, clients), in kernels whose shapes hang on nothing
-but their inputs' shapes, so that they can be recorded:
+cuDNN takes one set of weights at a time, and a large GPU runs its kernels faster than a host launches them. Here one
+batched product serves a step of all recurrences (directions, clients), in kernels that CUDA graphs can record:
 
     a_t = W x_t + b + R h_{t-1}      W x + b for all steps at once, before
     i, f, o = σ(a), g = tanh(a)      c_t = f c_{t-1} + i g        h_t = o tanh(c_t)
 
-and backwards, with δ for the gradient of what follows it, one product a step and one for all steps at the end:
+and backwards one product a step and one for all steps at the end:
 
     δc_t = δh_t o (1 - tanh² c_t) + f_{t+1} δc_{t+1}      δh_{t-1} += Rᵀ δa_t      δR = Σ_t δa_t h_{t-1}ᵀ
 
 A backward direction reads each line from its own end, so no padding comes before speech.
 
-Shapes: N clients (1 for a model alone), W lines of each, T steps, I inputs, D width, G = 4·D gates in torch's order
-(i, f, g, o), R = 2·N recurrences, the forward ones first, B = R·W.
+Shapes: N clients (1 for a model alone), W lines of each, T steps, I inputs, D width, G = 4·D gates in torch's order (i,
+f, g, o), R = 2·N recurrences, the forward ones first, B = R·W.
 """
 
 import warnings

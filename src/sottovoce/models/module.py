@@ -3,13 +3,10 @@
     build(settings) ─► module     forward(features_UTF, frames_U) ─► (scores_UTV, lengths_U)
 
 Its parameters become the flat dictionary that everything else works on. Its buffers stay what `build` made them: a
-buffer that training changes (batch-norm's statistics) would leave a client unclipped and without noise, so a module
-that has one is refused, unless the layers in question are named as `fixed`: they then run as in evaluation, always.
-Each call gets copies of them, and a module that remembers by other means is refused too: one client would move
-another's update.
-
-A module takes no generator for its dropout, and none for its first values: both are seeded from outside, and torch's
-own generator is afterwards as it was before.
+buffer that training changes (batch-norm's statistics) would carry a client's data past clipping and noise, so a module
+with one is refused, unless its layer is named as `fixed` and so runs as in evaluation. A module that keeps anything
+else between calls is refused too: one client would move another's update. Dropout and first values are seeded from
+outside.
 
 Shapes: U utterances, T frames, F features, V tokens with the blank.
 """

@@ -1,11 +1,7 @@
 """A recogniser on disk: what `evaluate` and `transcribe` load, and what a run starts from.
 
-FOLDER/model.safetensors    float32 parameters by name
-FOLDER/config.json          architecture, language, and what is known of its training
-FOLDER/tokens.json          what it writes
-
-Of a model that was trained in part, a folder holds `part.safetensors` instead: what was trained, with a digest of the
-rest, which lies once for all checkpoints of a run, in RUN/frozen.safetensors. `load_recogniser` puts them together.
+`model_files` lists the files of its folder. Of a model that was trained in part, the folder holds `part.safetensors`:
+what was trained, with a digest of the rest, which lies once for all checkpoints of a run, in RUN/frozen.safetensors.
 """
 
 import hashlib

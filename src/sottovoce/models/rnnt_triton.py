@@ -1,12 +1,8 @@
-"""What `rnnt` does with nodes of a lattice, as Triton kernels: the same bits on every call, no waiting for the host.
+"""Triton kernels of `rnnt`: the same bits on every call, no waiting for the host.
 
-Nodes' logits are read once each, by a program that holds a whole row; the joint's gradient is summed over frames and
-over places in one reading.
-
-The lattice is walked by two programs for each utterance, in one launch: one from its first node, one back from behind
-its last frame, with places counted from the text's end, which makes it the same walk. Both go from one anti-diagonal to
-the next, where a place needs itself and the place before; that one's score comes through memory, like everything that
-threads hand to one another here.
+Each node's logits are read once, by a program that holds a whole row. Two programs walk each utterance's lattice in one
+launch: one from its first node, one back from behind its last frame with places counted from the text's end, which
+makes it the same walk. Threads exchange scores through memory.
 
 Shapes: B utterances, T frames, W places, J width of the joint, C frames of a chunk, V outputs (the blank, then the
 tokens), P parts of the frames.

@@ -1,7 +1,6 @@
-"""What stacked models of any family are made of: many clients' tensors, each with a leading client axis.
+"""Tensors of many clients, each with a leading client axis, for stacked models of any family.
 
-Shapes: N clients, W utterances of the client with most, U utterances of all, I inputs, O outputs, M whatever lies
-between.
+Shapes: N clients, W utterances of the client with most, U utterances of all, I inputs, O outputs, M any others.
 """
 
 from collections.abc import Mapping, Sequence

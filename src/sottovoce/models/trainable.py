@@ -1,7 +1,7 @@
 """Training a part of a model: chosen tensors, or low-rank corrections of its block matrices (LoRA, Hu et al. 2022).
 
-    start ─► split ─► trained   a dictionary of tensors like any model's: trained, sent, clipped, noised, stepped
-                  └─► frozen    the rest, which stays as it is
+    start ─► split_parameters ─► trained   a dictionary of tensors like any model's
+                              └─► frozen   the rest, which stays as it is
 
     frozen.with_trained(trained)    what a forward pass takes; gradients flow to `trained`
     frozen.merged(trained)          a plain model again: what is evaluated and saved

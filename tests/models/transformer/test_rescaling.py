@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.models.transformer.network import forward
-from sottovoce.models.transformer.rescaling import norm_readers, rescaled_norms
-from sottovoce.models.transformer.settings import Settings, init
+from sottovoce.models.transformer.settings import Settings, init, norm_readers, rescaled_norms
 from sottovoce.seeds import torch_stream
 
 SETTINGS = Settings(layers=2, width=8, tokens=5, heads=2, features=6, dropout=0.0, layer_drop=0.0)

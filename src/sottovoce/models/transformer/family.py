@@ -38,7 +38,6 @@ from sottovoce.models.transformer.features import extract_features
 from sottovoce.models.transformer.graphs import graphed_blocks
 from sottovoce.models.transformer.network import ClientRows, block, forward, run_blocks
 from sottovoce.models.transformer.positions import Cape
-from sottovoce.models.transformer.rescaling import rescaled_norms
 from sottovoce.models.transformer.rows import ROW_MULTIPLE
 from sottovoce.models.transformer.settings import (
     BLOCK_NAMES,
@@ -51,6 +50,7 @@ from sottovoce.models.transformer.settings import (
     parameter_kind,
     parameter_role,
     parameter_shapes,
+    rescaled_norms,
 )
 from sottovoce.models.utterances import Features
 

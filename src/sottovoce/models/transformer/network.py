@@ -31,10 +31,9 @@ from sottovoce.models.ctc import log_softmax
 from sottovoce.models.family import Parameters
 from sottovoce.models.trainable import low_rank_names
 from sottovoce.models.transformer.draws import Draws, padded_output_frames
-from sottovoce.models.transformer.dropout import ClientDropout, DropoutDraws, client_dropout
+from sottovoce.models.transformer.dropout import ClientDropout, DropoutDraws, client_dropout, relu_dropout
 from sottovoce.models.transformer.linear import LowRank, Matrix, attend_segments, layer_norm, linear
 from sottovoce.models.transformer.positions import cape_positions, plain_positions, sinusoids
-from sottovoce.models.transformer.relu_dropout import relu_dropout
 from sottovoce.models.transformer.rows import ROW_MULTIPLE, Packing, plan_packing
 from sottovoce.models.transformer.settings import BLOCK_NAMES, CONTEXT, KERNEL, SECONDS_PER_FRAME, STRIDE, Settings
 from sottovoce.seeds import seeded_kernels
