@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Replay = Callable[[], object]
+KEEP_FREE_BYTES = 8 << 30  # of the device's memory
 
 
 class GraphRecorder(ABC):
@@ -43,7 +44,7 @@ class GraphRecorder(ABC):
 class CudaRecorder(GraphRecorder):
     """Records CUDA graphs, all with their memory in one pool."""
 
-    def __init__(self, device: torch.device, *, keep_free_bytes: int) -> None:
+    def __init__(self, device: torch.device, *, keep_free_bytes: int = KEEP_FREE_BYTES) -> None:
         self._device, self._keep_free_bytes = device, keep_free_bytes
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()

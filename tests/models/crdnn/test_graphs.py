@@ -18,6 +18,7 @@ from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.crdnn import graphs
 from sottovoce.models.crdnn.family import FAMILY, Draws, loss, search
 from sottovoce.models.crdnn.settings import Settings
+from sottovoce.models.cuda_graphs import CudaRecorder
 from sottovoce.models.utterances import Features
 
 CUDA = torch.cuda.is_available()
@@ -40,10 +41,10 @@ def gradients(parameters: dict[str, Tensor], given: Features, *, settings: Setti
 
 
 def recorded(parameters: dict[str, Tensor], settings: Settings, *, room: int = 100) -> dict[str, Any]:
-    own: dict[str, Any] = {"settings": settings, "keep_free_bytes": 0}
-    made = []
+    made: list[Any] = []
     for record in (graphs.recorded_encoder, graphs.recorded_decoder):
-        made.append(record(parameters, recorder=None if CUDA and room else Again(room=room), **own))
+        recorder = CudaRecorder(torch.device("cuda", 0), keep_free_bytes=0) if CUDA and room else Again(room=room)
+        made.append(record(parameters, settings=settings, recorder=recorder))
     return dict(zip(("encode", "log_probs"), made, strict=True))
 
 

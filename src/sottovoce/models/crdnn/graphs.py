@@ -8,7 +8,6 @@ Dropout draws for padded lines, so the encoder's masks are others than in plain 
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -25,26 +24,15 @@ from sottovoce.models.trainable import with_corrections
 from sottovoce.models.utterances import Features
 
 STEP_MULTIPLE, TOKEN_MULTIPLE = 32, 8  # 1.3 s, and about as much of a text
-KEEP_FREE_BYTES = 8 << 30
 DECODER = ("embedding.", "attention.", "gru.", "readout.", "output.")
 ENCODER = ("cnn.", "rnn.", "dnn.")
 
 
 def recorded_encoder(
-    working: Parameters,
-    *,
-    settings: Settings,
-    recorder: GraphRecorder | None = None,
-    keep_free_bytes: int = KEEP_FREE_BYTES,
+    working: Parameters, *, settings: Settings, recorder: GraphRecorder | None = None
 ) -> Callable[..., Encoded]:
     """`network.encode` for the weights `working`, which stay at their addresses; its memory may be longer."""
-    own = _part(working, ENCODER)
-    recorded = RecordedFunction(
-        memory,
-        own,
-        recorder=recorder or CudaRecorder(working["ctc.weight"].device, keep_free_bytes=keep_free_bytes),
-        activation_bytes=lambda features_UTF, _: _encoder_bytes(features_UTF, settings),
-    )
+    recorded = _record_encoder(memory, working, settings, recorder)
 
     def encode(parameters: Parameters, features: Features, *, settings: Settings, training: bool = False) -> Encoded:
         features_UTF = features.features_UTF.to(parameters["ctc.weight"].dtype)
@@ -75,31 +63,19 @@ def log_probs(parameters: Parameters, *inputs: Tensor, **options: Any) -> Tensor
 
 
 def recorded_decoder(
-    working: Parameters,
-    *,
-    settings: Settings,
-    recorder: GraphRecorder | None = None,
-    keep_free_bytes: int = KEEP_FREE_BYTES,
+    working: Parameters, *, settings: Settings, recorder: GraphRecorder | None = None
 ) -> Callable[..., Tensor]:
     """`log_probs` for the weights `working`, which stay at their addresses."""
-    own = _part(working, DECODER)
-    device = own["output.weight"].device
-    recorded = RecordedFunction(
-        log_probs,
-        own,
-        recorder=recorder or CudaRecorder(device, keep_free_bytes=keep_free_bytes),
-        activation_bytes=lambda memory_UTD, _, tokens_UL: _decoder_bytes(memory_UTD, tokens_UL, settings),
-    )
+    recorded = _record_decoder(log_probs, working, settings, recorder)
 
     def decode(
         parameters: Parameters, memory_UTD: Tensor, lengths_U: Tensor, tokens_UL: Tensor, **options: Any
     ) -> Tensor:
         lengths_U, tokens_UL = (own.to(memory_UTD.device, non_blocking=True) for own in (lengths_U, tokens_UL))
-        steps, tokens = memory_UTD.shape[1], tokens_UL.shape[1]
-        memory_UTD = F.pad(memory_UTD, (0, 0, 0, -steps % STEP_MULTIPLE))
-        # The end is a token more.
-        tokens_UL = F.pad(tokens_UL, (0, -(tokens + 1) % TOKEN_MULTIPLE))
-        return recorded(parameters, memory_UTD, lengths_U, tokens_UL, **options)[:, : tokens + 1]
+        tokens = tokens_UL.shape[1] + 1  # the end is one
+        memory_UTD = F.pad(memory_UTD, (0, 0, 0, -memory_UTD.shape[1] % STEP_MULTIPLE))
+        tokens_UL = F.pad(tokens_UL, (0, -tokens % TOKEN_MULTIPLE))
+        return recorded(parameters, memory_UTD, lengths_U, tokens_UL, **options)[:, :tokens]
 
     return decode
 
@@ -111,9 +87,8 @@ class RecordedStacks:
     None where models are trained in part. Masks are drawn outside, so chance is that of plain stacks.
     """
 
-    def __init__(self, record: Callable[[torch.device], GraphRecorder] | None = None) -> None:
-        self._record = record or partial(CudaRecorder, keep_free_bytes=KEEP_FREE_BYTES)
-        self._functions: dict[str, Callable[..., Tensor]] = {}
+    def __init__(self, record: Callable[[torch.device], GraphRecorder] = CudaRecorder) -> None:
+        self._record, self._functions = record, dict[str, Callable[..., Tensor]]()
         self._first: Tensor | None = None
 
     def __call__(self, weights: Parameters, settings: Settings) -> Mapping[str, Callable[..., Tensor]]:
@@ -121,40 +96,37 @@ class RecordedStacks:
         if not all(weight.is_leaf and weight.requires_grad for weight in weights.values()):
             return {}
         if self._first is not first:  # the engine has made its stacks anew
-            self._first, own = first, partial(_part, weights)
+            self._first = first
             self._functions = {
-                "encode": RecordedFunction(
-                    stacked.encode_clients,
-                    own(ENCODER),
-                    recorder=self._record(first.device),
-                    activation_bytes=lambda features_BTF, *_: _encoder_bytes(features_BTF, settings),
-                ),
-                "log_probs": RecordedFunction(
-                    stacked.decode_clients,
-                    own(DECODER),
-                    recorder=self._record(first.device),
-                    activation_bytes=lambda memory_NWTD, _, tokens_BL, *__: _decoder_bytes(
-                        memory_NWTD.flatten(0, 1), tokens_BL, settings
-                    ),
-                ),
+                "encode": _record_encoder(stacked.encode_clients, weights, settings, self._record(first.device)),
+                "log_probs": _record_decoder(stacked.decode_clients, weights, settings, self._record(first.device)),
             }
         return self._functions
 
 
-def _part(parameters: Parameters, beginnings: tuple[str, ...]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in parameters.items() if name.startswith(beginnings)}
+def _record_encoder(
+    function: Callable[..., Tensor], weights: Parameters, settings: Settings, recorder: GraphRecorder | None
+) -> RecordedFunction:
+    def activation_bytes(features_UTF: Tensor, *_: Tensor) -> int:
+        """A convolution keeps about six tensors of its size, which each block halves in frequency; an LSTM twenty."""
+        frames, bins = features_UTF[..., 0].numel(), features_UTF.shape[2]
+        convolved = sum(2 * 6 * channels * (bins >> block) for block, channels in enumerate(settings.channels))
+        recurred = settings.rnn_layers * 20 * 2 * settings.rnn_width // POOLING
+        return frames * (convolved + recurred) * features_UTF.element_size()
+
+    own = {name: tensor for name, tensor in weights.items() if name.startswith(ENCODER)}
+    recorder = recorder or CudaRecorder(weights["ctc.weight"].device)
+    return RecordedFunction(function, own, recorder=recorder, activation_bytes=activation_bytes)
 
 
-def _encoder_bytes(features_UTF: Tensor, settings: Settings) -> int:
-    """A convolution keeps about six tensors of its size, which each block halves in frequency; an LSTM some twenty."""
-    frames, bins = features_UTF[..., 0].numel(), features_UTF.shape[2]
-    convolved = sum(2 * 6 * channels * (bins >> block) for block, channels in enumerate(settings.channels))
-    recurred = settings.rnn_layers * 20 * 2 * settings.rnn_width // POOLING
-    return frames * (convolved + recurred) * features_UTF.element_size()
+def _record_decoder(
+    function: Callable[..., Tensor], weights: Parameters, settings: Settings, recorder: GraphRecorder | None
+) -> RecordedFunction:
+    def activation_bytes(memory: Tensor, _lengths: Tensor, tokens_UL: Tensor, *_: Tensor) -> int:
+        """Each step keeps what tanh gives, and makes some more of that size."""
+        attended = memory[..., 0].numel() * settings.decoder_width * memory.element_size()
+        return 2 * (tokens_UL.shape[1] + 1) * attended
 
-
-def _decoder_bytes(memory_UTD: Tensor, tokens_UL: Tensor, settings: Settings) -> int:
-    """Each step keeps what tanh gives, and makes some more of that size."""
-    utterances, steps, _ = memory_UTD.shape
-    attended = utterances * steps * settings.decoder_width * memory_UTD.element_size()
-    return 2 * (tokens_UL.shape[1] + 1) * attended
+    own = {name: tensor for name, tensor in weights.items() if name.startswith(DECODER)}
+    recorder = recorder or CudaRecorder(weights["ctc.weight"].device)
+    return RecordedFunction(function, own, recorder=recorder, activation_bytes=activation_bytes)

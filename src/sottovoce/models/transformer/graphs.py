@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sottovoce.models.cuda_graphs import CudaRecorder, GraphRecorder, Replay, Turn
+from sottovoce.models.cuda_graphs import KEEP_FREE_BYTES, CudaRecorder, GraphRecorder, Replay, Turn
 from sottovoce.models.family import Parameters
 from sottovoce.models.transformer.network import BlockWeights, block, block_weights, run_blocks
 from sottovoce.models.transformer.settings import Settings
@@ -38,7 +38,7 @@ def graphed_blocks(
     *,
     settings: Settings,
     block: Callable[..., Tensor] = block,
-    keep_free_bytes: int = 8 * 2**30,
+    keep_free_bytes: int = KEEP_FREE_BYTES,
 ) -> Blocks:
     """`run_blocks` over the blocks of `parameters`, through CUDA graphs where that is possible.
 
