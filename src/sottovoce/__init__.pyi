@@ -7,7 +7,8 @@ from sottovoce.evaluation.evaluate import evaluate as evaluate
 from sottovoce.evaluation.transcribe import Transcript as Transcript
 from sottovoce.evaluation.transcribe import transcribe as transcribe
 from sottovoce.models.recogniser import Recogniser as Recogniser
-from sottovoce.models.recogniser import export_recogniser, load_recogniser
+from sottovoce.models.recogniser import export_recogniser as export_recogniser
+from sottovoce.models.recogniser import load_recogniser as load_recogniser
 from sottovoce.privacy.plan import Plan as Plan
 from sottovoce.privacy.planner import PlannedRun as PlannedRun
 from sottovoce.privacy.planner import plan_run as plan_run

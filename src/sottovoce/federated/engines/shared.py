@@ -57,7 +57,7 @@ def check_shared(room: ClientRoom, weighting: Weighting) -> None:
 class SharedEngine(Engine):
     """`summed`: nothing is clipped, neither here nor by the plan.
 
-    `size` clients are computed at once, by `stacked` in place of the family's own (`Family.stacking.shared` where they are
+    `size` clients are computed at once, by `stacked` in place of the family's own (`stacking.shared` where they are
     summed); None chooses what fits into half of a GPU's free memory, on a CPU 1.
     """
 
