@@ -13,7 +13,7 @@ from torch import Tensor
 from sottovoce.errors import InputError
 from sottovoce.models import ctc
 from sottovoce.models.ctc import BLANK
-from sottovoce.models.decoding import BeamSearch, Hypothesis, decode_greedily, read_words
+from sottovoce.models.decoding import BeamSearch, Hypothesis, decode_greedily, read_word_list
 
 PIECES = ["", *"abc", " "]
 
@@ -149,7 +149,7 @@ def test_a_model_over_sentence_pieces_knows_them_by_their_word_start(tmp_path: P
 @pytest.mark.usefixtures("_extra")
 def test_a_word_list_admits_only_its_words_and_the_model_chooses(tmp_path: Path) -> None:
     model = arpa(tmp_path / "words.arpa", {"ab": -0.5, "ac": -2.0, "ca": -2.0})
-    words = read_words(model)
+    words = read_word_list(model)
     assert words == ["ab", "ac", "ca"]
     (free,) = BeamSearch(PIECES, words=words)(*spoken("a-c- -ca"))
     assert text(free) == "ac ca"
@@ -211,9 +211,9 @@ def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_word_list_is_read_by_its_first_field(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("zwei z w e i |\n\neins\neins e i n s |\n")
-    assert read_words(path) == ["eins", "zwei"]
+    assert read_word_list(path) == ["eins", "zwei"]
     with pytest.raises(InputError, match="does not exist"):
-        read_words(tmp_path / "none.txt")
+        read_word_list(tmp_path / "none.txt")
     (tmp_path / "model.bin").write_bytes(b"mmap lm \xff\xfe")
     with pytest.raises(InputError, match="no text file"):
-        read_words(tmp_path / "model.bin")
+        read_word_list(tmp_path / "model.bin")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.models.attention_search import GREEDY, SearchOptions
-from sottovoce.models.decoding import BeamSearch, Hypothesis, decode_greedily, read_words, whole_text_scorer
+from sottovoce.models.decoding import BeamSearch, Hypothesis, decode_greedily, read_word_list, whole_text_scorer
 from sottovoce.models.family import Family
 
 Decoder = Callable[[Tensor, Tensor], list[Hypothesis]]
@@ -83,6 +83,6 @@ def choose_decoder(
         width=DEFAULT_WIDTH if beam_width is None else beam_width,
         language_model=language_model,
         lm_weight=weight,
-        words=None if words is None else read_words(words),
+        words=None if words is None else read_word_list(words),
         word_score=word_score or 0.0,
     )

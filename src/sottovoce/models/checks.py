@@ -17,7 +17,7 @@ def check_counts(settings: object, *names: str, least: int = 1) -> None:
             raise InputError(f"model: {name}={value}, expected at least {least}")
 
 
-def check_tokens(tokens: int) -> None:
+def check_token_count(tokens: int) -> None:
     if tokens < 2:
         raise InputError(f"model: tokens={tokens}, expected at least 2 (one token and the blank)")
 

@@ -130,7 +130,7 @@ def _counted_losses(
 
 def _kernels(log_probs_BTV: Tensor, tokens_BU: Tensor) -> ModuleType | None:
     kernels = triton_kernels("sottovoce.models.ctc_triton") if log_probs_BTV.is_cuda else None
-    return kernels if kernels is not None and kernels.takes(log_probs_BTV, tokens_BU) else None
+    return kernels if kernels is not None and kernels.takes_batch(log_probs_BTV, tokens_BU) else None
 
 
 @dataclass(frozen=True, slots=True)

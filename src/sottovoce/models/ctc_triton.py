@@ -28,7 +28,7 @@ RESCALE = 8
 _SIZES = ("batch_stride", "frame_stride", "output_stride", "walk_stride", "frames", "outputs", "width")
 
 
-def takes(log_probs_BTV: Tensor, tokens_BU: Tensor) -> bool:
+def takes_batch(log_probs_BTV: Tensor, tokens_BU: Tensor) -> bool:
     """Whether this batch is one for the kernels; any other is torch's."""
     return log_probs_BTV.dtype == torch.float32 and log_probs_BTV.numel() > 0 and tokens_BU.shape[1] < MOST_PLACES
 

@@ -70,7 +70,7 @@ def decode_greedily(log_probs_BTV: Tensor, lengths_B: Tensor) -> list[Hypothesis
 class BeamSearch:
     """CTC prefix beam search (flashlight-text), alone or with a KenLM n-gram model (ARPA or binary file).
 
-    Without `words` the language model is over tokens and any spelling may come out. With `words` (see `read_words`) it
+    Without `words` the language model is over tokens and any spelling may come out. With `words` (`read_word_list`) it
     is over words, and nothing but these words comes out. A hypothesis scores ln p(tokens | speech) + lm_weight · log10
     p(tokens or words) + word_score · words.
 
@@ -169,7 +169,7 @@ def whole_text_scorer(path: Path, pieces: Sequence[str]) -> Callable[[Sequence[i
     return lambda tokens: float(model.score(" ".join(entries[token] for token in tokens), bos=True, eos=True))
 
 
-def read_words(path: Path) -> list[str]:
+def read_word_list(path: Path) -> list[str]:
     """The words of a list (one a line; anything after the first field is ignored) or of an ARPA file's unigrams.
 
     A binary language model does not give its words away; keep a list beside it.

@@ -230,15 +230,15 @@ def _scaled(occupied: list[Tensor], grad_B: Tensor) -> list[Tensor]:
 
 def _read(logits_CWV: Tensor, next_W: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities [C, W] of the blank and of the next token."""
-    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes(logits_CWV):
-        return kernels.read(logits_CWV, next_W)  # type: ignore[no-any-return]
+    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes_logits(logits_CWV):
+        return kernels.read_nodes(logits_CWV, next_W)  # type: ignore[no-any-return]
     log_probs_CWV = logits_CWV.log_softmax(dim=-1, dtype=_precision(logits_CWV))
     return log_probs_CWV[..., BLANK], log_probs_CWV.gather(2, _index(logits_CWV, next_W))[..., 0]
 
 
 def _pull(logits_CWV: Tensor, next_W: Tensor, blank_CW: Tensor, label_CW: Tensor) -> Tensor:
     """The gradient by the logits, in their place: all that passes a node times its softmax, less what is read there."""
-    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes(logits_CWV):
+    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes_logits(logits_CWV):
         return kernels.pull(logits_CWV, next_W, blank_CW, label_CW)  # type: ignore[no-any-return]
     pulled_CWV = logits_CWV.softmax(dim=-1, dtype=_precision(logits_CWV))
     pulled_CWV *= (blank_CW + label_CW)[..., None]

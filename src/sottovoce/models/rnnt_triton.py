@@ -23,7 +23,7 @@ _SIZES = ("frames", "width", "walk_stride", "places", "outputs", "share_stride",
 _TILE = (8, 4, 128)
 
 
-def takes(logits_CWV: Tensor) -> bool:
+def takes_logits(logits_CWV: Tensor) -> bool:
     """Whether the kernels read these nodes; any others are torch's."""
     return logits_CWV.dtype in (torch.float32, torch.bfloat16, torch.float16) and logits_CWV.shape[2] <= MOST_OUTPUTS
 
@@ -32,7 +32,7 @@ def walks(blank_BTW: Tensor) -> bool:
     return blank_BTW.shape[2] <= MOST_PLACES
 
 
-def read(logits_CWV: Tensor, next_W: Tensor) -> tuple[Tensor, Tensor]:
+def read_nodes(logits_CWV: Tensor, next_W: Tensor) -> tuple[Tensor, Tensor]:
     """See `rnnt._read`."""
     logits_CWV = logits_CWV.contiguous()
     frames, places, outputs = logits_CWV.shape

@@ -10,10 +10,10 @@ from tests.golden.make_crdnn import FRAMES, SETTINGS, TOKENS, features, weights
 
 from sottovoce.errors import InputError
 from sottovoce.models.attention_search import SearchOptions
-from sottovoce.models.crdnn.decoder import start, step, teacher_forced
+from sottovoce.models.crdnn.decoder import start_decoder, step_decoder, teacher_forced
 from sottovoce.models.crdnn.family import FAMILY, Draws, Options, adjust_draws, loss, search, unusable
 from sottovoce.models.crdnn.network import encode
-from sottovoce.models.crdnn.settings import Settings, parameter_shapes, statistics
+from sottovoce.models.crdnn.settings import Settings, parameter_shapes, running_statistics
 from sottovoce.models.family import TrainingProgress
 from sottovoce.models.speechbrain import converted, settings_of
 from sottovoce.models.utterances import Features, padded_tokens, record, record_lines
@@ -45,7 +45,7 @@ def heard(*utterances: int, padding: int = 0) -> Features:
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 def test_named_sizes_have_as_many_parameters_as_were_released(size: str, tokens: int, count: int, norm: str) -> None:
     settings = Options(size=size, norm=norm).settings(tokens=tokens)  # type: ignore[arg-type]
-    shapes, kept = parameter_shapes(settings), statistics(settings)
+    shapes, kept = parameter_shapes(settings), running_statistics(settings)
     assert sum(prod(shape) for name, shape in shapes.items() if name not in kept) == count
     assert sum(prod(shapes[name]) for name in kept) == (4 * settings.dnn_width if norm == "batch" else 0)
 
@@ -84,9 +84,9 @@ def test_a_search_reads_what_training_reads() -> None:
     )
     swapped = torch.tensor([1, 0])
     memory, lengths, given = encoded.memory_UTD, encoded.lengths_U, torch.nn.functional.pad(batch.tokens_UL, (1, 0))
-    state = start(parameters, memory, lengths, settings=PLAIN)
+    state = start_decoder(parameters, memory, lengths, settings=PLAIN)
     for place in range(given.shape[1]):
-        log_probs, state, attention = step(parameters, memory, lengths, given[:, place], state, settings=PLAIN)
+        log_probs, state, attention = step_decoder(parameters, memory, lengths, given[:, place], state, settings=PLAIN)
         torch.testing.assert_close(log_probs, expected[:, place], **CLOSE)
         torch.testing.assert_close(attention, attended[:, place], **CLOSE)
         state = type(state)(*(tensor.index_select(0, swapped) for tensor in state))

@@ -11,7 +11,7 @@ from sottovoce.models.crdnn.decoder import teacher_forced
 from sottovoce.models.crdnn.family import Draws, cross_entropy, loss
 from sottovoce.models.crdnn.features import decibels
 from sottovoce.models.crdnn.network import encode
-from sottovoce.models.crdnn.settings import statistics
+from sottovoce.models.crdnn.settings import running_statistics
 from sottovoce.models.ctc import mean_ctc_loss_by_token
 from sottovoce.models.speechbrain import converted, settings_of, their_name
 from sottovoce.models.utterances import Features, padded_tokens
@@ -54,7 +54,7 @@ def test_gradients_are_speechbrains(mode: str) -> None:
     found = loss(parameters, heard(), settings=SETTINGS, draws=draws)
     names = list(golden["gradient_norms"])
     gradients = torch.autograd.grad(found, [parameters[name] for name in names])
-    assert set(names) | statistics(SETTINGS) == parameters.keys()
+    assert set(names) | running_statistics(SETTINGS) == parameters.keys()
     close(torch.stack([gradient.norm() for gradient in gradients]), [golden["gradient_norms"][name] for name in names])
 
 

@@ -115,7 +115,7 @@ def test_shorter_than_one_output_frame_is_finite_and_empty() -> None:
 def test_front_is_the_strided_convolution() -> None:
     parameters = parameters_of(SMALL)
     features_BTF, _ = batch()
-    windows_BTW = network.windows(features_BTF, torch.tensor([50, 50, 50]))
+    windows_BTW = network.convolution_windows(features_BTF, torch.tensor([50, 50, 50]))
     ours = network.front(parameters, windows_BTW)
     conv_BDT = torch.nn.functional.conv1d(
         features_BTF.mT, parameters["conv.weight"], parameters["conv.bias"], stride=3, padding=2

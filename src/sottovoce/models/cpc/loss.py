@@ -4,13 +4,12 @@
 
     loss = Σ_k −1/(T−k) Σ_t log softmax of z_{t+k}ᵀ(W_k c_t + b_k)/κ over z_{t+k} and N−1 other steps of the utterance
 
-Rows go by the step that is predicted, s = t + k: its rivals are drawn once and are the same for every distance k. All
-scores against all steps are computed, and how often a step was drawn weighs its term in the sum. To gather N vectors z
-for every step would move N·D/K times as many numbers as there are steps: more, up to 5,461 steps or 164 s in the
-paper's size. To gather scores instead takes longer too, where an utterance is not many times as long as N.
+Rows go by the step that is predicted, s = t + k: its rivals are drawn once for all distances k. All scores against all
+steps are computed, and how often a step was drawn weighs its term: to gather N vectors z, or their scores, for every
+step takes longer up to utterances of minutes.
 
-Shapes: U utterances, K distances, T steps of the longest, S = T the steps to be predicted, D width of z, C of c,
-R = N - 1 rivals of a step.
+Shapes: U utterances, K distances, T steps of the longest, S = T the steps to be predicted, D width of z, C of c, R = N
+- 1 rivals of a step.
 """
 
 import math

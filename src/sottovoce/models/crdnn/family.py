@@ -19,7 +19,7 @@ from sottovoce.models import ctc
 from sottovoce.models.attention_search import AttentionDecoder, SearchOptions, search_attention
 from sottovoce.models.checks import check_size
 from sottovoce.models.crdnn import stacked
-from sottovoce.models.crdnn.decoder import END, start, step
+from sottovoce.models.crdnn.decoder import END, start_decoder, step_decoder
 from sottovoce.models.crdnn.features import extract_features, frames_of
 from sottovoce.models.crdnn.graphs import (
     STEP_MULTIPLE,
@@ -30,7 +30,15 @@ from sottovoce.models.crdnn.graphs import (
     recorded_encoder,
 )
 from sottovoce.models.crdnn.network import Encoded, encode
-from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, init, named_settings, parameter_shapes, statistics
+from sottovoce.models.crdnn.settings import (
+    POOLING,
+    SIZES,
+    Settings,
+    init,
+    named_settings,
+    parameter_shapes,
+    running_statistics,
+)
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import (
     Family,
@@ -190,7 +198,8 @@ def search(
         how = replace(how, ctc_weight=1.0, end_threshold=None, longest_shift=None)
     encoded = encode(parameters, features, settings=settings)
     decoder = AttentionDecoder(
-        start=partial(start, parameters, settings=settings), step=partial(step, parameters, settings=settings)
+        start=partial(start_decoder, parameters, settings=settings),
+        step=partial(step_decoder, parameters, settings=settings),
     )
     return search_attention(
         decoder, encoded.memory_UTD, encoded.lengths_U, ctc_log_probs_UTV=encoded.ctc_log_probs_UTV, how=how
@@ -318,5 +327,5 @@ FAMILY = Family(
         is_lora_target=is_lora_target,
         layer_count=attrgetter("layer_count"),
     ),
-    training=Training(adjust_draws=adjust_draws, statistics=statistics, accelerate=accelerate),
+    training=Training(adjust_draws=adjust_draws, statistics=running_statistics, accelerate=accelerate),
 )

@@ -1,8 +1,8 @@
 """Our own log-mel features or, as released, SpeechBrain's, with the padding as silence.
 
 Theirs: centred Hamming windows of 25 ms, a 400-point power spectrum, triangles that are symmetric in Hertz and as wide
-as the mel scale's step below them, decibels floored 80 below an utterance's loudest. They normalise by a running mean
-and deviation of each filter, which their federation neither sends nor averages; here these are settings (an imported
+as the mel scale's step below them, decibels floored 80 below an utterance's loudest. They normalise each filter by a
+running mean and deviation, which their federation neither sends nor averages; here these are settings (an imported
 model has them) or, without, each utterance's own.
 
 Shapes: U utterances, N samples of the longest, T frames of the longest, F mel features.

@@ -1,10 +1,8 @@
 """The CRDNN in training as CUDA graphs, where there is enough to train to record it.
 
-A batch is ten thousand small kernels, most of them the LSTMs', and it takes the host longer to launch them than a large
-GPU to run them. Here encoder and decoder are recorded, each once for every shape, forwards and backwards. Speech and
-texts are padded to few shapes; what is padded is never attended to, and never counted.
-
-Dropout draws for padded lines, so the encoder's masks are others than in plain training, as likely and as reproducible.
+A batch is ten thousand small kernels, which a host launches more slowly than a large GPU runs them. Encoder and decoder
+are recorded once for every shape, forwards and backwards. Speech and texts are padded to few shapes; padding is never
+attended to and never counted. Dropout draws for padded lines, so the encoder's masks are others than in plain training.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from sottovoce.models.crdnn import stacked
 from sottovoce.models.crdnn.decoder import teacher_forced
-from sottovoce.models.crdnn.network import Encoded, convolve, ctc_log_probs, deepen, recur
+from sottovoce.models.crdnn.network import Encoded, convolve, ctc_log_probs, deepen, run_lstms
 from sottovoce.models.crdnn.settings import POOLING, Settings
 from sottovoce.models.cuda_graphs import CudaRecorder, GraphRecorder, RecordedFunction
 from sottovoce.models.family import Parameters
@@ -53,7 +51,7 @@ def memory(
     dropout = settings.dropout if training else 0.0
     x_UTD = convolve(weights, features_UTF, frames_U, settings=settings, dropout=dropout)
     lengths_U = (frames_U // POOLING).clamp(min=1)
-    x_UTD = recur(weights, x_UTD, lengths_U, settings=settings, dropout=dropout, recordable=True)
+    x_UTD = run_lstms(weights, x_UTD, lengths_U, settings=settings, dropout=dropout, recordable=True)
     return deepen(weights, x_UTD, lengths_U, settings=settings, training=training)
 
 

@@ -2,11 +2,10 @@
 
     features ─► CNN blocks ─► max over 4 frames ─► LSTMs ─► DNN ─► memory ─► linear ─► CTC's log-probabilities
 
-Shapes: U utterances, T frames (10 ms before the pooling, 40 ms after), F frequency bins, C channels, D width, V tokens.
+Padding changes nothing: convolutions see an utterance's own frames mirrored at its end, pooling takes whole windows,
+LSTMs run over each utterance's own steps. The released model does none of that, nor do we with `as_released`.
 
-What stands behind an utterance's end changes nothing: convolutions see its own frames mirrored there, as they do at the
-end of a batch; pooling takes whole windows; LSTMs read each utterance from its beginning and, backwards, from its own
-end. The released model does none of that, and neither do we where settings say `as_released`.
+Shapes: U utterances, T frames (10 ms before the pooling, 40 ms after), F frequency bins, C channels, D width, V tokens.
 """
 
 from collections.abc import Mapping
@@ -46,7 +45,7 @@ def encode(parameters: Parameters, features: Features, *, settings: Settings, tr
     x_UTD = convolve(weights, features_UTF, ends_U, settings=settings, dropout=dropout)
     own_U = torch.full_like(lengths_U, x_UTD.shape[1]) if settings.as_released else lengths_U.clamp(min=1)
     own_U = own_U.to(x_UTD.device, non_blocking=True)
-    x_UTD = recur(weights, x_UTD, own_U, settings=settings, dropout=dropout)
+    x_UTD = run_lstms(weights, x_UTD, own_U, settings=settings, dropout=dropout)
     memory_UTD = deepen(weights, x_UTD, own_U, settings=settings, training=training)
     return Encoded(memory_UTD, lengths_U, ctc_log_probs(weights, memory_UTD))
 
@@ -137,7 +136,7 @@ def _drop_planes(x_UCTF: Tensor, dropout: float, *, bins: bool) -> Tensor:
 # LSTMs.
 
 
-def recur(
+def run_lstms(
     weights: Mapping[str, Tensor],
     x_UTD: Tensor,
     lengths_U: Tensor,

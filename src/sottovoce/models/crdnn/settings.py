@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sottovoce.audio.features import MEL_COUNT, FeatureSettings
 from sottovoce.errors import InputError
-from sottovoce.models.checks import check_counts, check_probabilities, check_size, check_tokens
+from sottovoce.models.checks import check_counts, check_probabilities, check_size, check_token_count
 from sottovoce.models.log_mel import check_feature_settings
 
 POOLING = 4  # frames that become one encoder step: 40 ms
@@ -64,7 +64,7 @@ class Settings:
         check_counts(self, "location_channels", "location_reach")
         if not self.channels or min(self.channels) < 1 or MEL_COUNT >> len(self.channels) < 1:
             raise InputError(f"model: channels={self.channels}, expected one to six positive numbers")
-        check_tokens(self.tokens)
+        check_token_count(self.tokens)
         check_probabilities(self, "dropout")
         if self.norm not in ("layer", "batch"):
             raise InputError(f"model: norm={self.norm!r}, expected layer or batch")
@@ -160,7 +160,7 @@ def parameter_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def statistics(settings: Settings) -> frozenset[str]:
+def running_statistics(settings: Settings) -> frozenset[str]:
     """Batch-norm's running means and variances: moved by what a step has seen, not by a gradient."""
     return frozenset(name for name in parameter_shapes(settings) if name.endswith((".mean", ".variance")))
 

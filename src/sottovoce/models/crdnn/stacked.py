@@ -1,13 +1,12 @@
 """Many clients' CRDNNs at once, every tensor with a leading client axis: what `network` and `decoder` do, batched.
 
-A step of one client is a few microseconds of arithmetic and a launch of each kernel. Here one kernel serves a step of
-all clients; LSTMs are those of `models.lstm`. A client's loss is, up to rounding, what it is alone:
+One kernel serves a step of all clients. A client's loss is, up to rounding, what it is alone:
 
     attention    Σ a_t (V m_t + b) = V Σ a_t m_t + b, as attention sums to one: values are taken of all steps, once
     its places   convolutions over the steps of attention are products with matrices that are made once
     embeddings   products with ones and zeros: unlike a table's, their gradients add up in one order
 
-Dropout's masks are drawn client by client in the shapes that it has alone: they hang on nobody else.
+Dropout's masks are drawn client by client in the shapes that each has alone: they depend on no other client.
 
 Shapes: N clients, W utterances of the client with most, B = N·W lines (some idle), U utterances, T frames or encoder
 steps, F frequency bins, C channels, D width, E embedding, A attention's width, L tokens of a text and its end, V

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sottovoce.models import lstm, speech_lstm
-from sottovoce.models.checks import check_counts, check_size, check_tokens
+from sottovoce.models.checks import check_counts, check_size, check_token_count
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.family import Parameters
 from sottovoce.models.lstm import LstmState
@@ -34,7 +34,7 @@ class Settings:
     predictor_layers: int = 2
 
     def __post_init__(self) -> None:
-        check_tokens(self.tokens)
+        check_token_count(self.tokens)
         check_counts(self, "embedding", "predictor_layers")
 
     @property

@@ -1,10 +1,8 @@
 """From encoder steps to texts: greedy search, whose state can be carried on, and beam search.
 
-Greedy search takes the best output at each step and, as long as that is a token, asks again. While nothing is written
-the prediction network stands still, so several steps are looked at together.
-
-Beam search is synchronous in time: at each step every text goes on by a blank or by up to `MOST_AT_ONCE` tokens, and
-texts that were reached in several ways are one, with the sum of their probabilities.
+Greedy search takes the best output at each step and, as long as that is a token, asks again; several steps are scored
+together. Beam search is synchronous in time: at each step every text goes on by a blank or by up to `MOST_AT_ONCE`
+tokens, and texts that were reached in several ways are one, with the sum of their probabilities.
 
 Shapes: U utterances, B rows, T encoder steps, A steps looked at together, D width, V outputs.
 """

@@ -164,7 +164,7 @@ def keyed_dropout(x_NLD: Tensor, keys_N: Tensor, dropout: float) -> Tensor:
 def _relu_dropout_op(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
     from sottovoce.models.transformer import relu_dropout_triton
 
-    return relu_dropout_triton.forward(x, keys, dropout, relu=True)
+    return relu_dropout_triton.dropout_forward(x, keys, dropout, relu=True)
 
 
 @_relu_dropout_op.register_fake
@@ -176,7 +176,7 @@ def _(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
 def _relu_dropout_backward(gradient: Tensor, y: Tensor, dropout: float) -> Tensor:
     from sottovoce.models.transformer import relu_dropout_triton
 
-    return relu_dropout_triton.backward(gradient, y, dropout)
+    return relu_dropout_triton.dropout_backward(gradient, y, dropout)
 
 
 @_relu_dropout_backward.register_fake
@@ -201,7 +201,7 @@ _relu_dropout_op.register_autograd(_relu_gradient, setup_context=_remember_outpu
 def _dropout_op(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
     from sottovoce.models.transformer import relu_dropout_triton
 
-    return relu_dropout_triton.forward(x, keys, dropout, relu=False)
+    return relu_dropout_triton.dropout_forward(x, keys, dropout, relu=False)
 
 
 @_dropout_op.register_fake
@@ -240,7 +240,7 @@ def keyed_attention(qkv_F3Hd: Tensor, keys_N: Tensor, *, ends: Tensor, longest: 
 def _attend(qkv: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float) -> tuple[Tensor, Tensor]:
     from sottovoce.models.transformer import keyed_attention_triton
 
-    return keyed_attention_triton.forward(qkv, keys, ends, longest, dropout)
+    return keyed_attention_triton.attention_forward(qkv, keys, ends, longest, dropout)
 
 
 @_attend.register_fake
@@ -262,7 +262,7 @@ def _attend_backward(
 ) -> Tensor:
     from sottovoce.models.transformer import keyed_attention_triton
 
-    return keyed_attention_triton.backward(gradient, qkv, mixed, levels, keys, ends, longest, dropout)
+    return keyed_attention_triton.attention_backward(gradient, qkv, mixed, levels, keys, ends, longest, dropout)
 
 
 @_attend_backward.register_fake

@@ -1,8 +1,7 @@
 """Our own log-mel features or, as released, those of Pelikan et al.'s code.
 
-Theirs: a Hamming window, pre-emphasis inside each frame, no mean taken off, the amplitude and not the power of a
-512-point spectrum, triangles with straight sides in Hertz from 0 on, samples in units of 16 bits and a floor of 1 under
-the logarithm. Frames are as many, and each utterance is normalised, as with ours.
+Theirs: a Hamming window, pre-emphasis inside each frame, no mean taken off, the amplitude of a 512-point spectrum,
+triangles with straight sides in Hertz from 0 on, 16-bit samples and a floor of 1 under the logarithm.
 
 Shapes: U utterances, N samples of the longest, T frames of the longest, F mel features.
 """

@@ -1,15 +1,12 @@
 """The blocks of a model in training as CUDA graphs: recorded once for every input shape, then launched whole.
 
-A block is some thirty kernels forwards and backwards. At 120 s of audio a step the host cannot launch them as fast as
-a GPU runs them; recorded, a block costs it two launches.
+A block is some thirty kernels forwards and backwards, which a host launches more slowly than a GPU runs them.
 
     S_0 ─► block 0 ─► S_1 ─► block 1 ─► S_2 … S_L      forwards, one graph a block
     D_0 ◄─ block 0 ◄─ D_1 ◄─ block 1 ◄─ D_2 … D_L      backwards: gradients of the S
 
-Every S and D has a fixed address. Where layer-drop leaves blocks out, the last S (or D) is copied over the gap.
-
-One pass at a time: all shapes share one pool of memory, so the activations of a pass last until the next one begins,
-and so do the gradients that its backward pass gives.
+Every S and D has a fixed address. Where layer-drop leaves blocks out, the last S (or D) is copied over the gap. One
+pass at a time, as in `cuda_graphs`.
 
 Shapes: B utterances and T frames, or one packed row and its frames; D model width, L blocks.
 """
@@ -42,11 +39,9 @@ def graphed_blocks(
 ) -> Blocks:
     """`run_blocks` over the blocks of `parameters`, through CUDA graphs where that is possible.
 
-    `parameters` must stay at their addresses; their values may change. What runs plainly instead: evaluation, other
-    parameters than these, autocast, a device other than CUDA, and a new shape whose activations would leave less than
-    `keep_free_bytes` of the device's memory free.
-
-    Dropout follows `seeded_kernels`: the same seed gives the same masks as in a plain run.
+    `parameters` must stay at their addresses. It runs plainly in evaluation, with other parameters, in autocast,
+    without CUDA, and for a new shape whose activations would leave less than `keep_free_bytes` free. The same seed
+    (`seeded_kernels`) gives the same dropout masks as in a plain run.
     """
     stack = [block_weights(parameters, layer) for layer in range(settings.layers)]
     device = parameters["output.weight"].device

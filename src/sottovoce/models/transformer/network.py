@@ -2,19 +2,17 @@
 
     features ─► conv 7/3, GLU ─► + positions ─► N blocks ─► LayerNorm ─► linear ─► log-probabilities of tokens
 
-Shapes: B utterances, T frames (10 ms before the convolution, 30 ms after), F mel features, D model width,
-V tokens with the blank.
-
-The model is functions over a flat dictionary of named tensors, because everything around it treats parameters as
-data: clipping, noise and server optimisers work tensor by tensor ("layer" = one tensor), clients start from one
-shared set, and many clients are trained at once by giving every tensor a leading client axis (or only those that are
-trained: the rest is shared). Only `linear` and `layer_norm` touch a weight.
+The model is functions over a flat dictionary of named tensors: clipping, noise and server optimisers work tensor by
+tensor ("layer" = one tensor), and stacked clients have a leading client axis on every tensor that is trained. Only
+`linear` and `layer_norm` touch a weight.
 
 Between the front and the output, frames stand in one of two arrangements:
-    padded [B, T, D]   one utterance a line; attention has a mask             on a CPU
-    packed [N, L, D]   one client a row, utterances end to end (`rows`)    on a GPU, and when clients are stacked
 
-Randomness is an argument: `draws` makes all of a step's choices from one generator, `forward` obeys them.
+    padded [B, T, D]   one utterance a line; attention has a mask             on a CPU
+    packed [N, L, D]   one client a row, utterances end to end (`rows`)       on a GPU, and when clients are stacked
+
+Shapes: B utterances, T frames (10 ms before the convolution, 30 ms after), F mel features, D model width, V tokens with
+the blank.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +65,7 @@ def output_lengths(lengths_B: Tensor) -> Tensor:
     return lengths_B.div(STRIDE, rounding_mode="floor")
 
 
-def windows(features_BTF: Tensor, lengths_B: Tensor) -> Tensor:
+def convolution_windows(features_BTF: Tensor, lengths_B: Tensor) -> Tensor:
     """What the strided convolution sees for each of its outputs: [B, T, F] → [B, T/3, 7·F]."""
     frames = features_BTF.shape[1]
     padding_BT = torch.arange(frames, device=features_BTF.device) >= lengths_B[:, None]
@@ -193,11 +191,11 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T/3, V] (float32 at least) and their lengths [B], for normalised features and lengths.
 
-    With `draws` it trains (dropout, layer-drop, CAPE's moves); without it evaluates. What lies beyond an utterance's
-    length never influences it. Computes in the parameters' precision, or in autocast's. Keep `lengths_B` on the
-    host: the lengths come back where they came from, and nothing then waits for the device.
-    `blocks` is `run_blocks` or another form of it. Packed rows end on a `row_multiple`: the
-    coarser it is, the fewer shapes occur. With `stacking` parameters have a leading client axis, or are shared by all.
+    With `draws` it trains (dropout, layer-drop, CAPE's moves); without it evaluates. Padding never influences an
+    utterance. Computes in the parameters' precision, or in autocast's. Lengths come back where they came from: keep
+    `lengths_B` on the host, and nothing waits for the device. `blocks` is `run_blocks` or another form of it. Packed
+    rows end on a `row_multiple`: the coarser, the fewer shapes. With `stacking` parameters have a leading client axis,
+    or are shared by all.
     """
     device = features_BTF.device
     dropout = 0.0 if draws is None else settings.dropout
@@ -217,8 +215,10 @@ def forward(
     in_lengths_B = lengths_B.to(device, non_blocking=True)
     if settings.as_released:
         features_BTF = normalise(features_BTF.to(torch.promote_types(dtype, torch.float32)), in_lengths_B)
-    inputs = windows(features_BTF.to(dtype), in_lengths_B)
-    spoken = windows(torch.ones_like(features_BTF, dtype=dtype), in_lengths_B) if settings.as_released else None
+    inputs = convolution_windows(features_BTF.to(dtype), in_lengths_B)
+    spoken = (
+        convolution_windows(torch.ones_like(features_BTF, dtype=dtype), in_lengths_B) if settings.as_released else None
+    )
 
     packing, own = None, None
     if stacking is not None or device.type == "cuda":

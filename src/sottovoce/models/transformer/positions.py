@@ -1,11 +1,10 @@
 """Where a frame stands in its utterance: sinusoidal embeddings, plain or continuous and augmented (CAPE).
 
-Shapes: B utterances, T frames after striding, D model width.
-
 Plain positions count frames from zero. CAPE (Likhomanenko et al., 2021) measures seconds from the middle of the
-utterance; in training it moves the whole utterance by a random shift, jitters every frame and stretches time, so
-that the model learns distances rather than places. In evaluation nothing is drawn: CAPE is then the plain
-sinusoid taken at centred seconds.
+utterance; in training it shifts the whole utterance at random, jitters every frame and stretches time. In evaluation it
+is the plain sinusoid taken at centred seconds.
+
+Shapes: B utterances, T frames after striding, D model width.
 """
 
 import math

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sottovoce.audio.features import FeatureSettings
 from sottovoce.errors import InputError
-from sottovoce.models.checks import check_counts, check_probabilities, check_size, check_tokens
+from sottovoce.models.checks import check_counts, check_probabilities, check_size, check_token_count
 from sottovoce.models.family import Parameters
 from sottovoce.models.log_mel import check_feature_settings
 from sottovoce.models.transformer.positions import Cape
@@ -45,7 +45,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_feature_settings(self.ears, as_released=self.as_released)
         check_counts(self, "layers", "width", "heads", "features")
-        check_tokens(self.tokens)
+        check_token_count(self.tokens)
         if self.width % self.heads:
             raise InputError(f"model: width={self.width} does not divide into heads={self.heads}")
         check_probabilities(self, "dropout", "layer_drop")
