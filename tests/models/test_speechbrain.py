@@ -48,9 +48,9 @@ def test_an_imported_model_computes_what_speechbrain_does(theirs: Path, tmp_path
     assert json.loads(result.stdout)["whole"]
     loaded = load_recogniser(out)
     assert (loaded.family.name, loaded.language, loaded.settings.feature_deviation) == ("crdnn", "fr", (2.0,) * 80)
-    heard = Features(features(), torch.tensor(FRAMES), *padded_tokens(TOKENS))
+    batch = Features(features(), torch.tensor(FRAMES), *padded_tokens(TOKENS))
     parameters = {name: tensor.double() for name, tensor in loaded.parameters.items()}
-    found = encode(parameters, heard, settings=loaded.settings).ctc_log_probs_UTV
+    found = encode(parameters, batch, settings=loaded.settings).ctc_log_probs_UTV
     golden = torch.tensor(json.loads(FILE.read_text())["evaluation"]["ctc_log_probs"], dtype=torch.float64)
     torch.testing.assert_close(found, golden, rtol=1.5e-4, atol=1.5e-5)
 

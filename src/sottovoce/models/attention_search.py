@@ -154,15 +154,15 @@ def _run(
             ctc = ctc[0], ctc_prefix.extend(*ctc, following_UKV, beams.parents_UK, beams.tokens_UK)
         if (step + 1) % steps_a_question:
             continue
-        speaking = beams.speaking()
-        if not len(speaking):
+        unfinished = beams.unfinished()
+        if not len(unfinished):
             return
-        if len(speaking) <= 0.75 * len(beams.scores_UK):  # not for every one: each time all is copied
-            beams.keep(speaking)
-            rows = (speaking[:, None] * width + torch.arange(width, device=speaking.device)).flatten()
+        if len(unfinished) <= 0.75 * len(beams.scores_UK):  # not for every one: each time all is copied
+            beams.keep(unfinished)
+            rows = (unfinished[:, None] * width + torch.arange(width, device=unfinished.device)).flatten()
             memory_BTD, lengths_B = memory_BTD[rows], lengths_B[rows]
             state = type(state)(*(tensor[rows] for tensor in state))
-            ctc = None if ctc is None else (ctc[0].take(speaking), ctc[1].take(speaking))
+            ctc = None if ctc is None else (ctc[0].take(unfinished), ctc[1].take(unfinished))
 
 
 def _weighted(log_probs_UKV: Tensor, following_UKV: Tensor | None, *, how: SearchOptions) -> Tensor:
@@ -266,7 +266,7 @@ class _Beams:
         utterances, width = self.parents_UK.shape
         return (self.parents_UK + width * torch.arange(utterances, device=self.parents_UK.device)[:, None]).flatten()
 
-    def speaking(self) -> Tensor:
+    def unfinished(self) -> Tensor:
         """The utterances that are not over; the host waits here for the device."""
         return (self.scores_UK > -torch.inf).any(dim=1).nonzero().flatten()
 

@@ -23,7 +23,7 @@ class GraphRecorder(ABC):
     """How work on a device is recorded, to be done again at the same addresses."""
 
     @abstractmethod
-    def has_room(self, activation_bytes: int) -> bool:
+    def has_memory_for(self, activation_bytes: int) -> bool:
         """Whether a pass with so many bytes of activations may be recorded."""
 
     @abstractmethod
@@ -50,7 +50,7 @@ class CudaRecorder(GraphRecorder):
         self._pool = torch.cuda.graph_pool_handle()
         self._pool_bytes = 0
 
-    def has_room(self, activation_bytes: int) -> bool:
+    def has_memory_for(self, activation_bytes: int) -> bool:
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self._device)
         growth = max(0, activation_bytes - self._pool_bytes)
@@ -149,8 +149,8 @@ class RecordedFunction:
         key = (inputs[0].requires_grad, *((tensor.shape, tensor.dtype) for tensor in inputs), *options.items())
         if key not in self._recorded:
             self._turn.number += 1  # recording uses the pool: a pass that is still under way is lost
-            room = self._recorder.has_room(self._activation_bytes(*inputs))
-            self._recorded[key] = self._record(inputs, options) if room else None
+            fits = self._recorder.has_memory_for(self._activation_bytes(*inputs))
+            self._recorded[key] = self._record(inputs, options) if fits else None
         recorded = self._recorded[key]
         if recorded is None:
             return self._function(parameters, *inputs, **options)

@@ -176,7 +176,7 @@ class Stacking(Generic[S, D]):
 class Presentation:
     """What figures call the kinds of tensors, in the order of the network.
 
-    `fine_place` and `fine_kinds` are the same where figures tell more apart (both norms of a block, say).
+    `fine_place` and `fine_kinds` are the same where figures show more kinds (both norms of a block, say).
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)

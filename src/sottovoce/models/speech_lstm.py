@@ -190,7 +190,7 @@ def dense_steps(weights: Parameters, features_UTF: Tensor, *, settings: EncoderS
 
 
 def stacked_frames(features_UTF: Tensor, *, settings: EncoderSettings) -> Tensor:
-    """Frames side by side, as steps hear them: whole stacks, at least one."""
+    """Frames side by side, as steps take them: whole stacks, at least one."""
     missing = max(settings.stack - features_UTF.shape[1], 0)  # an utterance of less than one step
     steps = (features_UTF.shape[1] + missing) // settings.stack
     whole_UTF = F.pad(features_UTF, (0, 0, 0, missing))[:, : steps * settings.stack]

@@ -35,7 +35,7 @@ def weights() -> dict[str, Tensor]:
     return {name: p.double().requires_grad_() for name, p in init(SETTINGS, generator=torch_stream(5, "init")).items()}
 
 
-def heard(*utterances: Any) -> Any:
+def features_of(*utterances: Any) -> Any:
     return extract_features(record_lines(list(utterances)), settings=SETTINGS, dtype=torch.float64)
 
 
@@ -71,12 +71,12 @@ def test_a_transducer_starts_from_it() -> None:
 def test_no_context_looks_ahead() -> None:
     """Whatever is said after a step's last window changes nothing, and what is said in it does."""
     before, parameters = noise(16_000), weights()
-    expected, lengths = encode_features(parameters, heard(before), settings=SETTINGS)
+    expected, lengths = encode_features(parameters, features_of(before), settings=SETTINGS)
     step = 12
     end = (step + 1) * 480 + 240  # a step of 30 ms, and 15 ms of its last frame's window
     after = before.copy()
     after[end:] = noise(16_000, seed=3)[end:]
-    found, _ = encode_features(parameters, heard(after), settings=SETTINGS)
+    found, _ = encode_features(parameters, features_of(after), settings=SETTINGS)
     assert lengths.tolist() == [32]
     torch.testing.assert_close(found[:, : step + 1], expected[:, : step + 1], **CLOSE)
     assert not torch.allclose(found[:, step + 1], expected[:, step + 1])
@@ -89,7 +89,7 @@ def test_padding_changes_no_loss_and_no_gradient() -> None:
     found = []
     for utterances, own in (([short], draws[:1]), ([long], draws[1:]), ([short, long], draws)):
         parameters = weights()
-        value = loss(parameters, heard(*utterances), settings=SETTINGS, draws=own)
+        value = loss(parameters, features_of(*utterances), settings=SETTINGS, draws=own)
         found.append([value, *torch.autograd.grad(value, list(parameters.values()))])
     for one, other, both in zip(*found, strict=True):
         torch.testing.assert_close(both, (one + other) / 2, **CLOSE)
@@ -101,7 +101,7 @@ def test_what_chance_decides_is_drawn_before() -> None:
     first, again = (draw(**options, generator=torch_stream(1, "draws")) for _ in range(2))
     assert [tuple(own.shape) for own in first] == [(2, 18, 7), (3, 9, 7)]
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
-    parameters, features = weights(), heard(noise(9_000), noise(8_000, seed=2))
+    parameters, features = weights(), features_of(noise(9_000), noise(8_000, seed=2))
     values = [
         loss(parameters, features, settings=SETTINGS, draws=own)
         for own in (first[0], again[0], draw(**options, generator=torch_stream(2, "draws"))[0])
@@ -115,12 +115,12 @@ def test_all_predictions_need_a_step() -> None:
     samples = 400 + 14 * 160
     assert unusable(SETTINGS, samples, []) is None
     assert unusable(SETTINGS, samples - 1, []) == "too short for all predictions"
-    assert loss(weights(), heard(noise(samples)), settings=SETTINGS, draws=None).item() > 0
+    assert loss(weights(), features_of(noise(samples)), settings=SETTINGS, draws=None).item() > 0
 
 
 def test_it_learns_to_tell_what_comes_next() -> None:
     """From chance, of which it knows."""
-    features, parameters = heard(noise(12_000), noise(10_000, seed=2)), weights()
+    features, parameters = features_of(noise(12_000), noise(10_000, seed=2)), weights()
     before = {name: value.item() for name, value in measure(parameters, features, settings=SETTINGS).items()}
     optimiser = torch.optim.Adam(parameters.values(), lr=0.01)
     generator = torch_stream(3, "draws")
@@ -138,7 +138,7 @@ def test_it_learns_to_tell_what_comes_next() -> None:
 
 
 def test_the_loss_among_its_figures_is_that_of_evaluation() -> None:
-    parameters, features = weights(), heard(noise(12_000), noise(10_000, seed=2))
+    parameters, features = weights(), features_of(noise(12_000), noise(10_000, seed=2))
     found = measure(parameters, features, settings=SETTINGS)
     assert torch.equal(found["loss"], loss(parameters, features, settings=SETTINGS, draws=None))
     accuracy_U = accuracies(*contrast(parameters, features, settings=SETTINGS, draws=None))
@@ -147,7 +147,7 @@ def test_the_loss_among_its_figures_is_that_of_evaluation() -> None:
 
 def test_half_precision_is_near() -> None:
     """bfloat16 as on a GPU: its rounding of 2⁻⁸, through two dense layers, two LSTMs and a product, on 4 log 8."""
-    features, parameters = heard(noise(12_000)), {name: p.detach() for name, p in weights().items()}
+    features, parameters = features_of(noise(12_000)), {name: p.detach() for name, p in weights().items()}
     rough = {name: p.bfloat16() for name, p in parameters.items()}
     found = loss(rough, features, settings=SETTINGS, draws=None)
     assert found.dtype == torch.float32

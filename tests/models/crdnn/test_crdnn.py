@@ -28,7 +28,7 @@ def own_weights(settings: Settings) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in weights().items() if name in parameter_shapes(settings)}
 
 
-def heard(*utterances: int, padding: int = 0) -> Features:
+def golden_batch(*utterances: int, padding: int = 0) -> Features:
     """Some of the golden utterances, with noise behind each to the longest and `padding` more."""
     frames, made = torch.tensor(FRAMES)[list(utterances)], features()[list(utterances)]
     made = torch.nn.functional.pad(made[:, : int(frames.max())], (0, 0, 0, padding), value=3.0)
@@ -53,7 +53,7 @@ def test_named_sizes_have_as_many_parameters_as_were_released(size: str, tokens:
 @pytest.mark.parametrize("settings", [PLAIN, OURS], ids=["layer", "batch"])
 def test_padding_changes_neither_memory_nor_text_nor_gradients(settings: Settings) -> None:
     parameters = own_weights(settings)
-    alone, beside = heard(1), heard(1, 0, padding=5)
+    alone, beside = golden_batch(1), golden_batch(1, 0, padding=5)
     one, two = (encode(parameters, batch, settings=settings) for batch in (alone, beside))
     steps = int(one.lengths_U[0])
     torch.testing.assert_close(two.memory_UTD[0, :steps], one.memory_UTD[0, :steps], **CLOSE)
@@ -69,7 +69,7 @@ def test_padding_changes_no_training_step(settings: Settings) -> None:
     found = []
     for padding in (0, 6):
         parameters = {name: tensor.requires_grad_() for name, tensor in own_weights(settings).items()}
-        value = loss(parameters, heard(0, 1, padding=padding), settings=settings, draws=Draws(1))
+        value = loss(parameters, golden_batch(0, 1, padding=padding), settings=settings, draws=Draws(1))
         found.append([value, *torch.autograd.grad(value, list(parameters.values()))])
     for ours, padded in zip(*found, strict=True):
         torch.testing.assert_close(padded, ours, **CLOSE)
@@ -77,7 +77,7 @@ def test_padding_changes_no_training_step(settings: Settings) -> None:
 
 def test_a_search_reads_what_training_reads() -> None:
     """Step by step as with all tokens at once, and with rows taken in another order in between."""
-    parameters, batch = own_weights(PLAIN), heard(0, 1)
+    parameters, batch = own_weights(PLAIN), golden_batch(0, 1)
     encoded = encode(parameters, batch, settings=PLAIN)
     expected, attended = teacher_forced(
         parameters, encoded.memory_UTD, encoded.lengths_U, batch.tokens_UL, settings=PLAIN
@@ -107,15 +107,15 @@ def test_ctc_is_left_out_when_its_epochs_or_steps_are_over() -> None:
     ]
     assert adjust_draws(PLAIN, Draws(1), TrainingProgress(10**6, 10**6)).with_ctc
     parameters = {name: tensor.requires_grad_() for name, tensor in own_weights(PLAIN).items()}
-    without = loss(parameters, heard(0, 1), settings=PLAIN, draws=Draws(1, with_ctc=False))
-    alone = loss(parameters, heard(0, 1), settings=replace(PLAIN, mu=1.0), draws=Draws(1))
+    without = loss(parameters, golden_batch(0, 1), settings=PLAIN, draws=Draws(1, with_ctc=False))
+    alone = loss(parameters, golden_batch(0, 1), settings=replace(PLAIN, mu=1.0), draws=Draws(1))
     assert torch.equal(without, alone)
     assert torch.autograd.grad(without, parameters["ctc.weight"], allow_unused=True) == (None,)
 
 
 def test_ctc_alone_needs_no_decoder() -> None:
     parameters = {name: tensor.requires_grad_() for name, tensor in own_weights(PLAIN).items()}
-    value = loss(parameters, heard(0, 1), settings=replace(PLAIN, mu=0.0), draws=Draws(1))
+    value = loss(parameters, golden_batch(0, 1), settings=replace(PLAIN, mu=0.0), draws=Draws(1))
     assert torch.autograd.grad(value, parameters["output.weight"], allow_unused=True) == (None,)
 
 
@@ -124,14 +124,16 @@ def test_a_decoder_that_was_never_trained_decides_nothing() -> None:
     for factor in (1.0, -3.0):
         parameters = own_weights(settings)
         parameters["output.weight"] = parameters["output.weight"] * factor
-        texts = search(parameters, heard(0, 1), settings=settings, how=SearchOptions(width=2))
+        texts = search(parameters, golden_batch(0, 1), settings=settings, how=SearchOptions(width=2))
         found.append([own[0].tokens for own in texts])
     assert found[0] == found[1]
 
 
 def test_dropout_follows_its_seed() -> None:
     settings = replace(PLAIN, dropout=0.3)
-    values = [loss(own_weights(settings), heard(0, 1), settings=settings, draws=Draws(seed)) for seed in (1, 1, 2)]
+    values = [
+        loss(own_weights(settings), golden_batch(0, 1), settings=settings, draws=Draws(seed)) for seed in (1, 1, 2)
+    ]
     assert torch.equal(values[0], values[1])
     assert not torch.equal(values[0], values[2])
 
@@ -202,5 +204,7 @@ def test_as_released_padding_is_heard_as_silence() -> None:
 
 def test_as_released_padding_changes_the_result() -> None:
     parameters = weights()
-    one, two = (encode(parameters, batch, settings=SETTINGS).memory_UTD for batch in (heard(1), heard(1, 0)))
+    one, two = (
+        encode(parameters, batch, settings=SETTINGS).memory_UTD for batch in (golden_batch(1), golden_batch(1, 0))
+    )
     assert not torch.allclose(one[0], two[0, : one.shape[1]])

@@ -21,7 +21,7 @@ GOLDEN = json.loads(FILE.read_text())
 CLOSE: dict[str, float] = {"rtol": 1.5e-4, "atol": 1.5e-5}
 
 
-def heard() -> Features:
+def golden_batch() -> Features:
     return Features(features(), torch.tensor(FRAMES), *padded_tokens(TOKENS))
 
 
@@ -31,7 +31,7 @@ def close(ours: torch.Tensor, theirs: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["evaluation", "training"])
 def test_outputs_and_losses_are_speechbrains(mode: str) -> None:
-    golden, training, batch = GOLDEN[mode], mode == "training", heard()
+    golden, training, batch = GOLDEN[mode], mode == "training", golden_batch()
     encoded = encode(weights(), batch, settings=SETTINGS, training=training)
     close(encoded.memory_UTD, golden["memory"])
     close(encoded.ctc_log_probs_UTV, golden["ctc_log_probs"])
@@ -51,7 +51,7 @@ def test_outputs_and_losses_are_speechbrains(mode: str) -> None:
 def test_gradients_are_speechbrains(mode: str) -> None:
     golden, draws = GOLDEN[mode], Draws(1) if mode == "training" else None
     parameters = {name: tensor.requires_grad_() for name, tensor in weights().items()}
-    found = loss(parameters, heard(), settings=SETTINGS, draws=draws)
+    found = loss(parameters, golden_batch(), settings=SETTINGS, draws=draws)
     names = list(golden["gradient_norms"])
     gradients = torch.autograd.grad(found, [parameters[name] for name in names])
     assert set(names) | running_statistics(SETTINGS) == parameters.keys()
@@ -61,7 +61,7 @@ def test_gradients_are_speechbrains(mode: str) -> None:
 def test_statistics_go_where_batch_norm_takes_them() -> None:
     """What arrives as their gradient is the way back."""
     parameters = {name: tensor.requires_grad_() for name, tensor in weights().items()}
-    found = loss(parameters, heard(), settings=SETTINGS, draws=Draws(1))
+    found = loss(parameters, golden_batch(), settings=SETTINGS, draws=Draws(1))
     for name, after in GOLDEN["training"]["statistics"].items():
         (back,) = torch.autograd.grad(found, parameters[name], retain_graph=True)
         close(parameters[name] - back, after)

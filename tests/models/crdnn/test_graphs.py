@@ -1,6 +1,6 @@
 """A recorded decoder computes what the plain one computes: loss, gradients, chance, whatever the padding.
 
-Without a GPU the recorder does the work again (`Again`): what is tested then is everything but CUDA itself. On a CUDA
+Without a GPU the recorder does the work again (`ReplayingRecorder`): what is tested then is everything but CUDA itself. On a CUDA
 device the same tests run on real graphs, and the whole model against the CPU.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.again import Again
-from tests.models.crdnn.test_crdnn import PLAIN, heard, own_weights
+from tests.models.crdnn.test_crdnn import PLAIN, golden_batch, own_weights
+from tests.models.replaying_recorder import ReplayingRecorder
 from torch import Tensor
 
 from sottovoce.models.attention_search import SearchOptions
@@ -31,7 +31,7 @@ def leaves(settings: Settings, device: torch.device = DEVICE) -> dict[str, Tenso
 
 
 def batch(*utterances: int, padding: int = 0, device: torch.device = DEVICE) -> Features:
-    made = heard(*utterances, padding=padding)
+    made = golden_batch(*utterances, padding=padding)
     return replace(made, features_UTF=made.features_UTF.to(device))
 
 
@@ -43,7 +43,9 @@ def gradients(parameters: dict[str, Tensor], given: Features, *, settings: Setti
 def recorded(parameters: dict[str, Tensor], settings: Settings, *, room: int = 100) -> dict[str, Any]:
     made: list[Any] = []
     for record in (graphs.recorded_encoder, graphs.recorded_decoder):
-        recorder = CudaRecorder(torch.device("cuda", 0), keep_free_bytes=0) if CUDA and room else Again(room=room)
+        recorder = (
+            CudaRecorder(torch.device("cuda", 0), keep_free_bytes=0) if CUDA and room else ReplayingRecorder(room=room)
+        )
         made.append(record(parameters, settings=settings, recorder=recorder))
     return dict(zip(("encode", "log_probs"), made, strict=True))
 
@@ -61,33 +63,33 @@ BATCHES = ((0, 1), (1,), (1, 0), (0, 1))
 def test_a_recorded_model_gives_the_same_loss_and_gradients(norm: str, room: int) -> None:
     settings = replace(PLAIN, norm=norm)  # type: ignore[arg-type]
     parameters = leaves(settings)
-    ways = recorded(parameters, settings, room=room)
+    functions = recorded(parameters, settings, room=room)
     for utterances in BATCHES:
         with torch.no_grad():  # the same addresses, other values
             parameters["gru.input.weight"].mul_(0.9)
             parameters["rnn.1.backward.recurrent.weight"].mul_(0.9)
         plain = gradients(parameters, batch(*utterances), settings=settings)
-        close(gradients(parameters, batch(*utterances), settings=settings, **ways), plain)
+        close(gradients(parameters, batch(*utterances), settings=settings, **functions), plain)
 
 
 def test_dropout_follows_its_seed() -> None:
     """In the decoder as in a plain run; in the encoder, whose lines are padded, at least the same every time."""
     settings = replace(PLAIN, dropout=0.4)
     parameters = leaves(settings)
-    ways = recorded(parameters, settings)
+    functions = recorded(parameters, settings)
     for utterances in BATCHES:
         plain = gradients(parameters, batch(*utterances), settings=settings)
-        close(gradients(parameters, batch(*utterances), settings=settings, log_probs=ways["log_probs"]), plain)
-        found = [gradients(parameters, batch(*utterances), settings=settings, **ways) for _ in range(2)]
+        close(gradients(parameters, batch(*utterances), settings=settings, log_probs=functions["log_probs"]), plain)
+        found = [gradients(parameters, batch(*utterances), settings=settings, **functions) for _ in range(2)]
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_evaluation_runs_plainly() -> None:
     parameters = leaves(PLAIN)
-    ways = recorded(parameters, PLAIN, room=0)
+    functions = recorded(parameters, PLAIN, room=0)
     for scope in (torch.no_grad(), torch.enable_grad()):
         with scope:
-            value = loss(parameters, batch(0, 1), settings=PLAIN, draws=None, **ways)
+            value = loss(parameters, batch(0, 1), settings=PLAIN, draws=None, **functions)
             torch.testing.assert_close(value, loss(parameters, batch(0, 1), settings=PLAIN, draws=None), **CLOSE)
 
 

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.again import Again
-from tests.models.crdnn.test_crdnn import CLOSE, PLAIN, heard, own_weights
+from tests.models.crdnn.test_crdnn import CLOSE, PLAIN, golden_batch, own_weights
+from tests.models.replaying_recorder import ReplayingRecorder
 from torch import Tensor
 
 from sottovoce.models import lstm
@@ -38,7 +38,7 @@ def models(count: int, settings: Settings) -> list[dict[str, Tensor]]:
 
 
 def batch_of(batches: Sequence[Sequence[int]]) -> tuple[Features, list[int]]:
-    together = end_to_end([heard(*own) for own in batches if own])
+    together = end_to_end([golden_batch(*own) for own in batches if own])
     return together, [client for client, own in enumerate(batches) for _ in own]
 
 
@@ -65,7 +65,7 @@ def test_losses_and_gradients_are_those_of_clients_alone(settings: Settings, mu:
             assert not any(gradient[client].any() for gradient in gradients)
             continue
         alone = {name: tensor.requires_grad_() for name, tensor in model.items()}
-        expected = loss(alone, heard(*batch), settings=settings, draws=drawn)
+        expected = loss(alone, golden_batch(*batch), settings=settings, draws=drawn)
         torch.testing.assert_close(found_N[client], expected, **CLOSE)
         expected_gradients = torch.autograd.grad(
             expected, list(alone.values()), allow_unused=True, materialize_grads=True
@@ -78,7 +78,7 @@ def test_losses_and_gradients_are_those_of_clients_alone(settings: Settings, mu:
 def test_one_client_with_one_utterance_is_pooled_as_alone(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masked bins are equal: rounding says which is the largest and has the gradient, and the layout how to round."""
     own = {name: p.double() for name, p in FAMILY.init(settings, generator=torch_stream(5, "init")).items()}
-    batch, layouts, conv2d = heard(1), list[tuple[int, ...]](), F.conv2d
+    batch, layouts, conv2d = golden_batch(1), list[tuple[int, ...]](), F.conv2d
     batch.features_UTF[:, :, 20:60] = 0
 
     def seen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def test_what_is_not_trained_may_be_shared() -> None:
         stack[name] = own[0][name]
     together, rows_U = batch_of([(0,), (0,)])
     found_N = stacked_losses(stack, together, rows_U=rows_U, clients=2, settings=PLAIN, draws=[Draws(1), Draws(2)])
-    expected = loss(own[0], heard(0), settings=PLAIN, draws=Draws(1))
+    expected = loss(own[0], golden_batch(0), settings=PLAIN, draws=Draws(1))
     torch.testing.assert_close(found_N, expected.expand(2), **CLOSE)
 
 
@@ -157,7 +157,9 @@ def test_a_convolution_over_steps_is_a_product(steps: int) -> None:
 def test_recorded_stacks_are_the_plain_ones(settings: Settings) -> None:
     """Also padded to few shapes, with weights that have moved, and after the stack was made anew."""
     padding = {"frame_multiple": 4 * 8, "token_multiple": 4}
-    recorded = partial(stacked_losses, record=RecordedStacks(lambda _: Again()), settings=settings, **padding)
+    recorded = partial(
+        stacked_losses, record=RecordedStacks(lambda _: ReplayingRecorder()), settings=settings, **padding
+    )
     for batches in (BATCHES, BATCHES[:1], BATCHES):
         own = models(len(batches), settings)
         draws = [Draws(number) if batch else None for number, batch in enumerate(batches)]
@@ -178,7 +180,7 @@ def test_recorded_stacks_are_the_plain_ones(settings: Settings) -> None:
 def test_a_part_of_a_model_is_not_recorded() -> None:
     stack = {name: tensor[None] for name, tensor in models(1, PLAIN)[0].items()}
     stack["ctc.weight"].requires_grad_()
-    assert not RecordedStacks(lambda _: Again())(stack, PLAIN)
+    assert not RecordedStacks(lambda _: ReplayingRecorder())(stack, PLAIN)
 
 
 def test_stacks_are_recorded_for_long_training_on_a_gpu_alone() -> None:

@@ -54,7 +54,7 @@ def weights(dtype: torch.dtype = torch.float64, *, sure: float = 1.0, blank: flo
 TALKATIVE = {"sure": 6.0, "blank": 2.0}  # writes nothing, one token or several at a step
 
 
-def heard(*utterances: NDArray[np.int16], texts: list[list[int]] | None = None) -> Any:
+def features_of(*utterances: NDArray[np.int16], texts: list[list[int]] | None = None) -> Any:
     return extract_features(record_lines(list(utterances), texts), settings=SETTINGS, dtype=torch.float64)
 
 
@@ -77,23 +77,23 @@ def test_features_are_the_same_in_lines_and_end_to_end_and_zero_behind_an_uttera
 def test_no_step_looks_ahead() -> None:
     """Whatever is said after a step's last window changes nothing, and what is said in it does."""
     before, parameters = noise(16_000), weights()
-    expected, lengths = encode_features(parameters, heard(before), settings=SETTINGS)
+    expected, lengths = encode_features(parameters, features_of(before), settings=SETTINGS)
     step = 12
     end = (step + 1) * 480 + 240  # a step of 30 ms, and 15 ms of its last frame's window
     after = before.copy()
     after[end:] = noise(16_000, seed=3)[end:]
-    found, _ = encode_features(parameters, heard(after), settings=SETTINGS)
+    found, _ = encode_features(parameters, features_of(after), settings=SETTINGS)
     assert lengths.tolist() == [32]
     torch.testing.assert_close(found[:, : step + 1], expected[:, : step + 1], **CLOSE)
     assert not torch.allclose(found[:, step + 1], expected[:, step + 1])
     after[end - 60 : end] = 0
-    found, _ = encode_features(parameters, heard(after), settings=SETTINGS)
+    found, _ = encode_features(parameters, features_of(after), settings=SETTINGS)
     assert not torch.allclose(found[:, step], expected[:, step])
 
 
 @pytest.mark.parametrize("steps", [1, 5, 31])
 def test_an_encoder_that_carries_its_state_on_computes_the_same(steps: int) -> None:
-    parameters, features = weights(), heard(noise(16_000))
+    parameters, features = weights(), features_of(noise(16_000))
     expected, _ = encode_features(parameters, features, settings=SETTINGS)
     state, found = None, []
     for first in range(0, 96, 3 * steps):
@@ -107,16 +107,14 @@ def test_an_encoder_that_carries_its_state_on_computes_the_same(steps: int) -> N
 def test_a_stream_writes_what_the_whole_recording_does(samples: int) -> None:
     parameters, speech = weights(torch.float32, **TALKATIVE), noise(40_000)
     features = extract_features(record_lines([speech]), settings=SETTINGS)
-    (whole,), heard_so_far, found = search(parameters, features, settings=SETTINGS, how=GREEDY)[0], None, []
+    (whole,), state, found = search(parameters, features, settings=SETTINGS, how=GREEDY)[0], None, []
     for first in range(0, len(speech), samples):
-        tokens, heard_so_far = recognise_stream(
-            parameters, speech[first : first + samples], heard_so_far, settings=SETTINGS
-        )
+        tokens, state = recognise_stream(parameters, speech[first : first + samples], state, settings=SETTINGS)
         found += tokens
     assert len(whole.tokens) > 10
     assert found == list(zip(whole.tokens, whole.frames, strict=True))
-    assert isinstance(heard_so_far, StreamState)
-    assert len(heard_so_far.left_N) < 480 + 240
+    assert isinstance(state, StreamState)
+    assert len(state.left_N) < 480 + 240
 
 
 def test_padding_changes_no_loss_and_no_gradient() -> None:
@@ -125,7 +123,7 @@ def test_padding_changes_no_loss_and_no_gradient() -> None:
     found = []
     for utterances, said in (([short], texts[:1]), ([long], texts[1:]), ([short, long], texts)):
         parameters = {name: p.requires_grad_() for name, p in weights().items()}
-        value = loss(parameters, heard(*utterances, texts=said), settings=SETTINGS, draws=None)
+        value = loss(parameters, features_of(*utterances, texts=said), settings=SETTINGS, draws=None)
         found.append([value, *torch.autograd.grad(value, list(parameters.values()))])
     for one, other, both in zip(*found, strict=True):
         torch.testing.assert_close(both, (one + other) / 2, **CLOSE)
@@ -133,7 +131,7 @@ def test_padding_changes_no_loss_and_no_gradient() -> None:
 
 def test_it_learns_an_utterance_by_heart() -> None:
     """And both searches then write it."""
-    features = heard(noise(4_000), texts=[[1, 2, 1]])
+    features = features_of(noise(4_000), texts=[[1, 2, 1]])
     parameters = {name: p.requires_grad_() for name, p in weights().items()}
     optimiser = torch.optim.Adam(parameters.values(), lr=0.03)
     for _ in range(150):
@@ -148,10 +146,10 @@ def test_it_learns_an_utterance_by_heart() -> None:
 def test_a_text_may_be_longer_than_its_speech_and_empty_but_speech_has_a_step() -> None:
     assert unusable(SETTINGS, 400 + 2 * 160, [1] * 50) is None
     assert unusable(SETTINGS, 400 + 2 * 160 - 1, [1]) == "too short for one encoder step"
-    long = loss(weights(), heard(noise(720), texts=[[1, 2, 3, 4] * 3]), settings=SETTINGS, draws=None)
-    empty = loss(weights(), heard(noise(720), texts=[[]]), settings=SETTINGS, draws=None)
+    long = loss(weights(), features_of(noise(720), texts=[[1, 2, 3, 4] * 3]), settings=SETTINGS, draws=None)
+    empty = loss(weights(), features_of(noise(720), texts=[[]]), settings=SETTINGS, draws=None)
     assert float(long) > float(empty) > 0
-    assert float(loss(weights(), heard(noise(300), texts=[[1]]), settings=SETTINGS, draws=None)) == 0
+    assert float(loss(weights(), features_of(noise(300), texts=[[1]]), settings=SETTINGS, draws=None)) == 0
 
 
 def test_a_search_reads_what_training_reads() -> None:
@@ -186,7 +184,7 @@ def plainly(parameters: dict[str, Tensor], encoded_TD: Tensor) -> tuple[list[int
 def test_greedy_search_is_the_plain_loop(blank: float) -> None:
     parameters = weights(sure=6.0, blank=blank)
     utterances = [noise(16_000), noise(5_000, seed=2), noise(300), noise(11_000, seed=4)]
-    encoded, lengths = encode_features(parameters, heard(*utterances), settings=SETTINGS)
+    encoded, lengths = encode_features(parameters, features_of(*utterances), settings=SETTINGS)
     found, _ = searching.search_greedily(parameters, encoded, lengths, settings=SETTINGS)
     assert lengths.tolist() == [32, 9, 0, 22]
     for own, encoded_TD, length in zip(found, encoded, lengths.tolist(), strict=True):
@@ -202,7 +200,7 @@ def test_a_beam_that_holds_everything_finds_every_texts_probability(monkeypatch:
     monkeypatch.setattr(searching, "MOST_AT_ONCE", 2)
     settings = replace(SETTINGS, tokens=3)
     parameters = {name: p.double() for name, p in init(settings, generator=torch_stream(6, "init")).items()}
-    encoded, lengths = encode_features(parameters, heard(noise(720 + 2 * 480)), settings=SETTINGS)
+    encoded, lengths = encode_features(parameters, features_of(noise(720 + 2 * 480)), settings=SETTINGS)
     assert lengths.tolist() == [3]
     (found,) = searching.search_with_beam(
         parameters, encoded, lengths, settings=settings, how=SearchOptions(width=200, temperature=1.0)
@@ -219,7 +217,7 @@ def test_a_beam_that_holds_everything_finds_every_texts_probability(monkeypatch:
 
 
 def test_a_wide_beam_finds_a_text_at_least_as_probable_as_the_greedy_one() -> None:
-    parameters, features = weights(sure=3.0), heard(noise(9_000), noise(7_000, seed=2))
+    parameters, features = weights(sure=3.0), features_of(noise(9_000), noise(7_000, seed=2))
     encoded, lengths = encode_features(parameters, features, settings=SETTINGS)
     wide = searching.search_transducer(
         parameters,
@@ -236,7 +234,7 @@ def test_a_wide_beam_finds_a_text_at_least_as_probable_as_the_greedy_one() -> No
 
 
 def test_a_language_model_ranks_the_beams_texts() -> None:
-    parameters, features = weights(sure=3.0), heard(noise(9_000))
+    parameters, features = weights(sure=3.0), features_of(noise(9_000))
     how = SearchOptions(width=8, temperature=1.0, normalised=False)
     (plain,) = search(parameters, features, settings=SETTINGS, how=how)
     disliked = plain[0].tokens

@@ -57,11 +57,11 @@ def test_features_are_the_released_ones(speech: torch.Tensor) -> None:
 
 
 def test_an_utterance_sounds_the_same_in_any_batch_and_is_normalised(speech: torch.Tensor) -> None:
-    def heard(*lengths: int) -> Features:
+    def features_of(*lengths: int) -> Features:
         sounds = [line[:length].numpy() for line, length in zip(speech, lengths, strict=False)]
         return extract_features(record(sounds, [[1]] * len(sounds)), settings=RELEASED)
 
-    alone, together = heard(2_500), heard(2_500, 4_000)
+    alone, together = features_of(2_500), features_of(2_500, 4_000)
     frames = frame_count(2_500)
     assert torch.allclose(together.features_UTF[0, :frames], alone.features_UTF[0], atol=1e-5)
     assert not together.features_UTF[0, frames:].any()

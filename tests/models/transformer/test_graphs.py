@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.models.again import Again
+from tests.models.replaying_recorder import ReplayingRecorder
 from torch import Tensor
 
 from sottovoce.flat.layout import Layout
@@ -34,7 +34,7 @@ def graphed(own: dict[str, Tensor], *, settings: Settings = SETTINGS, room: int 
     if CUDA:
         return graphed_blocks(own, settings=settings, keep_free_bytes=0)
     names = ([f"blocks.{layer:02d}.{name}" for name in BLOCK_NAMES] for layer in range(settings.layers))
-    return GraphedBlocks([BlockWeights(*map(own.get, block)) for block in names], recorder=Again(room=room))
+    return GraphedBlocks([BlockWeights(*map(own.get, block)) for block in names], recorder=ReplayingRecorder(room=room))
 
 
 def batch(number: int, *, frames: int = 24) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The transducer: its settings, its prediction network, its joint.
 
     speech ─► encoder ─► f ─┐
-                            ├─► tanh(f + g) ─► output ─► the blank: go on listening; a token: write it, and ask again
+                            ├─► tanh(f + g) ─► output ─► the blank: next step; a token: write it, and ask again
     tokens ─► embedding ─► LSTMs ─► g ─┘
 
 Output 0 is the blank, and what stands before a text's first token.

@@ -172,7 +172,7 @@ class GraphedBlocks:
             self._turn.number += 1  # recording uses the pool: a pass that is still under way is lost
             activation_bytes = ACTIVATIONS_PER_INPUT * len(self._stack) * x_BTD.numel() * x_BTD.element_size()
             self._recorded[key] = None
-            if self._recorder.has_room(activation_bytes):
+            if self._recorder.has_memory_for(activation_bytes):
                 self._recorded[key] = _record(
                     x_BTD, where, self._stack, block=self._block, recorder=self._recorder, options=options
                 )

@@ -9,13 +9,13 @@ from torch import Tensor
 from sottovoce.models.cuda_graphs import GraphRecorder, Replay
 
 
-class Again(GraphRecorder):
+class ReplayingRecorder(GraphRecorder):
     """Does the work again, and remembers for how many shapes there is room."""
 
     def __init__(self, *, room: int = 100) -> None:
         self.room = room
 
-    def has_room(self, activation_bytes: int) -> bool:
+    def has_memory_for(self, activation_bytes: int) -> bool:
         self.room -= 1
         return self.room >= 0
 
