@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
 
 
 @dataclass
-class Family:
+class ProcessTree:
     """A running command: the number of its first process, and where its standard error goes."""
 
     guard: "subprocess.Popen[str]"
@@ -37,14 +37,16 @@ class Family:
 
 
 @contextmanager
-def started(command: Sequence[object], *, said: Path, environment: Mapping[str, str] | None = None) -> Iterator[Family]:
+def started(
+    command: Sequence[object], *, said: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[ProcessTree]:
     """`command`, running; whoever is left of it at the end of the block is killed."""
     arguments = [sys.executable, __file__, str(said), *map(str, command)]
     around = os.environ | (environment or {})
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=around) as guard:
         assert guard.stdout is not None
         try:
-            yield Family(guard, int(guard.stdout.readline()), said)
+            yield ProcessTree(guard, int(guard.stdout.readline()), said)
         finally:
             guard.terminate()
 

@@ -141,17 +141,21 @@ def _run(
     memory_BTD = memory_UTD.repeat_interleave(width, dim=0)
     lengths_B = beams.lengths_U.repeat_interleave(width)
     state = decoder.start(memory_BTD, lengths_B)
-    ctc = None if ctc_log_probs_UTV is None else ctc_prefix.begin(ctc_log_probs_UTV, beams.lengths_U, prefixes=width)
+    ctc = (
+        None
+        if ctc_log_probs_UTV is None
+        else ctc_prefix.begin_prefixes(ctc_log_probs_UTV, beams.lengths_U, prefixes=width)
+    )
     steps_a_question = STEPS_A_QUESTION.get(memory_UTD.device.type, 1)
     for step in range(beams.steps):
         log_probs_BV, after, attention_BT = decoder.step(memory_BTD, lengths_B, beams.tokens_UK.flatten(), state)
-        following_UKV = None if ctc is None else ctc_prefix.following(*ctc)
+        following_UKV = None if ctc is None else ctc_prefix.score_following(*ctc)
         log_probs_UKV = log_probs_BV.float().view(-1, width, log_probs_BV.shape[-1])
         peaks_UK = attention_BT.argmax(dim=-1).view(-1, width)
         beams.advance(step, _weighted(log_probs_UKV, following_UKV, how=how), peaks_UK)
         state = _gathered(state, after, beams.parent_rows())
         if ctc is not None and following_UKV is not None:
-            ctc = ctc[0], ctc_prefix.extend(*ctc, following_UKV, beams.parents_UK, beams.tokens_UK)
+            ctc = ctc[0], ctc_prefix.extend_prefixes(*ctc, following_UKV, beams.parents_UK, beams.tokens_UK)
         if (step + 1) % steps_a_question:
             continue
         unfinished = beams.unfinished()

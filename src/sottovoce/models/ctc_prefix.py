@@ -10,7 +10,7 @@ and so a cumulative sum in logarithms; scores of all tokens at once are a matrix
 Shapes: U utterances, K prefixes of each, T frames, T+1 with the moment before the first, V outputs (the blank first).
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ from sottovoce.models.ctc import BLANK
 IMPOSSIBLE = -1e3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frames:
+class Frames(NamedTuple):
     """What CTC says of each frame, in float64; behind an utterance's end (`over`), a certain blank."""
 
     log_probs_UTV: Tensor
@@ -31,11 +30,10 @@ class Frames:
     over_UT: Tensor
 
     def take(self, utterances: Tensor) -> "Frames":
-        return Frames(self.log_probs_UTV[utterances], self.probs_UTV[utterances], self.over_UT[utterances])
+        return Frames(*(tensor[utterances] for tensor in self))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prefixes:
+class Prefixes(NamedTuple):
     """Texts that have begun: alignments that end in their last token or in a blank, by frame, and that last token."""
 
     in_token_UKT: Tensor  # both of these with T+1 moments
@@ -44,15 +42,10 @@ class Prefixes:
     last_UK: Tensor  # the blank before the first token
 
     def take(self, utterances: Tensor) -> "Prefixes":
-        return Prefixes(
-            self.in_token_UKT[utterances],
-            self.in_blank_UKT[utterances],
-            self.scores_UK[utterances],
-            self.last_UK[utterances],
-        )
+        return Prefixes(*(tensor[utterances] for tensor in self))
 
 
-def begin(log_probs_UTV: Tensor, lengths_U: Tensor, *, prefixes: int) -> tuple[Frames, Prefixes]:
+def begin_prefixes(log_probs_UTV: Tensor, lengths_U: Tensor, *, prefixes: int) -> tuple[Frames, Prefixes]:
     """Frames of utterances, and as many empty prefixes of each."""
     utterances, frames, _ = log_probs_UTV.shape
     log_probs_UTV = log_probs_UTV.double().clamp(min=IMPOSSIBLE)
@@ -67,7 +60,7 @@ def begin(log_probs_UTV: Tensor, lengths_U: Tensor, *, prefixes: int) -> tuple[F
     )
 
 
-def following(frames: Frames, prefixes: Prefixes) -> Tensor:
+def score_following(frames: Frames, prefixes: Prefixes) -> Tensor:
     """log p(c … | h …) of every next token c, and of the end in the blank's place: [U, K, V], at least `IMPOSSIBLE`.
 
     A token's alignments begin in a frame right after those of the prefix; an equal token needs a blank between.
@@ -86,7 +79,7 @@ def following(frames: Frames, prefixes: Prefixes) -> Tensor:
     return (scores_UKV - prefixes.scores_UK[..., None]).nan_to_num(nan=IMPOSSIBLE).clamp(IMPOSSIBLE, 0.0)
 
 
-def extend(
+def extend_prefixes(
     frames: Frames, prefixes: Prefixes, following_UKV: Tensor, parents_UK: Tensor, tokens_UK: Tensor
 ) -> Prefixes:
     """Prefix `parents_UK` of each utterance with one token more; what ends (with the blank) may become anything."""

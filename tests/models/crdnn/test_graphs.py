@@ -1,7 +1,7 @@
 """A recorded decoder computes what the plain one computes: loss, gradients, chance, whatever the padding.
 
-Without a GPU the recorder does the work again (`ReplayingRecorder`): what is tested then is everything but CUDA itself. On a CUDA
-device the same tests run on real graphs, and the whole model against the CPU.
+Without a GPU the recorder does the work again (`ReplayingRecorder`): what is tested then is everything but CUDA
+itself. On a CUDA device the same tests run on real graphs, and the whole model against the CPU.
 """
 
 from dataclasses import replace
