@@ -19,7 +19,8 @@ from sottovoce.deployment import keys
 from sottovoce.deployment.network import in_words
 from sottovoce.deployment.roster import entry
 from sottovoce.federated.cohort import ClientsHere, CohortSum
-from sottovoce.models.recogniser import PARAMETERS, Recogniser
+from sottovoce.models.model_files import PARAMETERS
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store

@@ -15,7 +15,8 @@ import sottovoce as package
 from sottovoce import naming
 from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
-from sottovoce.models.recogniser import CONFIG, create_recogniser, load_recogniser, save_recogniser
+from sottovoce.models.model_files import CONFIG
+from sottovoce.models.recogniser import create_recogniser, load_recogniser, save_recogniser
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.settings import Settings
 from sottovoce.seeds import torch_stream

@@ -27,7 +27,8 @@ from sottovoce.deployment.serving import reach
 from sottovoce.federated.client_wer import ListenersHere
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.files import read_json
-from sottovoce.models.recogniser import PARAMETERS, Recogniser
+from sottovoce.models.model_files import PARAMETERS
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store

@@ -18,7 +18,7 @@ from sottovoce.deployment.link import Answer
 from sottovoce.deployment.messages import Kind, peek_order
 from sottovoce.deployment.network import with_noise_by_clients
 from sottovoce.federated.cohort import as_sent
-from sottovoce.models.recogniser import PARAMETERS
+from sottovoce.models.model_files import PARAMETERS
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.checkpoint import LATEST
 from sottovoce.training.run_folder import DIAGNOSTICS, LEDGER

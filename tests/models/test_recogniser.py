@@ -13,10 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from sottovoce.errors import InputError
 from sottovoce.models.family import REGISTERED, find_family
+from sottovoce.models.model_files import CONFIG, PARAMETERS, TOKENS
 from sottovoce.models.recogniser import (
-    CONFIG,
-    PARAMETERS,
-    TOKENS,
     Recogniser,
     adapt_parameters,
     create_recogniser,

@@ -24,12 +24,7 @@ from sottovoce.digests import content_digest, weights_digest
 from sottovoce.errors import InputError
 from sottovoce.files import check_file, named_inside, read_file, sealed, unsealed, write_json, written_atomically
 from sottovoce.models.family import Family, Parameters, find_family
-from sottovoce.models.model_files import CONFIG as CONFIG
-from sottovoce.models.model_files import FROZEN as FROZEN
-from sottovoce.models.model_files import PARAMETERS as PARAMETERS
-from sottovoce.models.model_files import PART as PART
-from sottovoce.models.model_files import TOKENS as TOKENS
-from sottovoce.models.model_files import description_digest
+from sottovoce.models.model_files import CONFIG, FROZEN, PARAMETERS, PART, TOKENS, description_digest
 from sottovoce.models.trainable import Frozen, low_rank_names
 from sottovoce.naming import importing_nothing
 from sottovoce.parsing import Unreadable, parse_json, shown

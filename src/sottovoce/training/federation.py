@@ -27,7 +27,8 @@ from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.round import Round, RoundState, run_round
 from sottovoce.federated.time_line import NOTHING_LEFT
 from sottovoce.flat.layout import Layout
-from sottovoce.models.recogniser import FROZEN, Recogniser, TrainedPart, digest_recogniser, save_frozen
+from sottovoce.models.model_files import FROZEN
+from sottovoce.models.recogniser import Recogniser, TrainedPart, digest_recogniser, save_frozen
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger import BudgetSpent, Ledger
 from sottovoce.privacy.ledger_records import AttemptsUsed

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from sottovoce.config import Recipe, as_yaml, is_recipe, load_recipe, plain_name
 from sottovoce.errors import InputError
 from sottovoce.files import read_json
-from sottovoce.models.recogniser import PARAMETERS, Recogniser, load_recogniser
+from sottovoce.models.model_files import PARAMETERS
+from sottovoce.models.recogniser import Recogniser, load_recogniser
 from sottovoce.naming import importing_nothing
 from sottovoce.store import Store
 from sottovoce.training.run_folder import CONFIG, INPUTS, RESULTS
