@@ -12,6 +12,7 @@ Shapes: U utterances, T frames, F features, V tokens with the blank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,19 +51,20 @@ def ctc_family(
     A frame of its output stands for `stride` frames of 10 ms. `token_tensors` are the parameters of the output layer.
     `fixed` names layers (as in `module.get_submodule`) whose buffers stay as they are.
     """
-    made = _Made(build, stride, fixed)
+    module = FunctionalModule(build, fixed)
+    ctc_module = _CtcModule(module, stride)
     return Family(
         name=name,
         Options=Options,
         Settings=Settings,
         smoke_options=smoke_options,
-        shapes=made.shapes,
-        init=made.init,
-        unusable=made.unusable,
+        shapes=module.shapes,
+        init=module.init,
+        unusable=ctc_module.unusable,
         draw=draw_seeds,
-        loss=made.loss,
+        loss=ctc_module.loss,
         front_end=FrontEnd(narrow=_narrow),
-        recognition=Recognition(emit=made.emit, samples_per_frame=made.samples_per_frame),
+        recognition=Recognition(emit=ctc_module.emit, samples_per_frame=ctc_module.samples_per_frame),
         transfer=Transfer(token_tensors=token_tensors),
     )
 
@@ -78,12 +80,11 @@ def draw_seeds(_settings: Any, utterances: Sequence[int], *, generator: torch.Ge
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What `build` makes, as functions of settings and parameters."""
+class FunctionalModule:
+    """What `build` makes, as functions of settings and parameters; `fixed` are as for `ctc_family`."""
 
     build: Build
-    stride: int
-    fixed: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
 
     def shapes(self, settings: Any) -> dict[str, tuple[int, ...]]:
         """Without memory for the parameters, where the module can be made so: settings may ask for more than there is.
@@ -103,37 +104,44 @@ class _Made:
             module = self.build(settings)
         return {name: p.detach().clone() for name, p in module.named_parameters()}
 
+    def call(self, parameters: Parameters, *inputs: Tensor, settings: Any, training: bool) -> Any:
+        """What `forward` makes of `inputs`, the floating-point ones in the parameters' precision."""
+        module, whole = build_skeleton(self, settings, training=training), with_corrections(parameters)
+        device, dtype = inputs[0].device, next(iter(whole.values())).dtype
+        buffers = {name: _as(buffer, device, dtype) for name, buffer in module.named_buffers()}
+        given = tuple(own.to(dtype) if own.is_floating_point() else own for own in inputs)
+        return functional_call(module, {**buffers, **whole}, given)
+
+
+@dataclass(frozen=True)
+class _CtcModule:
+    """The functions of a family whose module gives scores of tokens; see `ctc_family`."""
+
+    module: FunctionalModule
+    stride: int
+
     def unusable(self, _settings: Any, samples: int, tokens: Sequence[int]) -> str | None:
         return ctc.text_obstacle(tokens, frames=frame_count(samples) // self.stride)
 
     def samples_per_frame(self, _settings: Any) -> int:
         return self.stride * HOP_SAMPLES
 
-    def emit(self, parameters: Parameters, features: Features, *, settings: Any) -> tuple[Tensor, Tensor]:
-        return self._called(parameters, features, settings, training=False)
+    def emit(
+        self, parameters: Parameters, features: Features, *, settings: Any, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        inputs = (features.features_UTF, features.frames_U)
+        scores_UTV, lengths_U = self.module.call(parameters, *inputs, settings=settings, training=training)
+        return ctc.log_softmax(scores_UTV), lengths_U.cpu()
 
     def loss(self, parameters: Parameters, features: Features, *, settings: Any, draws: int | None) -> Tensor:
-        if draws is None:
-            log_probs_UTV, lengths_U = self.emit(parameters, features, settings=settings)
-        else:
-            with seeded_kernels(draws, device=features.features_UTF.device):
-                log_probs_UTV, lengths_U = self._called(parameters, features, settings, training=True)
-        return ctc.mean_ctc_loss(log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U)
-
-    def _called(
-        self, parameters: Parameters, features: Features, settings: Any, *, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        module, whole = build_skeleton(self, settings, training=training), with_corrections(parameters)
-        device, dtype = features.features_UTF.device, next(iter(whole.values())).dtype
-        buffers = {name: _as(buffer, device, dtype) for name, buffer in module.named_buffers()}
-        scores_UTV, lengths_U = functional_call(
-            module, {**buffers, **whole}, (features.features_UTF.to(dtype), features.frames_U)
-        )
-        return ctc.log_softmax(scores_UTV), lengths_U.cpu()
+        seeded = nullcontext() if draws is None else seeded_kernels(draws, device=features.features_UTF.device)
+        with seeded:
+            emitted = self.emit(parameters, features, settings=settings, training=draws is not None)
+        return ctc.mean_ctc_loss(*emitted, features.tokens_UL, features.token_lengths_U)
 
 
 @cache
-def build_skeleton(made: _Made, settings: Any, *, training: bool) -> nn.Module:
+def build_skeleton(made: FunctionalModule, settings: Any, *, training: bool) -> nn.Module:
     """A module to be called with parameters from outside, in training or not; refused where it keeps count of data."""
     with seeded_kernels(0, device=torch.device("cpu")):
         module = made.build(settings)

@@ -203,12 +203,8 @@ def forward(
     frames = padded_output_frames(features_BTF.shape[1])
     device_lengths_B = out_lengths_B.to(device, non_blocking=True)
     if settings.positions == "cape":
-        positions_BT = cape_positions(
-            device_lengths_B,
-            frames=frames,
-            seconds_per_frame=SECONDS_PER_FRAME,
-            draws=None if draws is None else draws.positions,
-        )
+        moved = None if draws is None else draws.positions
+        positions_BT = cape_positions(device_lengths_B, frames=frames, seconds_per_frame=SECONDS_PER_FRAME, draws=moved)
     else:
         positions_BT = plain_positions(frames, device=device).expand(len(lengths_B), frames)
     dtype = parameters["conv.weight"].dtype
@@ -216,13 +212,15 @@ def forward(
     if settings.as_released:
         features_BTF = normalise(features_BTF.to(torch.promote_types(dtype, torch.float32)), in_lengths_B)
     inputs = convolution_windows(features_BTF.to(dtype), in_lengths_B)
-    spoken = (
-        convolution_windows(torch.ones_like(features_BTF, dtype=dtype), in_lengths_B) if settings.as_released else None
-    )
+    spoken = None
+    if settings.as_released:
+        spoken = convolution_windows(torch.ones_like(features_BTF, dtype=dtype), in_lengths_B)
 
     packing, own = None, None
     if stacking is not None or device.type == "cuda":
-        packing = _packing(out_lengths_B, frames, device=device, row_multiple=row_multiple, stacking=stacking)
+        rows, row_count = (None, 1) if stacking is None else (stacking.rows_B, stacking.clients)
+        shape: dict[str, Any] = {"rows": rows, "row_count": row_count, "row_multiple": row_multiple}
+        packing = plan_packing(out_lengths_B.tolist(), padded_frames=frames, device=device, **shape)
         with torch.no_grad():
             inputs, positions_BT = packing.pack(inputs), packing.pack(positions_BT)
             spoken = None if spoken is None else packing.pack(spoken)
@@ -252,19 +250,6 @@ def forward(
     logits = linear(x, parameters["output.weight"], parameters["output.bias"])
     logits_BTV = logits if packing is None else packing.unpack(logits)
     return log_softmax(logits_BTV), out_lengths_B
-
-
-def _packing(
-    lengths_B: Tensor, frames: int, *, device: torch.device, row_multiple: int, stacking: ClientRows | None
-) -> Packing:
-    return plan_packing(
-        lengths_B.tolist(),
-        padded_frames=frames,
-        device=device,
-        rows=None if stacking is None else stacking.rows_B,
-        row_count=1 if stacking is None else stacking.clients,
-        row_multiple=row_multiple,
-    )
 
 
 def _own_dropout(
