@@ -70,7 +70,7 @@ def score_following(frames: Frames, prefixes: Prefixes) -> Tensor:
     sums_UKV = (before_UKT - highest_UK1).exp() @ frames.probs_UTV
     scores_UKV = sums_UKV.log() + highest_UK1
     last_UKT = _spoken(frames, prefixes.last_UK)
-    # Nothing is said behind the end, not even what is merely impossible: a score must not hang on padding.
+    # Nothing follows behind the end, not even impossible tokens: a score must not depend on padding.
     repeated_UKT = (prefixes.in_blank_UKT[..., :-1] + last_UKT).masked_fill(frames.over_UT[:, None], -torch.inf)
     repeated_UK = repeated_UKT.logsumexp(dim=-1)
     scores_UKV.scatter_(-1, prefixes.last_UK[..., None], repeated_UK[..., None])

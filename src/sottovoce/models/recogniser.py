@@ -197,7 +197,7 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-# Settings that a file does not bear out: they are refused before anything is made of them.
+# Settings that contradict their file are refused before anything is made of them.
 
 Shapes = Mapping[str, tuple[int, ...]]
 SMALL = 65_536  # a number that any settings may have, however small the model

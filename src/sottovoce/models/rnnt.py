@@ -29,7 +29,7 @@ from sottovoce.models.ctc import BLANK
 # Logits that exist at a time: on a processor, few enough for its caches; on a GPU, enough to fill it.
 CHUNK_LOGITS = {"cuda": 2**27}
 CPU_CHUNK_LOGITS = 2**21
-# Shares of alignments below this pull at nothing: most nodes' are so small that, times a softmax, they would leave the
+# Shares of alignments below this have no gradient: most nodes' are so small that, times a softmax, they would leave the
 # range in which a processor multiplies at full speed, and no sum of float32 would notice them.
 LEAST_SHARE = 1e-20
 # Rows of 16-bit matrices should begin on 16 bytes, or a GPU's products take the long way.

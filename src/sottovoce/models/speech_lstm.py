@@ -1,4 +1,4 @@
-"""The causal encoder of Ramesh et al. (2023), which several families share and hand on to one another.
+"""The causal encoder of Ramesh et al. (2023), which several families share and inherit.
 
     samples ─► log-power, 256 bins every 10 ms ─► 3 frames side by side ─► dense layers, ReLU ─► LSTMs
 

@@ -79,7 +79,7 @@ def _unpickled(file: Path) -> Mapping[Any, Any]:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except InputError:
         raise
-    except Exception as error:  # torch's reader stumbles over what it did not write in many ways
+    except Exception as error:  # torch raises many kinds of errors on files that it did not write
         why = (" ".join(str(error).split()) or type(error).__name__).partition(". ")[0]
         raise InputError(f"{file} cannot be read as a torch checkpoint ({shortened(why)})") from None
     if not isinstance(found, Mapping):
@@ -141,7 +141,7 @@ def _normalisation(file: Path) -> dict[str, tuple[float, ...]]:
     return {"feature_mean": mean, "feature_deviation": deviation}
 
 
-# What goes by which name there, and which sizes a state dict has.
+# Names of tensors there, and the sizes that a state dict has.
 
 _PLAIN = {
     "ctc": "3.w",

@@ -71,7 +71,7 @@ def loss(parameters: Parameters, features: Features, *, settings: Settings, draw
 
 
 def measure(parameters: Parameters, features: Features, *, settings: Settings) -> dict[str, Tensor]:
-    """Besides the loss: how often the true step is found, and how often by who guesses."""
+    """Besides the loss: how often the true step is found, and how often by guessing."""
     found = contrast(parameters, features, settings=settings, draws=None)
     loss = contrastive_losses(*found, scale=settings.scale).mean()
     return {"loss": loss, "accuracy": accuracies(*found).mean(), "chance": loss.new_tensor(1 / settings.candidates)}

@@ -1,6 +1,6 @@
 """What there is to choose of contrastive predictive coding, and the shapes of its tensors.
 
-encoder.…          that of `speech_lstm`, to be handed on
+encoder.…          that of `speech_lstm`, which other families inherit
 prediction.L       W_k and b_k for k = L + 1, from a context to the step that comes k later; of no use afterwards
 """
 

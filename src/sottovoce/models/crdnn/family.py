@@ -273,7 +273,7 @@ def accelerate_stacks(
 
 
 def stacking_unfit(settings: Settings) -> str | None:
-    """What hangs on a batch as a whole would hang on the other clients' batches in a stack."""
+    """What depends on a batch as a whole would depend on the other clients of a stack."""
     if settings.norm != "layer":
         return f"with norm={settings.norm}, whose statistics are those of a batch; expected norm=layer"
     if settings.as_released:

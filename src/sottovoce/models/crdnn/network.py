@@ -145,7 +145,7 @@ def run_lstms(
     dropout: float,
     recordable: bool = False,
 ) -> Tensor:
-    """Bidirectional LSTMs over each utterance's own steps: [U, T, 2D]; behind its end stands whatever comes.
+    """Bidirectional LSTMs over each utterance's own steps: [U, T, 2D]; behind its end values mean nothing.
 
     Torch's own are faster than ours, but on a GPU they cannot be recorded.
     """

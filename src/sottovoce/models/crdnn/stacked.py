@@ -268,7 +268,7 @@ def decode_clients(
 ) -> Tensor:
     """`decoder.teacher_forced`: log-probabilities [N, W, L, V] of each token and of the end.
 
-    Everything is on the device, and whatever does not hang on the token is done before.
+    Everything is on the device, and what does not depend on the token is done before.
     """
     clients, width, steps, _ = memory_NWTD.shape
     dtype, lengths_NW1 = memory_NWTD.dtype, _steps(frames_B).view(clients, width, 1)
