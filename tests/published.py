@@ -30,8 +30,8 @@ from tests.tones import identity, speaker
 
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.deployment import network
 from sottovoce.federated import client_wer, round
+from sottovoce.network.server import clients as network
 from sottovoce.privacy.plan import Plan
 from sottovoce.seeds import name_key
 from sottovoce.store import Store, pack

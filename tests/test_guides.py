@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from sottovoce.cli import app
 from sottovoce.config import load_experiment
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.deployment.own_ledger import OwnLedger
 from sottovoce.models.saved import load
+from sottovoce.network.node.ledger import NodeLedger
 from sottovoce.seeds import stream
 
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
@@ -205,7 +205,7 @@ def test_people_who_take_part_can_do_what_their_page_says(folder: Path) -> None:
     said = []
     for words in commands(DOCS / "guides" / "taking-part.md"):
         if words[0] == "join":  # what somebody who joins does, and what becomes of it
-            ledger = OwnLedger(folder / "keys" / "mine" / "home")
+            ledger = NodeLedger(folder / "keys" / "mine" / "home")
             ledger.accept(bytes(32))
             ledger.close()
             continue

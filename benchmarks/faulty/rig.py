@@ -12,12 +12,12 @@ import torch
 
 from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
-from sottovoce.deployment.keys import make_authority, make_node, make_server
 from sottovoce.models import saved
 from sottovoce.models.crdnn.settings import Settings as Crdnn
 from sottovoce.models.crdnn.settings import init
 from sottovoce.models.crdnn.speechbrain import their_name
 from sottovoce.models.family import find_family
+from sottovoce.network.keys import make_authority, make_node, make_server
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import pack
 from sottovoce.text.tokens import NO_TOKENS, CharacterTokens, train_sentence_pieces

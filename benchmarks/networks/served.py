@@ -15,11 +15,11 @@ import torch
 
 from networks.relay import Passed, Relay
 from sottovoce.config import Recipe, load_recipe
-from sottovoce.deployment import keys
-from sottovoce.deployment.network import in_words
-from sottovoce.deployment.roster import entry
 from sottovoce.federated.cohort import ClientsHere, CohortSum
 from sottovoce.models.saved import PARAMETERS, Recogniser
+from sottovoce.network import keys
+from sottovoce.network.roster import format_roster_entry
+from sottovoce.network.server.setup import with_word_sums
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
@@ -61,7 +61,7 @@ class Place:
         for name in self.people:
             if not (folder / name).exists():
                 keys.make_node(folder / name)
-        lines = [entry(name, keys.load_public_key(folder / name / keys.NODE)) for name in self.people]
+        lines = [format_roster_entry(name, keys.load_public_key(folder / name / keys.NODE)) for name in self.people]
         (self.folder / "roster.yaml").write_text("\n".join(["users:", *lines, ""]))
 
 
@@ -75,7 +75,9 @@ def simulate(place: Place, out: Path, *more: str) -> float:
         return _Here(ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)))
 
     begun = sum(os.times()[:2])
-    run_recipe(recipe, out=out, resume=False, around=place.around, elsewhere=Elsewhere(population, in_words, clients))
+    run_recipe(
+        recipe, out=out, resume=False, around=place.around, elsewhere=Elsewhere(population, with_word_sums, clients)
+    )
     return sum(os.times()[:2]) - begun
 
 

@@ -1,6 +1,6 @@
 """Signatures of nodes, servers and ledgers: ECDSA on P-384 with SHA-384, as r and s of 48 bytes each, and their keys.
 
-`sottovoce keys` makes the keys (`deployment.keys`); here is what signs with them and reads them.
+`sottovoce keys` makes the keys (`network.keys`); here is what signs with them and reads them.
 """
 
 import hashlib

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sottovoce.deployment.keys import fingerprint, load_private_key, revoked_in
-from sottovoce.deployment.roster import load_roster
+from sottovoce.network.keys import fingerprint, load_private_key, revoked_in
+from sottovoce.network.roster import load_roster
 
 Command = Callable[..., Any]
 Keys = Callable[..., str]

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sottovoce.config import as_yaml, load_recipe
-from sottovoce.deployment.client_recipe import check_closed, check_suited, clients_part
 from sottovoce.errors import InputError
 from sottovoce.federated.weighting import ClientFigures, WeightedSum
 from sottovoce.flat.layout import Layout
+from sottovoce.network.client_recipe import check_loads_no_code, check_network_recipe, clients_part
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.plan import Plan
@@ -266,8 +266,8 @@ def test_a_target_that_nobody_can_keep_is_refused() -> None:
 def test_nobody_over_a_network_is_asked_to_agree_to_them(part: dict[str, Any]) -> None:
     found, (name,) = recipe(**part), part
     with pytest.raises(InputError, match=f"federation.privacy.{name}: people accept what this package does"):
-        check_suited(found, population_size=100)
+        check_network_recipe(found, population_size=100)
     with pytest.raises(InputError, match=f"the invitation's privacy: {name} is code that the server names"):
-        check_closed(clients_part(found))
-    check_suited(recipe(), population_size=100)
-    check_closed(clients_part(recipe()))
+        check_loads_no_code(clients_part(found))
+    check_network_recipe(recipe(), population_size=100)
+    check_loads_no_code(clients_part(recipe()))

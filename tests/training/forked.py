@@ -32,10 +32,10 @@ FORKS.set_forkserver_preload(
         # What runs load when they come to account for their privacy.
         "dp_accounting.pld",
         "scipy.optimize",
-        "sottovoce.deployment.participant",
+        "sottovoce.network.node.participant",
         # Where flwr is installed: what cannot be imported is left out.
-        "sottovoce.deployment.flower",
-        "sottovoce.deployment.worker",
+        "sottovoce.network.transport.flower",
+        "sottovoce.network.node.worker",
     ]
 )
 

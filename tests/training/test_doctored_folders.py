@@ -19,8 +19,8 @@ from tests.doctoring import edit, older, read, rechain
 
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
-from sottovoce.deployment.keys import make_node
 from sottovoce.models.saved_files import description_digest, digests_in
+from sottovoce.network.keys import make_node
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_signature import write_signature
 from sottovoce.signatures import fingerprint, load_signing_key

@@ -17,8 +17,8 @@ from sottovoce.interrupts import ended_in_order
 
 if TYPE_CHECKING:
     from sottovoce.corpora.corpus import Corpus, Speaker
-    from sottovoce.deployment.invitation import Invitation
-    from sottovoce.deployment.participant import Participant
+    from sottovoce.network.invitation import Invitation
+    from sottovoce.network.node.participant import Participant
 
 node = typer.Typer(no_args_is_help=True, help="See, pause, resume or end what a node that has joined does.")
 
@@ -64,13 +64,13 @@ def join(
     before you say yes. Ctrl-C ends it after the present order; the same command goes on. When the server says that the
     run is over, it ends by itself.
     """
-    from sottovoce.deployment.certificates import check_valid
-    from sottovoce.deployment.keys import NODE_KEY, load_certificate, load_private_key
-    from sottovoce.deployment.own_home import claim
-    from sottovoce.deployment.own_ledger import Quota
-    from sottovoce.deployment.own_recordings import own_store
-    from sottovoce.deployment.participant import Participant
     from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.network.certificates import check_valid
+    from sottovoce.network.keys import NODE_KEY, load_certificate, load_private_key
+    from sottovoce.network.node.home import claim_home
+    from sottovoce.network.node.ledger import Quota
+    from sottovoce.network.node.participant import Participant
+    from sottovoce.network.node.speech import open_node_store
 
     address = _address(server)
     quota = Quota(
@@ -79,7 +79,7 @@ def join(
         bytes=None if megabytes_a_day is None else _bytes(megabytes_a_day),
     )
     try:
-        from sottovoce.deployment.worker import work
+        from sottovoce.network.node.worker import run_worker
     except ModuleNotFoundError:
         raise InputError(NEEDS) from None
 
@@ -89,12 +89,12 @@ def join(
     if (soon := check_valid(authority, name=str(ca), now=datetime.now(UTC), remedy=remedy)) is not None:
         say(soon)
     home = home or (key if key.is_dir() else key.parent) / "home"
-    claim(home)  # before recordings are prepared, which may take long: its owner can leave meanwhile
+    claim_home(home)  # before recordings are prepared, which may take long: its owner can leave meanwhile
     participant = Participant(
         home,
         key=own,
         authority=authority,
-        store=own_store(data, home=home, user=user, language=language, pack=_packed),
+        store=open_node_store(data, home=home, user=user, language=language, pack=_packed),
         now=lambda: datetime.now(UTC),
         user=user,
         device=choose_device(device),
@@ -107,7 +107,7 @@ def join(
     stop = threading.Event()
 
     def answer_orders() -> None:
-        work(
+        run_worker(
             address,
             key=own,
             authority=ca.read_bytes(),
@@ -173,10 +173,10 @@ def _attend(participant: "Participant", answer_orders: Callable[[], None], stop:
 
 def _ask(participant: "Participant", invitation: "Invitation") -> None:
     """Show what somebody is invited to, and take down what they say."""
-    from sottovoce.deployment.consent import words
+    from sottovoce.network.node.consent import describe_invitation
 
     say("You are invited to take part in this:")
-    for line in words(invitation):
+    for line in describe_invitation(invitation):
         say(f"  {line}")
     say(f"  digest {invitation.digest.hex()}")
     if not sys.stdin.isatty() and participant.has_accepted(invitation.digest):
@@ -193,15 +193,15 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
 
     That sets `stop`, where it is given.
     """
-    from sottovoce.deployment.messages import Refused, peek_order
-    from sottovoce.deployment.own_sent import SentInRounds
+    from sottovoce.network.messages import Refused, parse_order
+    from sottovoce.network.node.traffic import RoundTraffic
 
-    sent = SentInRounds()
+    sent = RoundTraffic()
 
     def told(data: bytes) -> bytes:
         answered = participant.answer(data)
         try:
-            order = peek_order(data, limit=LARGEST_ORDER)
+            order = parse_order(data, limit=LARGEST_ORDER)
         except Refused:
             return answered
         for line in sent.lines(order, answered):
@@ -246,9 +246,9 @@ def show(home: Home) -> None:
 
     Example: sottovoce node show keys/mine/home
     """
-    from sottovoce.deployment.own_ledger import account
+    from sottovoce.network.node.ledger import describe_node
 
-    for line in account(home):
+    for line in describe_node(home):
         say(line, to=stdout)
 
 
@@ -258,9 +258,9 @@ def pause(home: Home) -> None:
 
     Example: sottovoce node pause keys/mine/home
     """
-    from sottovoce.deployment import own_home
+    from sottovoce.network.node import home as node_home
 
-    own_home.pause(home)
+    node_home.pause_node(home)
     stderr.print("paused: `sottovoce node resume` goes on", highlight=False)
 
 
@@ -270,9 +270,9 @@ def resume(home: Home) -> None:
 
     Example: sottovoce node resume keys/mine/home
     """
-    from sottovoce.deployment import own_home
+    from sottovoce.network.node import home as node_home
 
-    own_home.resume(home)
+    node_home.resume_node(home)
     stderr.print("taking part again", highlight=False)
 
 
@@ -282,7 +282,7 @@ def leave(home: Home) -> None:
 
     Example: sottovoce node leave keys/mine/home
     """
-    from sottovoce.deployment import own_home
+    from sottovoce.network.node import home as node_home
 
-    own_home.leave(home)
+    node_home.leave_federation(home)
     stderr.print("left for good; what was sent before cannot be taken back", highlight=False)

@@ -212,7 +212,7 @@ def _row(promise: "Promise", report: "LedgerReport") -> tuple[str, ...]:
 
 def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
     """Of those whose updates the server has seen one by one, where they were written down: with ε of each as a unit."""
-    from sottovoce.deployment.accounts import find_accounts, read_accounts
+    from sottovoce.network.server.accounts import find_accounts, read_accounts
     from sottovoce.privacy.events import GaussianRelease, event_from_json
     from sottovoce.privacy.secret_files import SECRETS
 

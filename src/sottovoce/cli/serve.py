@@ -12,9 +12,9 @@ from sottovoce.cli.run import label_of, show_finished, surroundings
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
-    from sottovoce.deployment.link import Link
-    from sottovoce.deployment.network import ClientsOverNetwork
     from sottovoce.models.saved import Recogniser
+    from sottovoce.network.server.clients import ClientsOverNetwork
+    from sottovoce.network.transport.link import Link
     from sottovoce.privacy.plan import Plan
     from sottovoce.training.run_folder import RunFolder
 
@@ -87,13 +87,13 @@ def serve(
     The ledger's head is signed at every commit with the key that signs orders.
     """
     from sottovoce.config import Suite, load_experiment
-    from sottovoce.deployment.accepted import usual_spare_attempts
-    from sottovoce.deployment.keys import ORDERS_KEY, REVOKED, SERVER, SERVER_KEY, check_server, revoked_in
-    from sottovoce.deployment.link import RemindingLink
-    from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
-    from sottovoce.deployment.people import roster_population
-    from sottovoce.deployment.roster import load_roster
-    from sottovoce.deployment.serving import reach, usual_least
+    from sottovoce.network.keys import ORDERS_KEY, REVOKED, SERVER, SERVER_KEY, check_server, revoked_in
+    from sottovoce.network.limits import default_spare_attempts
+    from sottovoce.network.roster import load_roster
+    from sottovoce.network.server.clients import Timeouts
+    from sottovoce.network.server.population import roster_population
+    from sottovoce.network.server.setup import connect_clients, default_least, with_client_noise, with_word_sums
+    from sottovoce.network.transport.link import RemindingLink
     from sottovoce.privacy.settings import Mode
     from sottovoce.training.elsewhere import Elsewhere
     from sottovoce.training.federation import TOO_FEW
@@ -101,7 +101,7 @@ def serve(
     from sottovoce.training.stages import run_recipe
 
     try:
-        from sottovoce.deployment.flower import FlowerLink
+        from sottovoce.network.transport.flower import FlowerLink
     except ModuleNotFoundError:
         raise InputError(NEEDS) from None
 
@@ -121,7 +121,7 @@ def serve(
     if spare_attempts and not is_release:
         raise InputError("--spare-attempts: a rehearsal makes lost rounds again as they were; expected a release")
     if spare_attempts is None:
-        spare_attempts = usual_spare_attempts(experiment.federation.steps)
+        spare_attempts = default_spare_attempts(experiment.federation.steps)
     spare = spare_attempts if is_release else None
     host, port = _address(listen)
     certificates = check_server(keys)
@@ -134,10 +134,10 @@ def serve(
 
     def planned(plan: "Plan") -> "Plan":
         if noise == "server":
-            return in_words(plan)
-        least_in_sum = least or usual_least(plan)
+            return with_word_sums(plan)
+        least_in_sum = least or default_least(plan)
         some = colluding if colluding is not None else least_in_sum // 3
-        return with_noise_by_clients(plan, least=least_in_sum, colluding=some)
+        return with_client_noise(plan, least=least_in_sum, colluding=some)
 
     served = folder_of(recipe, runs)
     folder = out or served.with_name(f"{served.name}-served")
@@ -155,7 +155,7 @@ def serve(
             return RemindingLink(link, reminders=certificates.reminders, now=_now, say=around.say)
 
         def clients(run: "RunFolder", plan: "Plan", start: "Recogniser") -> "ClientsOverNetwork":
-            return reach(
+            return connect_clients(
                 experiment,
                 people,
                 run,
@@ -163,10 +163,10 @@ def serve(
                 start,
                 keys=keys,
                 listen=listening,
-                least_in_sum=None if sums == "open" else least or usual_least(plan),
+                least_in_sum=None if sums == "open" else least or default_least(plan),
                 wait_for=waited_for,
                 least=least,
-                patience=Patience(training=seconds),
+                patience=Timeouts(training=seconds),
                 spare_attempts=spare or 0,
                 say=around.say,
             )

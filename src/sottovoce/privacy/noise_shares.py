@@ -8,7 +8,7 @@ Whoever takes part reads models, too, and can take their own share off again, or
 by the server. Were it not topped up, its variance would tell over millions of coordinates how many took part.
 
 What the server itself learns is bounded by the shares of honest people in a sum: at least `least − colluding` of them,
-because below `least` survivors clients open nothing (`deployment.sum_terms.Terms`). Sampling hides nothing from whoever
+because below `least` survivors clients open nothing (`SumTerms`). Sampling hides nothing from whoever
 draws the cohort: this is the Gaussian mechanism with z·√((least − colluding)/(most − colluding)), once for every round
 somebody takes part in.
 

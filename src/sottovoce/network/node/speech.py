@@ -1,0 +1,91 @@
+"""A folder of somebody's recordings as a store in their node's home: prepared once, and again when it has changed.
+
+HOME/speech/store           as `sottovoce prepare folder` would write it; nobody else's to read
+HOME/speech/prepared.json   what the folder looked like then: names, sizes and times of its files, as one digest
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce.config import Recipe
+from sottovoce.corpora import folder
+from sottovoce.corpora.corpus import Corpus, Speaker
+from sottovoce.errors import InputError
+from sottovoce.files import read_json, write_json
+from sottovoce.seeds import derive
+from sottovoce.store import Store
+from sottovoce.store.on_disk import HEADER
+from sottovoce.users.groups import Groups
+from sottovoce.users.population import Population, build_population, populate
+from sottovoce.users.splits import select_speakers
+
+SPEECH, STORE, PREPARED = "speech", "store", "prepared.json"
+
+Pack = Callable[[Corpus[Speaker], Path], Any]
+
+
+def open_node_store(data: Path, *, home: Path, user: str | None, language: str, pack: Pack) -> Store:
+    """The store at `data`, or one of the recordings there: packed by `pack` where that was not done before."""
+    if not data.is_dir() or (data / HEADER).exists():
+        return Store(data)  # which says what is wrong with it
+    place = home / SPEECH
+    looks = _listing(data, user=user, language=language)
+    if not (place / PREPARED).exists() or read_json(place / PREPARED) != looks:
+        corpus = folder.read(data, user=user, language=language)
+        for private in (home, place):
+            private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pack(corpus, place / STORE)
+        write_json(place / PREPARED, looks)
+    return Store(place / STORE)
+
+
+def _listing(data: Path, **asked: str | None) -> dict[str, Any]:
+    """What tells whether a folder has changed, without reading its files."""
+    found = []
+    for name in folder.files(data):
+        status = os.stat(data / name, follow_symlinks=False)
+        found.append((name, status.st_size, status.st_mtime_ns))
+    listed = hashlib.sha256(json.dumps(found).encode()).hexdigest()
+    return {"folder": str(data.resolve()), "files": len(found), "listing": listed} | asked
+
+
+_SILO = re.compile(r"silo-([0-9]{1,9})")
+
+
+def find_own_client(recipe: Recipe, store: Store, *, user: str | None) -> tuple[Population, int]:
+    """A population, and which client of it we are: the speaker called `user`, or the only one there is.
+
+    A silo is all that the store holds, whoever has said it; its `user` is its name in the roster, such as `silo-3`.
+    """
+    settings, seed = recipe.federated.clients.population(recipe.data), derive(recipe.people_seed, "seed part")
+    if settings.clients == "speaker":
+        people = build_population(store, settings, seed=seed)
+        return people, _speaker(people, user)
+    assert settings.silos is not None
+    index = _silo(user, settings.silos)
+    rows = select_speakers(store, settings.splits).rows.members
+    ends = np.where(np.arange(settings.silos + 1) > index, len(rows), 0)
+    return populate(store, settings, Groups(members=rows, offsets=ends), seed=seed), index
+
+
+def _speaker(people: Population, user: str | None) -> int:
+    if user is None and len(people) > 1:
+        raise InputError(f"store {people.store.name} has {len(people):,} speakers: expected to be told which one joins")
+    for client in people:
+        if user in (None, client.id):
+            return client.index
+    raise InputError(f"store {people.store.name} has no speaker {user!r} with as much speech as the recipe asks for")
+
+
+def _silo(user: str | None, silos: int) -> int:
+    found = _SILO.fullmatch(user or "")
+    if found is None or int(found[1]) >= silos:
+        raise InputError(f"user={user!r}: expected silo-0 to silo-{silos - 1}, this silo's name in the roster")
+    return int(found[1])

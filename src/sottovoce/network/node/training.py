@@ -1,0 +1,156 @@
+"""Training on a node: one client of a simulation, with its functions, and words of the public grid at the end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.evaluation.evaluate import check_language
+from sottovoce.federated.client_wer import ListenersHere
+from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
+from sottovoce.federated.engines.engine import Engine
+from sottovoce.flat.layout import Layout
+from sottovoce.models.saved import Recogniser
+from sottovoce.network.invitation import Invitation
+from sottovoce.network.messages import AnswerCode, Order, OrderKind, Refused
+from sottovoce.network.node.speech import find_own_client
+from sottovoce.network.secure_sum.protocol import SumClient
+from sottovoce.network.secure_sum.terms import Phase, SumAttempt, Unsafe
+from sottovoce.network.secure_sum.words import Words, add_noise_share, encode_update, terms_for_plan
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.sampling import Indices
+from sottovoce.signatures import PrivateKey, sign
+from sottovoce.store import Store
+from sottovoce.training.client_wer import check_writes, listeners_here
+from sottovoce.training.engines import build_engine
+from sottovoce.training.trained_part import trained_part
+
+
+@dataclass(frozen=True, eq=False)
+class NodeTraining:
+    """What a node needs in every round: its plan, and an engine that knows one client, `index`.
+
+    With `wer_plan` and `listeners` it can also say how well that client is understood.
+    """
+
+    plan: Plan
+    engine: Engine
+    index: int
+    device: torch.device
+    wer_plan: Plan | None = None
+    listeners: ListenersHere | None = None
+
+    def update(self, server_P: Tensor, *, step: int) -> Words:
+        """Train from the server's model, clip, and put on the grid. Zeros where anything goes wrong with it."""
+
+        def train() -> PartialSum:
+            return sum_part(self.engine, server_P.to(self.device), self._client, plan=self.plan, step=step)
+
+        return _words_or_zeros(train, self.plan)
+
+    def wer(self, server_P: Tensor, *, step: int) -> Words:
+        """Try the server's model on what is held out, the same way: a pair on the grid, or zeros."""
+        plan, listeners = self.wer_plan, self.listeners
+        assert plan is not None
+        assert listeners is not None
+
+        def listen() -> CohortSum:
+            return listeners.wer(server_P.to(self.device), self._client, layout=self.plan.layout, plan=plan, step=step)
+
+        return _words_or_zeros(listen, plan)
+
+    @property
+    def _client(self) -> Indices:
+        return np.array([self.index], dtype=np.int64)
+
+
+def zero_update(plan: Plan) -> Words:
+    """What somebody adds to a sum under `plan` who has learned, or heard, nothing."""
+    return encode_update(plan.new_total(), plan)
+
+
+def _words_or_zeros(compute: Callable[[], PartialSum | CohortSum], plan: Plan) -> Words:
+    try:
+        return encode_update(compute().total, plan)
+    except Exception:  # as in a release: whether, and how, a client fails tells of its speech
+        return zero_update(plan)
+
+
+def prepare_training(
+    invitation: Invitation, start: Recogniser, store: Store, *, user: str | None, device: torch.device
+) -> NodeTraining:
+    """Everything that can be refused before the first round is refused here, in one line."""
+    recipe = invitation.recipe
+    check_language(start, store)
+    check_writes(recipe, start)
+    plan = invitation.plan(Layout.of(trained_part(recipe, start).initial))
+    population, index = find_own_client(recipe, store, user=user)
+    engine = build_engine("sequential", recipe, population, start, plan, device=device)
+    listeners = listeners_here(recipe, population, start, device=device)
+    return NodeTraining(plan, engine, index, device, invitation.wer_plan, listeners)
+
+
+@final
+class NodeSecureSum:
+    """One attempt, with this node's share of the noise where clients add it.
+
+    `remember` writes an order down as answered, before its answer leaves; Refused where it was answered before. `say`
+    is for the node's user: a server that asks for what is not safe is told of to them, and to nobody else why.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        invitation: Invitation,
+        words: Words,
+        *,
+        plan: Plan,
+        key: PrivateKey,
+        remember: Callable[[Order, int], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._order, self._words, self._remember, self._say = order, words, remember, say
+        self.is_over = self._told = False
+        terms = terms_for_plan(invitation.sum_terms, plan)
+        attempt = SumAttempt(terms=terms, run=order.run, step=order.step, attempt=order.attempt)
+        if plan.noise_shares is not None:
+            add_noise_share(words, plan=plan, terms=terms)
+        place = terms.roster.index(key.public_key())
+        self._client = SumClient(attempt, place=place, sign=partial(sign, key), remember=self._left)
+
+    def answer(self, order: Order) -> bytes:
+        """The answer to one phase of this attempt; Refused, and over, where it would not be safe."""
+        if (order.run, order.step, order.attempt) != (self._order.run, self._order.step, self._order.attempt):
+            raise Refused(AnswerCode.UNEXPECTED)
+        client, payload = self._client, order.payload
+        try:
+            match order.kind:
+                case OrderKind.KEYS:
+                    return client.keys()
+                case OrderKind.SHARES:
+                    return client.shares(payload)
+                case OrderKind.MASKED:
+                    masked = client.masked(payload, self._words)
+                    self._words = self._words[:0].copy()  # bare they are needed no more
+                    return masked
+                case OrderKind.SURVIVORS:
+                    return client.survivors(payload)
+                case OrderKind.UNMASK:
+                    self.is_over = True
+                    return client.unmask(payload)
+        except Unsafe as unsafe:
+            if not self._told:  # once, however often it asks
+                self._say(
+                    f"round {order.step + 1:,}: the server's order to {order.kind.name} was not followed, as it would "
+                    f"not be safe ({unsafe}): nothing more leaves this node in this attempt"
+                )
+            self.is_over = self._told = True
+        raise Refused(AnswerCode.UNEXPECTED)
+
+    def _left(self, phase: Phase) -> None:
+        size = self._words.nbytes if phase is Phase.MASKED else 0
+        self._remember(replace(self._order, kind=OrderKind[phase.name]), size)

@@ -1,0 +1,107 @@
+"""The server's side of all that is said: orders that it signs, and answers that count only where they fit.
+
+What does not fit, or does not come, is counted in words of ours and has no other effect: somebody who is away, whose
+answer was lost, forged, repeated or too large, or who refuses, all count as zero in a round.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sottovoce.network.messages import (
+    OVERHEAD,
+    AnswerCode,
+    Order,
+    OrderKind,
+    Refused,
+    fresh_nonce,
+    is_departure,
+    open_answer,
+)
+from sottovoce.network.roster import Roster
+from sottovoce.network.transport.link import Link
+from sottovoce.signatures import PrivateKey
+
+AWAY = "away, or too late, or with too much to say"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was answered, by place in the roster, and why others have not; `codes` are those of who has refused."""
+
+    payloads: dict[int, bytes]
+    missing: dict[int, str]
+    codes: dict[int, AnswerCode] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter(self.missing.values())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OrderChannel:
+    """With the nodes of `roster` over `link`, in one `run`, about one `recipe` (both by name: 16 and 32 bytes).
+
+    `key` signs orders.
+    """
+
+    link: Link
+    roster: Roster
+    key: PrivateKey
+    run: bytes
+    recipe: bytes
+
+    def present(self) -> frozenset[int]:
+        """The places of those who can be asked now."""
+        names = self.link.present()
+        return frozenset(
+            place for place, user in enumerate(self.roster.users) if not user.revoked and user.node.hex() in names
+        )
+
+    def departed(self) -> frozenset[int]:
+        """The places of those who have said since the last time that they have left for good, signed by their keys."""
+        said = self.link.departures()
+        return frozenset(
+            place
+            for place, user in enumerate(self.roster.users)
+            if (words := said.get(user.node.hex())) is not None and is_departure(words, node=user.node, key=user.key)
+        )
+
+    def ask(
+        self, kind: OrderKind, payloads: Mapping[int, bytes], *, step: int, attempt: int, seconds: float, limit: int
+    ) -> Answers:
+        """Order `kind` of everybody in `payloads`, by place; answers have at most `limit` bytes of payload."""
+        users = self.roster.users
+        orders = {
+            place: Order(
+                kind=kind,
+                run=self.run,
+                step=step,
+                attempt=attempt,
+                nonce=fresh_nonce(),
+                node=users[place].node,
+                recipe=self.recipe,
+                payload=payload,
+            )
+            for place, payload in payloads.items()
+            if not users[place].revoked
+        }
+        signed = {order.node.hex(): order.signed(self.key) for order in orders.values()}
+        replies = self.link.ask(signed, seconds=seconds, limit=OVERHEAD + limit)
+        found = Answers({}, {place: "revoked" for place in payloads if users[place].revoked})
+        for place, order in orders.items():
+            reply = replies.get(order.node.hex())
+            if reply is None:
+                found.missing[place] = AWAY
+                continue
+            try:
+                answer = open_answer(reply, order=order, key=users[place].key, limit=limit)
+            except Refused as refused:
+                found.missing[place] = f"no answer to what was asked ({refused})"
+                continue
+            if answer.code is AnswerCode.DONE:
+                found.payloads[place] = answer.payload
+            else:
+                found.missing[place] = f"refused ({answer.code.name.lower()})"
+                found.codes[place] = answer.code
+        return found

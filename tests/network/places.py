@@ -1,0 +1,207 @@
+"""A place to run a federation at: keys, a roster and a recipe in a folder, and everybody's speech beside it.
+
+The same recipe is run there in three ways: by a simulation, by participants in this process, and, in `test_served`, by
+processes over TLS.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from tests.network.local_cluster import NAMES, content
+
+from sottovoce.config import Recipe, load_recipe
+from sottovoce.federated.client_wer import ListenersHere
+from sottovoce.federated.cohort import ClientsHere
+from sottovoce.files import read_json
+from sottovoce.models.saved import PARAMETERS, Recogniser
+from sottovoce.network import keys
+from sottovoce.network.node.participant import Participant
+from sottovoce.network.roster import format_roster_entry, load_roster
+from sottovoce.network.server.clients import ClientsOverNetwork, Timeouts
+from sottovoce.network.server.population import roster_population
+from sottovoce.network.server.setup import connect_clients, with_word_sums
+from sottovoce.network.transport.link import AnswerFunction, LocalLink
+from sottovoce.privacy.chain import read_chain
+from sottovoce.privacy.plan import Plan
+from sottovoce.store import Store
+from sottovoce.training.checkpoint import LATEST
+from sottovoce.training.client_wer import listeners_here
+from sottovoce.training.context import Surroundings
+from sottovoce.training.elsewhere import Elsewhere
+from sottovoce.training.engines import build_engine
+from sottovoce.training.outcome import Outcome
+from sottovoce.training.run_folder import LEDGER, RESULTS, RunFolder
+from sottovoce.training.speakers import population_of
+from sottovoce.training.stages import run_recipe
+
+ROUNDS = 3
+CPU = torch.device("cpu")
+
+Planned = Callable[[Plan], Plan]
+
+
+@dataclass
+class Place:
+    """`stores` holds everybody's own speech under their name, and all of it as `tones`."""
+
+    folder: Path
+    stores: Path
+    people: list[str] = field(default_factory=lambda: list(NAMES))
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.folder / "recipe.yaml"
+
+    @property
+    def recipe(self) -> Recipe:
+        return load_recipe(str(self.recipe_file))
+
+    @property
+    def around(self) -> Surroundings:
+        return Surroundings(self.folder / "runs", self.stores, CPU)
+
+    def settle(self, **federation: Any) -> None:
+        """Write everything down that both sides need."""
+        now, folder = datetime.now(UTC), self.folder / "keys"
+        self.recipe_file.write_text(
+            yaml.safe_dump(content(**{"steps": ROUNDS, "evaluate_every": 2, "checkpoint_every": 1} | federation))
+        )
+        keys.make_authority(folder / "authority", now=now)
+        keys.make_server(folder / "server", authority=folder / "authority", hosts=["127.0.0.1"], now=now)
+        for name in self.people:
+            keys.make_node(folder / name)
+        lines = [format_roster_entry(name, keys.load_public_key(folder / name / keys.NODE)) for name in self.people]
+        (self.folder / "roster.yaml").write_text("\n".join(["users:", *lines, ""]))
+
+    # The same recipe in two ways.
+
+    def simulate(self, out: str, *, planned: Planned = with_word_sums) -> Path:
+        """In this process, as `sottovoce run` does, but on the grid that a network needs. Only with all `NAMES`."""
+        recipe, store = self.recipe, Store(self.stores / "tones")
+        population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
+
+        def clients(run: RunFolder, plan: Plan, start: Recogniser) -> _Here:
+            return _Here(
+                ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)),
+                listeners_here(recipe, population, start, device=CPU),
+            )
+
+        elsewhere = Elsewhere(population, planned, clients)
+        run_recipe(recipe, out=self.folder / out, resume=False, around=self.around, elsewhere=elsewhere)
+        return self.folder / out
+
+    def run_here(
+        self,
+        out: str,
+        *,
+        secure: bool,
+        planned: Planned = with_word_sums,
+        resume: bool = False,
+        meddle: Mapping[str, Callable[[AnswerFunction], AnswerFunction]] | None = None,
+        spare: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Outcome:
+        """Over a `LocalLink`, with a participant for each person, all in this process."""
+        roster = load_roster(self.folder / "roster.yaml")
+        with ExitStack() as held:
+            people = {user: held.enter_context(self.participant(user.name)) for user in roster.users}
+
+            def listen(digest: bytes) -> LocalLink:
+                for participant in people.values():
+                    if not participant.has_accepted(digest):
+                        participant.accept(digest)
+                changed = meddle or {}
+                return LocalLink(
+                    {user.node.hex(): changed.get(user.name, _as_it_is)(own.answer) for user, own in people.items()}
+                )
+
+            def clients(run: RunFolder, plan: Plan, start: Recogniser) -> ClientsOverNetwork:
+                return connect_clients(
+                    self.recipe,
+                    roster,
+                    run,
+                    plan,
+                    start,
+                    keys=self.folder / "keys" / "server",
+                    listen=listen,
+                    least_in_sum=3 if secure else None,
+                    wait_for=len(roster),
+                    patience=Timeouts(),
+                    spare_attempts=spare or 0,
+                    say=say,
+                )
+
+            elsewhere = Elsewhere(roster_population(roster, self.recipe), planned, clients, spare)
+            return run_recipe(
+                self.recipe, out=self.folder / out, resume=resume, around=self.around, elsewhere=elsewhere
+            )
+
+    @contextmanager
+    def participant(self, name: str) -> Iterator[Participant]:
+        folder = self.folder / "keys" / name
+        participant = Participant(
+            folder / "home",
+            key=keys.load_private_key(folder / keys.NODE_KEY),
+            authority=keys.load_certificate(self.folder / "keys" / "authority" / keys.AUTHORITY),
+            store=Store(self.stores / name),
+            now=lambda: datetime.now(UTC),
+        )
+        with closing(participant):
+            yield participant
+
+
+def _as_it_is(answer: AnswerFunction) -> AnswerFunction:
+    return answer
+
+
+@dataclass(frozen=True)
+class _Here:
+    """All clients in this process, always ready."""
+
+    here: ClientsHere
+    listeners: ListenersHere | None = None
+
+    def ready(self, interrupted: Callable[[], bool]) -> bool:
+        return True
+
+    def end(self, rounds: int) -> None:
+        pass
+
+    def sum(self, *arguments: Any, **named: Any) -> Any:
+        return self.here.sum(*arguments, **named)
+
+    def wer(self, *arguments: Any, **named: Any) -> Any:
+        assert self.listeners is not None
+        return self.listeners.wer(*arguments, **named)
+
+    def close(self) -> None:
+        self.here.close()
+
+
+def check_same(one: Path, other: Path) -> None:
+    """The same model to the bit, the same results, and a ledger that says the same."""
+    models = [load_file(folder / "checkpoints" / LATEST / PARAMETERS) for folder in (one, other)]
+    assert models[0].keys() == models[1].keys()
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    assert _said(one) == _said(other)
+    results = [read_json(folder / RESULTS) for folder in (one, other)]
+    for found in results:
+        assert found["privacy"].pop("head")  # which is another where the ledger names its signer
+    assert results[0] == results[1]
+
+
+def _said(folder: Path) -> list[dict[str, Any]]:
+    """All that a ledger says, but for who signs it, and for digests of what a server cannot know of clients."""
+    records = [
+        {name: value for name, value in one.items() if name != "signer"} for one in read_chain(folder / LEDGER).records
+    ]
+    assert records[-1]["kind"] == "results"
+    records[-1]["files"] = {"metrics.jsonl": records[-1]["files"]["metrics.jsonl"]}
+    return records
