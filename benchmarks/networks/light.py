@@ -138,7 +138,7 @@ class Fleet:
             conversation,
             offer,
             attempts=attempts,
-            attendance=Availability(
+            availability=Availability(
                 roster,
                 needed=NodesNeeded(wanted=self.nodes),
                 departures=Departures(self.folder / DEPARTURES),
@@ -146,7 +146,7 @@ class Fleet:
                 say=lambda _: None,
             ),
             secure=terms,
-            patience=Timeouts(talking=600.0),
+            timeouts=Timeouts(other=600.0),
         )
         with closing(clients):
             yield clients, link

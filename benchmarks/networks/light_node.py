@@ -20,8 +20,8 @@ from typing import Any, final
 
 import numpy as np
 
-from sottovoce.network.keys import fingerprint, load_certificate, load_private_key
-from sottovoce.network.messages import Order, OrderKind, open_order
+from sottovoce.network.keys import load_certificate, load_private_key
+from sottovoce.network.messages import Order, OrderKind, check_message_signature, parse_order
 from sottovoce.network.node import worker
 from sottovoce.network.roster import load_roster
 from sottovoce.network.secure_sum.protocol import SumClient
@@ -45,7 +45,6 @@ class LightNode:
 
     def __init__(self, key: Path, settings: dict[str, Any]) -> None:
         self._key = load_private_key(key)
-        self._name = fingerprint(self._key.public_key())
         self._server = load_certificate(Path(settings["server"])).public_key()
         self._place, self._length = settings["place"], settings["length"]
         self._terms = None
@@ -58,7 +57,8 @@ class LightNode:
 
     def answer(self, data: bytes) -> bytes:
         begun, words = time.thread_time(), 0.0
-        order = open_order(data, key=self._server, node=self._name, limit=LARGEST)  # type: ignore[arg-type]
+        order = parse_order(data, limit=LARGEST)
+        check_message_signature(data, self._server)  # type: ignore[arg-type]
         if order.kind is OrderKind.TRAIN:
             drawing = time.thread_time()
             self._words = vector(self._place, order.step, self._length)
@@ -100,9 +100,9 @@ def main() -> None:
     node, stop = LightNode(Path(key), json.loads(settings)), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     authority = Path(ca).read_bytes()
-    worker.work(
+    worker.Worker(
         server, key=node._key, authority=authority, answer=node.answer, limit=LARGEST, stop=stop, say=lambda _: None
-    )
+    ).run()
     print(json.dumps(node.seconds), flush=True)
 
 

@@ -10,10 +10,15 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
+
+from flwr.proto.message_pb2 import PushObjectRequest
 
 from sottovoce.errors import InputError
 from sottovoce.network.keys import load_private_key
 from sottovoce.network.node import worker
+from sottovoce.network.transport import fleet_client
+from sottovoce.network.transport.fleet_client import FleetClient
 
 LARGE = b"x" * (3 << 22)  # some chunks
 
@@ -31,14 +36,15 @@ def answer(manner: str, order: bytes) -> bytes | None:
         case "killed-in-training":
             die()
         case "killed-in-upload":
-            pushed = worker.FleetHttpClient.PushObject
+            send = FleetClient.send
 
-            def push_one(client: object, request: object) -> object:
-                pushed(client, request)
-                die()
-                raise AssertionError
+            def send_one(client: FleetClient, request: Any, **named: Any) -> Any:
+                response = send(client, request, **named)
+                if isinstance(request, PushObjectRequest):
+                    die()
+                return response
 
-            worker.FleetHttpClient.PushObject = push_one
+            FleetClient.send = send_one  # type: ignore[method-assign]
             return LARGE
         case "silent":
             return None
@@ -54,7 +60,7 @@ def main() -> None:
         _move_clock(float(ahead))
         manner = "echo"
     try:
-        worker.work(
+        worker.Worker(
             server,
             key=load_private_key(Path(key)),
             authority=Path(ca).read_bytes(),
@@ -63,7 +69,7 @@ def main() -> None:
             stop=stop,
             is_here=lambda: not Path(key).with_name("away").exists(),
             say=lambda line: print(line, flush=True),
-        )
+        ).run()
     except InputError as error:
         print(f"error: {error}", flush=True)
         sys.exit(2)
@@ -73,10 +79,8 @@ def _move_clock(seconds: float) -> None:
     """As if this machine's clock were `seconds` ahead, for Flower and for us."""
     from datetime import timedelta
 
-    from flwr.supernode import node_auth_http_interceptor as signing
-
-    right, time = signing.now, worker.time.time
-    signing.now = lambda: right() + timedelta(seconds=seconds)
+    right, time = fleet_client.now, worker.time.time
+    fleet_client.now = lambda: right() + timedelta(seconds=seconds)
     worker.time.time = lambda: time() + seconds
 
 

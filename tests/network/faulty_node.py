@@ -51,9 +51,11 @@ def _run(arguments: list[str], output: int, point: Point | None) -> None:
 
 
 def _listen_to(told: Path) -> None:
-    from sottovoce.network.node import worker
+    from flwr.proto.message_pb2 import PushObjectRequest
 
-    honest, push = participant.Participant.answer, worker.FleetHttpClient.PushObject
+    from sottovoce.network.transport.fleet_client import FleetClient
+
+    honest, send = participant.Participant.answer, FleetClient.send
     first: list[bytes] = []  # the answer to the first order to train
 
     def answer(self: participant.Participant, data: bytes) -> bytes:
@@ -72,14 +74,14 @@ def _listen_to(told: Path) -> None:
             return first[0] if word == "replay" else answered
         return answered
 
-    def push_one(client: Any, request: Any) -> Any:
-        pushed = push(client, request)
-        if told.exists() and told.read_text() == "die in upload":
+    def send_one(client: FleetClient, request: Any, **named: Any) -> Any:
+        response = send(client, request, **named)
+        if isinstance(request, PushObjectRequest) and told.exists() and told.read_text() == "die in upload":
             die()
-        return pushed
+        return response
 
     participant.Participant.answer = answer  # type: ignore[method-assign]
-    worker.FleetHttpClient.PushObject = push_one
+    FleetClient.send = send_one  # type: ignore[method-assign]
 
 
 def _update(answered: bytes) -> bytes:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sottovoce.flat.layout import Layout
 from sottovoce.network.keys import fingerprint
-from sottovoce.network.messages import AnswerCode, Order, OrderKind, open_order
+from sottovoce.network.messages import AnswerCode, Order, OrderKind, check_message_signature, parse_order
 from sottovoce.network.model_transfer import read_round_model
 from sottovoce.network.roster import Roster, RosterEntry
 from sottovoce.network.secure_sum.protocol import SumClient
@@ -75,7 +75,9 @@ class Node:
     asked: OrderKind = OrderKind.TRAIN
 
     def answer(self, data: bytes) -> bytes | None:
-        order = open_order(data, key=SERVER_KEY.public_key(), node=self.name, limit=LIMIT)
+        order = parse_order(data, limit=LIMIT)
+        check_message_signature(data, SERVER_KEY.public_key())
+        assert order.node == self.name
         self.orders.append(order)
         try:
             payload = self.payload(order)
@@ -148,7 +150,7 @@ class Fleet:
         return total
 
 
-def attendance_of(
+def availability_of(
     roster: Roster, folder: Path, *, wanted: int = 0, fewest: int = 0, say: Callable[[str], None] = lambda _: None
 ) -> Availability:
     needed, departures = NodesNeeded(wanted=wanted, fewest=fewest), Departures(folder / "secrets" / DEPARTURES)
@@ -191,7 +193,7 @@ def fleet(
         conversation,
         OFFER,
         attempts=AttemptCounter(folder / "attempts.json"),
-        attendance=attendance_of(roster, folder, wanted=wanted, fewest=fewest, say=say),
+        availability=availability_of(roster, folder, wanted=wanted, fewest=fewest, say=say),
         secure=terms,
         say=say,
         accounts=Accounts(folder, names) if accounts else None,

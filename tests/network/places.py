@@ -24,9 +24,9 @@ from sottovoce.models.saved import PARAMETERS, Recogniser
 from sottovoce.network import keys
 from sottovoce.network.node.participant import Participant
 from sottovoce.network.roster import format_roster_entry, load_roster
-from sottovoce.network.server.clients import ClientsOverNetwork, Timeouts
+from sottovoce.network.server.clients import ClientsOverNetwork
 from sottovoce.network.server.population import roster_population
-from sottovoce.network.server.setup import connect_clients, with_word_sums
+from sottovoce.network.server.setup import ServeOptions, connect_clients, with_word_sums
 from sottovoce.network.transport.link import AnswerFunction, LocalLink
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
@@ -122,21 +122,18 @@ class Place:
                     {user.node.hex(): changed.get(user.name, _as_it_is)(own.answer) for user, own in people.items()}
                 )
 
+            options = ServeOptions(
+                keys=self.folder / "keys" / "server",
+                listen=listen,
+                wait_for=len(roster),
+                is_secure=secure,
+                least=3 if secure else None,
+                spare_attempts=spare or 0,
+                say=say,
+            )
+
             def clients(run: RunFolder, plan: Plan, start: Recogniser) -> ClientsOverNetwork:
-                return connect_clients(
-                    self.recipe,
-                    roster,
-                    run,
-                    plan,
-                    start,
-                    keys=self.folder / "keys" / "server",
-                    listen=listen,
-                    least_in_sum=3 if secure else None,
-                    wait_for=len(roster),
-                    patience=Timeouts(),
-                    spare_attempts=spare or 0,
-                    say=say,
-                )
+                return connect_clients(options, self.recipe, roster, run=run, plan=plan, start=start)
 
             elsewhere = Elsewhere(roster_population(roster, self.recipe), planned, clients, spare)
             return run_recipe(

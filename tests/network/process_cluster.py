@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tests.network import faulty_node
 from tests.network.local_cluster import NAMES
-from tests.network.nodes import attendance_of
+from tests.network.nodes import availability_of
 from tests.network.places import CPU, Place
 from tests.training.forked import forked
 
@@ -197,11 +197,11 @@ class Service:
             self.conversation,
             Offer(terms=self.letter, start_digest=self.invitation.start, start=self._start),
             attempts=self.attempts,
-            attendance=attendance_of(
+            availability=availability_of(
                 self._hamlet.roster, self._hamlet.place.folder / self.attempts.run.hex(), wanted=least
             ),
             secure=None if self.invitation.secure is None else self.invitation.sum_terms,
-            patience=Timeouts(training=seconds, talking=LONG),
+            timeouts=Timeouts(training=seconds, other=LONG),
         )
 
     def sum(self, clients: ClientsOverNetwork, places: tuple[int, ...] = EVERYBODY) -> CohortSum:

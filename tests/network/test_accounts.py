@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.network.nodes import LAYOUT, fleet, plan_for
 from tests.network.places import ROUNDS, Place
-from tests.network.test_network import TOO_SHORT, says, silent_in, summed
+from tests.network.test_clients import TOO_SHORT, says, silent_in, summed
 from typer.testing import CliRunner
 
 from sottovoce.cli import app
@@ -41,7 +41,7 @@ def test_everybody_s_account_says_what_became_of_them(tmp_path: Path) -> None:
     summed(found, step=0)
     summed(found, step=1, cohort=[1, 4])
     assert read_accounts(tmp_path / SECRETS / ACCOUNTS) == {
-        "p0": Account(missing=Counter({"away, or too late, or with too much to say": 1})),
+        "p0": Account(missing=Counter({"away, too late, or with too large an answer": 1})),
         "p1": Account(summed=2, clipped_again=2),
         "p2": Account(missing=Counter({"an update of another length": 1})),
         "p3": Account(missing=Counter({"not here when the round began": 1})),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.network.nodes import KEYS, NOW, Meddle, Node, attendance_of, fleet
+from tests.network.nodes import KEYS, NOW, Meddle, Node, availability_of, fleet
 from tests.network.places import ROUNDS, Place
-from tests.network.test_network import EVERYBODY, reasons, says, silent_in, summed
+from tests.network.test_clients import EVERYBODY, reasons, says, silent_in, summed
 
 from sottovoce.network.keys import NODE_KEY, fingerprint, load_private_key
 from sottovoce.network.messages import AnswerCode, OrderKind, departure, parse_order
@@ -186,10 +186,10 @@ def roster(people: int, *, revoked: frozenset[int] = frozenset()) -> Roster:
 
 
 def test_whoever_runs_the_server_is_told_who_is_missing_since_when_and_what_is_waited_for(tmp_path: Path) -> None:
-    found: Availability = attendance_of(roster(6, revoked=frozenset({5})), tmp_path, wanted=6, fewest=3)
-    found.saw([0, 1, 2])
+    found: Availability = availability_of(roster(6, revoked=frozenset({5})), tmp_path, wanted=6, fewest=3)
+    found.mark_seen([0, 1, 2])
     found.mark_out([3], LEFT)
-    assert found.waiting({0}, {1: AnswerCode.NOT_ACCEPTED}) == (
+    assert found.describe_waiting({0}, {1: AnswerCode.NOT_ACCEPTED}) == (
         "waiting until at least 4 of 4 nodes are here: 1 are; away: p2 (last seen 14:05:10), p4 (not seen yet); "
         "not ready: p1 (has not accepted the invitation); out: p3 (left for good), p5 (revoked)"
     )
@@ -198,8 +198,8 @@ def test_whoever_runs_the_server_is_told_who_is_missing_since_when_and_what_is_w
 
 def test_of_many_who_are_missing_some_are_named(tmp_path: Path) -> None:
     users = tuple(RosterEntry(f"p{n}", KEYS[0].public_key()) for n in range(40))
-    found = attendance_of(Roster(users), tmp_path, wanted=20)
-    line = found.waiting(set(), {})
+    found = availability_of(Roster(users), tmp_path, wanted=20)
+    line = found.describe_waiting(set(), {})
     assert line.endswith("p7 (not seen yet) and 32 more")
 
 

@@ -32,6 +32,7 @@ from flwr.proto.fleet_pb2 import (  # noqa: E402
     PullMessagesRequest,
     PullMessagesResponse,
     PushMessagesRequest,
+    RegisterNodeFleetRequest,
 )
 from flwr.proto.message_pb2 import Message as ProtoMessage  # noqa: E402
 from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest  # noqa: E402
@@ -39,7 +40,6 @@ from flwr.proto.node_pb2 import Node  # noqa: E402
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER  # noqa: E402
 from flwr.supercore.date import now  # noqa: E402
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message  # noqa: E402
-from flwr.supernode.fleet_http_client import FleetHttpClient  # noqa: E402
 
 from sottovoce.network.keys import (  # noqa: E402
     fingerprint,
@@ -50,7 +50,8 @@ from sottovoce.network.keys import (  # noqa: E402
     make_server,
 )
 from sottovoce.network.node import worker  # noqa: E402
-from sottovoce.network.transport import chunks, listener  # noqa: E402
+from sottovoce.network.transport import chunks, fleet_client, listener  # noqa: E402
+from sottovoce.network.transport.fleet_client import FleetClient  # noqa: E402
 from sottovoce.network.transport.signed_requests import PROOF_HEADER, prove  # noqa: E402
 
 LONG = 600.0  # seconds that nothing here ever needs
@@ -86,13 +87,10 @@ class Door:
 
     @contextlib.contextmanager
     def node(self, name: str = "anna") -> Iterator[Any]:
-        """Flower's client with a key."""
+        """A node's client with a key."""
         key = load_private_key(self._folder / name / "node.key")
-        with FleetHttpClient(
-            f"https://127.0.0.1:{self.link.port}",
-            interceptors=worker.signing(key),
-            verify=self._context,
-        ) as client:
+        authority = (self._folder / "authority/ca.pem").read_bytes()
+        with FleetClient(f"127.0.0.1:{self.link.port}", key=key, authority=authority) as client:
             yield client
 
     def activation(self, name: str = "anna") -> Any:
@@ -102,7 +100,7 @@ class Door:
     def check_open(self) -> None:
         """Anna gets in, as ever."""
         with self.node() as client:
-            assert client.ActivateNode(self.activation()).node_id
+            assert client.send(self.activation()).node_id
         assert self.link.present() == {self.anna}
 
     def status(self, path: str, content: Any, *, signed: bool = False) -> int:
@@ -150,13 +148,13 @@ def is_over(connection: socket.socket) -> bool:
 
 def test_many_connections_leave_files_for_the_ledger_and_room_for_nodes(door: Door) -> None:
     """Three times as many as there may be, that say nothing: those above are turned away, the others given up."""
-    most = 3 * (flower._STRANGERS + flower.AT_ONCE)
+    most = 3 * (flower._SPARE_CONNECTIONS + flower.AT_ONCE)
     files = Path("/proc/self/fd")
     before = len(list(files.iterdir()))
     silent = [door.raw() for _ in range(most)]
     turned_away = sum(is_over(connection) for connection in silent[-100:])
     assert turned_away == 100
-    assert len(list(files.iterdir())) <= before + most - 100 + flower._STRANGERS + flower.AT_ONCE + 16
+    assert len(list(files.iterdir())) <= before + most - 100 + flower._SPARE_CONNECTIONS + flower.AT_ONCE + 16
     assert all(is_over(connection) for connection in silent[:-100])
     door.check_open()
 
@@ -222,9 +220,10 @@ def test_a_body_that_announces_too_much_or_never_says_how_much(door: Door) -> No
 def test_registrations_in_bursts_by_a_strangers_key(door: Door) -> None:
     with door.node("stranger") as client:
         for _ in range(20):
-            for call in (client.RegisterNode, client.ActivateNode):
+            activation = door.activation("stranger")
+            for request in (RegisterNodeFleetRequest(public_key=activation.public_key), activation):
                 with pytest.raises(httpx.HTTPStatusError) as refused:
-                    call(door.activation("stranger"))
+                    client.send(request)
                 assert refused.value.response.status_code in (401, 403)
     assert len(door.link._state.node_public_key_to_node_id) == 1
     door.check_open()
@@ -263,7 +262,7 @@ def test_malformed_protobuf_by_a_node(door: Door) -> None:
 
 def test_a_node_that_activates_again_and_again_is_one_node(door: Door) -> None:
     with door.node() as client:
-        ids = {client.ActivateNode(door.activation()).node_id for _ in range(20)}
+        ids = {client.send(door.activation()).node_id for _ in range(20)}
     assert len(ids) == 1
     assert door.link.present() == {door.anna}
 
@@ -271,18 +270,18 @@ def test_a_node_that_activates_again_and_again_is_one_node(door: Door) -> None:
 def test_who_came_back_is_not_handed_orders_by_its_old_line(door: Door) -> None:
     """What it asked for before it broke down is answered to nobody: an order would be lost with it."""
     with door.node() as client, ThreadPoolExecutor(1) as threads:
-        node = Node(node_id=client.ActivateNode(door.activation()).node_id)
+        node = Node(node_id=client.send(door.activation()).node_id)
 
         def pull() -> int:
             try:
-                client.PullMessages(PullMessagesRequest(node=node))
+                client.send(PullMessagesRequest(node=node))
             except httpx.HTTPStatusError as refused:
                 return refused.response.status_code
             return 200
 
         held = threads.submit(pull)
         while not held.done():  # it may not have asked yet when it comes back for the first time
-            client.ActivateNode(door.activation())
+            client.send(door.activation())
         assert held.result() == httpx.codes.CONFLICT
     door.check_open()
 
@@ -290,11 +289,11 @@ def test_who_came_back_is_not_handed_orders_by_its_old_line(door: Door) -> None:
 def test_a_node_that_asks_for_orders_many_times_at_once(door: Door) -> None:
     """So many are held as it may have; the others are told to come again, and it can still bring an answer."""
     with door.node() as client, ThreadPoolExecutor(3 * flower.AT_ONCE) as threads:
-        node = Node(node_id=client.ActivateNode(door.activation()).node_id)
+        node = Node(node_id=client.send(door.activation()).node_id)
 
         def pull(_: int) -> int:
             try:
-                client.PullMessages(PullMessagesRequest(node=node))
+                client.send(PullMessagesRequest(node=node))
             except httpx.HTTPStatusError as refused:
                 return refused.response.status_code
             return 200
@@ -345,7 +344,7 @@ HOSTILE: dict[str, Change] = {
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE.keys())
 def test_an_answer_that_is_anything_else_is_an_answer_or_none_and_leaves_nothing(door: Door, change: Change) -> None:
     with door.node() as client:
-        node, asking, answers = Node(node_id=client.ActivateNode(door.activation()).node_id), None, dict[str, bytes]()
+        node, asking, answers = Node(node_id=client.send(door.activation()).node_id), None, dict[str, bytes]()
         over = threading.Event()
 
         def ask() -> None:
@@ -354,16 +353,16 @@ def test_an_answer_that_is_anything_else_is_an_answer_or_none_and_leaves_nothing
 
         asking = threading.Thread(target=ask)
         asking.start()
-        found = client.PullMessages(PullMessagesRequest(node=node))
+        found = client.send(PullMessagesRequest(node=node))
         order = message_from_proto(found.messages_list[0])
-        bare, tree, _ = chunks.split_message(chunks.Message(chunks.packed(b"an answer"), reply_to=order))
+        bare, tree, _ = chunks.split_message(chunks.Message(chunks.pack_bytes(b"an answer"), reply_to=order))
         message = message_to_proto(bare)
         tree = change(message, tree)
         request = PushMessagesRequest(node=node, messages_list=[message], message_object_trees=[tree])
         for _ in range(2):
             with contextlib.suppress(httpx.HTTPStatusError):
-                client.PushMessages(request)
-        client.ActivateNode(door.activation())  # back: what was not answered is waited for no more
+                client.send(request)
+        client.send(door.activation())  # back: what was not answered is waited for no more
         asking.join()
     assert answers in ({}, {door.anna: b"an answer"})
     state = door.link._state
@@ -373,11 +372,11 @@ def test_an_answer_that_is_anything_else_is_an_answer_or_none_and_leaves_nothing
 def test_an_answer_announced_once_more_with_other_objects_is_refused(door: Door) -> None:
     """Each time with a few more, none of which anybody would ever delete: the first announcement counts."""
     with door.node() as client:
-        node = Node(node_id=client.ActivateNode(door.activation()).node_id)
+        node = Node(node_id=client.send(door.activation()).node_id)
         order_id = door.link._send(door.anna, b"an order", seconds=LONG, limit=chunks.CHUNK)
-        client.PullMessages(PullMessagesRequest(node=node))
+        client.send(PullMessagesRequest(node=node))
         order = door.link._state.message_ins_store[order_id]
-        bare, tree, _ = chunks.split_message(chunks.Message(chunks.packed(b"an answer"), reply_to=order))
+        bare, tree, _ = chunks.split_message(chunks.Message(chunks.pack_bytes(b"an answer"), reply_to=order))
         statuses = []
         for number in range(10):
             more = ObjectTree(object_id=tree.object_id, children=[ObjectTree(object_id=f"{number:064x}")])
@@ -385,14 +384,14 @@ def test_an_answer_announced_once_more_with_other_objects_is_refused(door: Door)
                 node=node, messages_list=[message_to_proto(bare)], message_object_trees=[more]
             )
             try:
-                client.PushMessages(announced)
+                client.send(announced)
                 statuses.append(200)
             except httpx.HTTPStatusError as refused:
                 statuses.append(refused.response.status_code)
         assert statuses == [200] + 9 * [403]
         unknown = PushObjectRequest(node=node, run_id=1, object_id="cd" * 32, object_content=b"x", session_id="s")
         with pytest.raises(httpx.HTTPStatusError):  # nor is an object taken that was not announced
-            client.PushObject(unknown)
+            client.send(unknown)
         door.link._forget([order_id])
     assert len(door.link._state.object_store) == 0
 
@@ -425,14 +424,13 @@ def answering(folder: Path, head: str, body: bytes) -> Iterator[int]:
 @pytest.mark.parametrize("lie", ["elsewhere", "a bomb", "too much", "no protobuf"])
 def test_a_server_that_sends_a_node_elsewhere_or_too_much_is_not_followed(door: Door, lie: str) -> None:
     """Another server never hears of it, and nothing is unpacked: to the node its server is away, and it tries again."""
-    from sottovoce.network.node import worker
 
     with socket.create_server(("127.0.0.1", 0)) as another:
         another.setblocking(False)
         head, body = {
             "elsewhere": (f"307 Temporary Redirect\r\nlocation: http://127.0.0.1:{another.getsockname()[1]}/", b""),
             "a bomb": ("200 OK\r\ncontent-encoding: gzip", gzip.compress(bytes(1 << 24))),
-            "too much": ("200 OK", bytes(worker._MOST_BYTES + 1)),
+            "too much": ("200 OK", bytes(fleet_client.MOST_REPLY_BYTES + 1)),
             "no protobuf": ("200 OK\r\ncontent-type: text/plain", b"hello"),
         }[lie]
         said, stop = list[str](), threading.Event()
@@ -442,7 +440,7 @@ def test_a_server_that_sends_a_node_elsewhere_or_too_much_is_not_followed(door: 
             stop.set()
 
         with answering(door._folder, head, body) as port:
-            worker.work(
+            worker.Worker(
                 f"127.0.0.1:{port}",
                 key=load_private_key(door._folder / "anna/node.key"),
                 authority=(door._folder / "authority/ca.pem").read_bytes(),
@@ -450,7 +448,7 @@ def test_a_server_that_sends_a_node_elsewhere_or_too_much_is_not_followed(door: 
                 limit=100,
                 stop=stop,
                 say=say,
-            )
+            ).run()
         assert said == [f"127.0.0.1:{port} cannot be reached: trying again until it can"]
         with pytest.raises(BlockingIOError):
             another.accept()
@@ -458,7 +456,6 @@ def test_a_server_that_sends_a_node_elsewhere_or_too_much_is_not_followed(door: 
 
 @pytest.mark.parametrize("messages", [[], [ProtoMessage()], [ProtoMessage(metadata=Metadata(message_type="train"))]])
 def test_a_message_that_is_none_is_a_break_in_the_network(messages: list[Any]) -> None:
-    from sottovoce.network.node import worker
 
     with pytest.raises(httpx.RemoteProtocolError):
-        worker._read(PullMessagesResponse(messages_list=messages))
+        worker._read_message(PullMessagesResponse(messages_list=messages))

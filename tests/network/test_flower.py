@@ -17,7 +17,6 @@ flower = pytest.importorskip(
 
 import httpx  # noqa: E402  # flwr brings it
 from flwr.proto.fleet_pb2 import PushMessagesRequest  # noqa: E402
-from flwr.supernode.fleet_http_client import FleetHttpClient  # noqa: E402
 
 from sottovoce.network.keys import (  # noqa: E402
     fingerprint,
@@ -27,8 +26,8 @@ from sottovoce.network.keys import (  # noqa: E402
     make_node,
     make_server,
 )
-from sottovoce.network.node import worker  # noqa: E402
 from sottovoce.network.transport import chunks  # noqa: E402
+from sottovoce.network.transport.fleet_client import FleetClient  # noqa: E402
 
 NODE = Path(__file__).with_name("echoing_node.py")
 LONG = 600.0  # seconds that nothing here ever needs
@@ -286,22 +285,18 @@ def test_nobody_answers_in_the_name_of_another(keys: Path, link: Any, start: Sta
     anna, bert = name(keys, "anna"), name(keys, "bert")
     order_id = link._send(anna, b"for anna", seconds=LONG, limit=100)
     order = link._state.message_ins_store[order_id]
-    bare, tree, _ = chunks.split_message(chunks.Message(chunks.packed(b"anna says"), reply_to=order))
+    bare, tree, _ = chunks.split_message(chunks.Message(chunks.pack_bytes(b"anna says"), reply_to=order))
     key = load_private_key(keys / "bert" / "node.key")
-    context = ssl.create_default_context(cafile=str(keys / "authority/ca.pem"))
+    authority = (keys / "authority/ca.pem").read_bytes()
     from flwr.common.serde import message_to_proto
     from flwr.proto.node_pb2 import Node
 
-    with FleetHttpClient(
-        f"https://127.0.0.1:{link.port}",
-        interceptors=worker.signing(key),
-        verify=context,
-    ) as client:
+    with FleetClient(f"127.0.0.1:{link.port}", key=key, authority=authority) as client:
         for claimed, status in ((ids[bert], 403), (ids[anna], 401)):
             request = PushMessagesRequest(
                 node=Node(node_id=claimed), messages_list=[message_to_proto(bare)], message_object_trees=[tree]
             )
             with pytest.raises(httpx.HTTPStatusError) as refused:
-                client.PushMessages(request)
+                client.send(request)
             assert refused.value.response.status_code == status
     assert link._state.num_message_res() == 0

@@ -18,7 +18,7 @@ from tests.network.local_cluster import NAMES, NOW, RUN, LocalCluster, content, 
 from sottovoce.errors import InputError
 from sottovoce.network import keys
 from sottovoce.network.invitation import SecureSums, pack_invitation
-from sottovoce.network.messages import OVERHEAD, AnswerCode, Order, OrderAnswer, OrderKind, open_answer
+from sottovoce.network.messages import OVERHEAD, AnswerCode, Order, OrderAnswer, OrderKind, fresh_nonce, open_answer
 from sottovoce.network.model_transfer import read_round_model
 from sottovoce.network.node import ledger, training
 from sottovoce.network.node.home import leave_federation, pause_node, resume_node
@@ -640,7 +640,9 @@ def test_of_many_threads_one_has_its_attempt_answered(local_cluster: LocalCluste
     local_cluster.welcome(ANNA)
     order = local_cluster.train(ANNA)
     with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(lambda _: local_cluster.ask(ANNA, order.to(order.node)).code, range(4)))
+        answers = list(
+            threads.map(lambda _: local_cluster.ask(ANNA, replace(order, nonce=fresh_nonce())).code, range(4))
+        )
     assert sorted(answers) == [AnswerCode.DONE, *[AnswerCode.REPEATED] * 3]
 
 

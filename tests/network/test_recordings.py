@@ -2,15 +2,16 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.network.local_cluster import NUMBERS
 from tests.tones import speaker, write_recordings
 
-from sottovoce.corpora.corpus import Corpus, Speaker
 from sottovoce.errors import InputError
+from sottovoce.network.node import speech
 from sottovoce.network.node.speech import open_node_store
-from sottovoce.store import Store, pack
+from sottovoce.store import Store
 
 ANNA = speaker(NUMBERS[0], letters=(2, 3), utterances=3)
 
@@ -18,11 +19,18 @@ ANNA = speaker(NUMBERS[0], letters=(2, 3), utterances=3)
 class Packing:
     """Packs, and counts how often."""
 
-    times = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times, self._pack = 0, speech.pack
+        monkeypatch.setattr(speech, "pack", self)
 
-    def __call__(self, corpus: Corpus[Speaker], out: Path) -> None:
+    def __call__(self, *arguments: Any, **named: Any) -> None:
         self.times += 1
-        pack(corpus, out, workers=1)
+        self._pack(*arguments, workers=1, **named)
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch) -> Packing:
+    return Packing(monkeypatch)
 
 
 @pytest.fixture
@@ -31,12 +39,12 @@ def recorded(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-def test_a_folder_is_prepared_once_and_again_when_it_has_changed(recorded: Path, tmp_path: Path) -> None:
-    packing = Packing()
-
+def test_a_folder_is_prepared_once_and_again_when_it_has_changed(
+    recorded: Path, tmp_path: Path, packing: Packing
+) -> None:
     def opened(**changed: str) -> Store:
         asked = {"user": ANNA.name, "language": "en"} | changed
-        return open_node_store(recorded, home=tmp_path / "home", pack=packing, **asked)  # type: ignore[arg-type]
+        return open_node_store(recorded, home=tmp_path / "home", **asked)  # type: ignore[arg-type]
 
     first = opened()
     assert [first.user(row).name for row in first.splits["train"]] == [ANNA.name]
@@ -54,13 +62,12 @@ def test_a_folder_is_prepared_once_and_again_when_it_has_changed(recorded: Path,
 
 
 def test_it_is_nobody_elses_to_read(recorded: Path, tmp_path: Path) -> None:
-    open_node_store(recorded, home=tmp_path / "home", user=None, language="en", pack=Packing())
+    open_node_store(recorded, home=tmp_path / "home", user=None, language="en")
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_store_is_taken_as_it_is(tmp_path: Path, cluster_stores: Path) -> None:
-    packing = Packing()
-    found = open_node_store(cluster_stores / ANNA.name, home=tmp_path / "home", user=None, language="en", pack=packing)
+def test_a_store_is_taken_as_it_is(tmp_path: Path, cluster_stores: Path, packing: Packing) -> None:
+    found = open_node_store(cluster_stores / ANNA.name, home=tmp_path / "home", user=None, language="en")
     assert (found.path, packing.times) == (cluster_stores / ANNA.name, 0)
     assert not (tmp_path / "home").exists()
 
@@ -69,5 +76,5 @@ def test_what_is_neither_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for data, said in ((tmp_path / "empty", "does not hold recordings"), (tmp_path / "nothing", "no store at")):
         with pytest.raises(InputError, match=said):
-            open_node_store(data, home=tmp_path / "home", user=None, language="en", pack=Packing())
+            open_node_store(data, home=tmp_path / "home", user=None, language="en")
     assert not (tmp_path / "home").exists()

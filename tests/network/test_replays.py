@@ -173,7 +173,7 @@ def recording(place: Place) -> Iterator[Recorder]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setattr(flower, "HELD_SECONDS", 0.2)
-    monkeypatch.setattr(worker, "PATIENCE", 0.1)
+    monkeypatch.setattr(worker, "RECONNECT_SECONDS", 0.1)
     with contextlib.ExitStack() as held:
         found = Place(tmp_path, held)
         try:
@@ -192,7 +192,7 @@ def node_at(place: Place, answer: Callable[[bytes], bytes | None]) -> Iterator["
             connected.put(line)
 
     def run() -> None:
-        worker.work(
+        worker.Worker(
             f"127.0.0.1:{place.recorder.port}",
             key=load_private_key(place.folder / "anna/node.key"),
             authority=(place.folder / "authority/ca.pem").read_bytes(),
@@ -200,7 +200,7 @@ def node_at(place: Place, answer: Callable[[bytes], bytes | None]) -> Iterator["
             limit=1 << 26,
             stop=stop,
             say=say,
-        )
+        ).run()
 
     working = threading.Thread(target=run)
     working.start()

@@ -67,7 +67,7 @@ def asked(
         sent.append(event)
 
     request = {"type": "http", "method": "POST", "path": path, "headers": [], "signed": b"".join(bodies), **scope}
-    asyncio.run(RequestLimits(inside, paths=PATHS, knows=somebody)(request, receive, send))
+    asyncio.run(RequestLimits(inside, paths=PATHS, authenticate=somebody)(request, receive, send))
     assert [event["type"] for event in sent] == ["http.response.start", "http.response.body"]
     return sent[0]["status"], inside.reached, read
 
@@ -133,7 +133,7 @@ def test_who_is_refused_hears_what_to_sign_and_a_replay_does_not() -> None:
         async def receive() -> Event:
             raise AssertionError("nothing is read of it")
 
-        gate = RequestLimits(_Inside(), paths=PATHS, knows=lambda _: status, challenge=(b"session", b"abc"))
+        gate = RequestLimits(_Inside(), paths=PATHS, authenticate=lambda _: status, challenge=(b"session", b"abc"))
         await gate({"type": "http", "method": "POST", "path": "/v1/fleet/pull-messages", "headers": []}, receive, send)
         assert sent[0]["status"] == status
         headers: list[tuple[bytes, bytes]] = sent[0]["headers"]
@@ -160,7 +160,7 @@ def test_one_node_has_so_many_requests_at_a_time_and_others_as_many() -> None:
         async def receive() -> Event:
             return {"type": "http.request", "body": b""}
 
-        gate = RequestLimits(inside, paths=PATHS, knows=lambda scope: Caller(scope["user"], NOTHING))
+        gate = RequestLimits(inside, paths=PATHS, authenticate=lambda scope: Caller(scope["user"], NOTHING))
         request: Scope = {"type": "http", "method": "POST", "path": "/v1/fleet/pull-messages", "headers": []}
         waiting = [asyncio.ensure_future(gate(request | {"user": "anna"}, receive, send)) for _ in range(AT_ONCE)]
         await asyncio.sleep(0)
@@ -185,7 +185,7 @@ def test_a_body_that_stops_is_given_up_and_a_whole_one_may_wait() -> None:
         async def send(event: Event) -> None:
             sent.append(event)
 
-        gate = RequestLimits(_Inside(), paths=PATHS, knows=somebody, silent_seconds=0)
+        gate = RequestLimits(_Inside(), paths=PATHS, authenticate=somebody, silent_seconds=0)
         await gate({"type": "http", "method": "POST", "path": "/v1/fleet/pull-messages", "headers": []}, receive, send)
         status: int = sent[0]["status"]
         return status
@@ -203,5 +203,5 @@ def test_a_websocket_is_closed() -> None:
         raise AssertionError("nothing is read of it")
 
     scope = {"type": "websocket", "path": "/v1/fleet/pull-messages", "headers": []}
-    asyncio.run(RequestLimits(_Inside(), paths=PATHS, knows=somebody)(scope, receive, send))
+    asyncio.run(RequestLimits(_Inside(), paths=PATHS, authenticate=somebody)(scope, receive, send))
     assert sent == [{"type": "websocket.close", "code": 1008}]

@@ -26,7 +26,7 @@ def test_what_keys_prints_is_read(tmp_path: Path) -> None:
     roster = load_roster(path)
     assert len(roster) == 3
     assert {user.name: user.key for user in roster.users} == dict(zip(names, KEYS, strict=True))
-    assert roster.by_node[fingerprint(KEYS[1])].name == "no"
+    assert {user.node: user.name for user in roster.users}[fingerprint(KEYS[1])] == "no"
 
 
 def test_people_stand_where_they_stand_in_a_simulation(tmp_path: Path) -> None:

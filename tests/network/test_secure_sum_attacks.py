@@ -193,7 +193,7 @@ def test_the_same_keys_under_two_names() -> None:
     stolen = fleet.server._cohort.adverts[4][:64]
     signature = sign(node_keys(N)[3], fleet.attempt.advert(3, stolen[:32], stolen[32:]))
     order = listing_with(fleet, 3, stolen + signature)
-    assert fleet.attempt.vouched(3, stolen + signature)
+    assert fleet.attempt.has_signed_keys(3, stolen + signature)
     assert refused(fleet.clients[0].shares, order) is Reason.FORGED
 
 
@@ -213,7 +213,7 @@ def test_a_key_with_which_everybodys_masks_are_known() -> None:
     key = node_keys(N)[3]
     zero, honest = bytes(32), client_of(attempt, 3).keys()[32:64]
     advert = zero + honest + sign(key, attempt.advert(3, zero, honest))
-    assert attempt.vouched(3, advert)
+    assert attempt.has_signed_keys(3, advert)
     assert not server.take(3, advert)
     fleet = fleet_of()
     fleet.until(Phase.SHARES)

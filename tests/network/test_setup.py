@@ -6,7 +6,7 @@ import pytest
 
 from sottovoce.flat.layout import Layout
 from sottovoce.network.secure_sum.terms import FEWEST
-from sottovoce.network.server.setup import default_least, needed_here
+from sottovoce.network.server.setup import default_least, nodes_needed
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
 
@@ -29,22 +29,22 @@ def planned(settings: PrivacySettings) -> Plan:
 def test_a_release_waits_until_no_cohort_is_too_small_to_be_opened() -> None:
     plan, least = planned(MANY), 512
     assert plan.fewest_here(least) > 1024
-    needed = needed_here(plan, 1024, least=least, is_secure=True)
+    needed = nodes_needed(plan, 1024, least=least, is_secure=True)
     assert [needed.of(still_in) for still_in in (34_753, 30_000, 5)] == [plan.fewest_here(least)] * 3
-    assert needed_here(plan, 30_000, least=least, is_secure=True).of(34_753) == 30_000
+    assert nodes_needed(plan, 30_000, least=least, is_secure=True).of(34_753) == 30_000
 
 
 def test_others_wait_for_whom_they_are_told_to() -> None:
-    assert needed_here(planned(MANY), 7, least=None, is_secure=False).of(34_753) == 7  # every update by itself
+    assert nodes_needed(planned(MANY), 7, least=None, is_secure=False).of(34_753) == 7  # every update by itself
     rehearsal = replace(MANY, mode=Mode.SEEDED, root_seed=1)
-    assert needed_here(planned(rehearsal), 7, least=512, is_secure=True).of(34_753) == 7
+    assert nodes_needed(planned(rehearsal), 7, least=512, is_secure=True).of(34_753) == 7
 
 
 def test_who_is_out_for_good_is_not_waited_for_down_to_the_least_of_a_sum() -> None:
     rehearsal = planned(replace(MANY, mode=Mode.SEEDED, root_seed=1, population_size=6, cohort_size=6, delta=1e-2))
     by_default, least = (
-        needed_here(rehearsal, 6, least=None, is_secure=False),
-        needed_here(rehearsal, 6, least=3, is_secure=True),
+        nodes_needed(rehearsal, 6, least=None, is_secure=False),
+        nodes_needed(rehearsal, 6, least=3, is_secure=True),
     )
     assert [by_default.of(still_in) for still_in in (6, 5, 1, 0)] == [6, 5, 1, 1]
     assert [least.of(still_in) for still_in in (6, 5, 3, 2)] == [6, 5, 3, 3]

@@ -98,7 +98,7 @@ def test_who_is_away_is_told_of_in_a_simulation(settled: Settled) -> None:
     outcome = place.run_here("served", secure=True, meddle={place.people[0]: away})
     records = [json.loads(line) for line in (outcome.folder / DIAGNOSTICS).read_text().splitlines()]
     # In the first round it is asked and silent. Then it must be told the terms again, which it answers.
-    assert [record["dropped"] for record in records] == [{"away, or too late, or with too much to say": 1}] * ROUNDS
+    assert [record["dropped"] for record in records] == [{"away, too late, or with too large an answer": 1}] * ROUNDS
     assert verify(outcome.folder / LEDGER).attempts == ROUNDS
 
 

@@ -44,7 +44,8 @@ def serve(
     colluding: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="With noise by clients: so many may tell theirs; a third of --least by default."
+            metavar="N",
+            help="With noise by clients: number of colluding clients tolerated; a third of --least by default.",
         ),
     ] = None,
     model_bits: Annotated[
@@ -83,7 +84,7 @@ def serve(
 
     Example: sottovoce serve demo/global --roster roster.yaml --listen 0.0.0.0:9443 --keys keys/server
 
-    Plan, ledger and promise are those of `sottovoce run`; the clients are those of the roster, and K is their number.
+    Plan, ledger and guarantee are those of `sottovoce run`; the clients are those of the roster, and K is their number.
     The ledger's head is signed at every commit with the key that signs orders.
     """
     from sottovoce.config import Suite, load_experiment
@@ -92,7 +93,13 @@ def serve(
     from sottovoce.network.roster import load_roster
     from sottovoce.network.server.clients import Timeouts
     from sottovoce.network.server.population import roster_population
-    from sottovoce.network.server.setup import connect_clients, default_least, with_client_noise, with_word_sums
+    from sottovoce.network.server.setup import (
+        ServeOptions,
+        connect_clients,
+        default_least,
+        with_client_noise,
+        with_word_sums,
+    )
     from sottovoce.network.transport.link import RemindingLink
     from sottovoce.privacy.settings import Mode
     from sottovoce.training.elsewhere import Elsewhere
@@ -143,33 +150,24 @@ def serve(
     folder = out or served.with_name(f"{served.name}-served")
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
 
-        def listening(digest: bytes) -> "Link":
-            link = FlowerLink(
-                host,
-                port,
-                certificate=str(keys / SERVER),
-                key=str(keys / SERVER_KEY),
-                nodes=able,
-            )
+        def start_listening(digest: bytes) -> "Link":
+            link = FlowerLink(host, port, certificate=str(keys / SERVER), key=str(keys / SERVER_KEY), nodes=able)
             around.say(f"listening at {host}:{link.port} for {len(people):,} people; they are asked {digest.hex()}")
             return RemindingLink(link, reminders=certificates.reminders, now=_now, say=around.say)
 
+        options = ServeOptions(
+            keys=keys,
+            listen=start_listening,
+            wait_for=waited_for,
+            is_secure=sums == "secure",
+            least=least,
+            spare_attempts=spare or 0,
+            timeouts=Timeouts(training=seconds),
+            say=around.say,
+        )
+
         def clients(run: "RunFolder", plan: "Plan", start: "Recogniser") -> "ClientsOverNetwork":
-            return connect_clients(
-                experiment,
-                people,
-                run,
-                plan,
-                start,
-                keys=keys,
-                listen=listening,
-                least_in_sum=None if sums == "open" else least or default_least(plan),
-                wait_for=waited_for,
-                least=least,
-                patience=Timeouts(training=seconds),
-                spare_attempts=spare or 0,
-                say=around.say,
-            )
+            return connect_clients(options, experiment, people, run=run, plan=plan, start=start)
 
         elsewhere = Elsewhere(roster_population(people, experiment), planned, clients, spare)
         around = replace(around, sign=keys / ORDERS_KEY)  # what nodes are asked with, they can check the ledger by

@@ -1,13 +1,12 @@
-"""How often the people of a release have agreed to be asked: what one yes covers.
+"""How often a node may be asked in a release: what one acceptance covers.
 
-    server   counts attempts: no more than the recipe's rounds and the spare attempts are charged (`privacy.ledger`)
-    node     counts its answers: no more than honest sampling would ask of it in so many attempts
+    server   charges no more attempts than the recipe's rounds and the spare attempts (`privacy.ledger`)
+    node     answers no more often than honest sampling would ask of it in so many attempts
 
-A round that is lost, because a server was killed, is made again with other people and other noise, and is charged
-again. So ε is of attempts and not of rounds. People accept some spare attempts beforehand, and the ε that they are
-shown includes them. A node hears of the attempts alone that it is asked in, and of how many there were what the server
-says. Against a server that says something else it has its own count: how often somebody is asked in n attempts with
-probability q is binomial, and above a quantile of that a node refuses.
+A round that is lost, because a server was killed, is made again with another cohort and other noise, and is charged
+again. So ε is of attempts, and includes the spare ones that people accept beforehand. A node sees only the attempts
+that it is asked in. Against a server that asks more often it has its own count: how often somebody is asked in n
+attempts with probability q is binomial, and above a quantile of that a node refuses.
 """
 
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ RARE = 1e-9  # an honest server, with all spare attempts used, asks a node more 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that one yes covers, for one node: updates, measurements of its word error rate, and by which number
-    attempts at either end."""
+    """The most that one acceptance covers for one node; `attempts` is the highest number of an attempt at either."""
 
     updates: int
     measurements: int
@@ -35,7 +33,7 @@ def default_spare_attempts(rounds: int) -> int:
 
 
 def accepted_limits(*, rounds: int, measurements: int, spare_attempts: int, sampling_rate: float) -> Limits:
-    """What a yes to so many rounds and measurements covers, with as many spare attempts at each."""
+    """What accepting so many rounds and measurements covers, with as many spare attempts at each."""
     attempts = rounds + spare_attempts
     measured = measurements + spare_attempts if measurements else 0
     return Limits(

@@ -1,4 +1,4 @@
-"""What travels between a server and its nodes: orders down, answers up, signed, and of one fixed layout.
+"""Messages between a server and its nodes: orders down, answers up, signed, and of one fixed layout.
 
     tag 4 · kind 1 · code 1 · zero 2 · run 16 · step 4 · attempt 4 · nonce 16 · node 32 · recipe 32 · length 8
     · payload · signature 96
@@ -7,18 +7,15 @@ All numbers are big-endian. The signature is ECDSA P-384 with SHA-384 over every
 each, so that every length is known before anything is read. Orders and answers have tags of their own: neither can be
 taken for the other.
 
-An answer repeats what it answers: kind, run, step, attempt and the order's nonce, which no other order has. So
-one answer fits one order to one node, and no other: a replay, or an answer in somebody else's name, fits none. Why
-somebody refuses is one of the `Code`s. There is no field for words, because an exception's words may quote speech.
-
-A payload's meaning is its kind's business (`network.model_transfer`). How large messages are carried is the link's.
+An answer repeats what it answers: kind, run, step, attempt and the order's nonce, which no other order has. So one
+answer fits one order to one node: a replay, or an answer in somebody else's name, fits none. Why somebody refuses is
+one of the `AnswerCode`s. There is no field for text, because the text of an exception may quote speech.
 """
 
 import os
 import struct
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Self
 
 from sottovoce.errors import promise
 from sottovoce.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, verified
@@ -41,7 +38,9 @@ class OrderKind(IntEnum):
     SURVIVORS = 7
     UNMASK = 8
     END = 9  # the run is over after `step` rounds: there will be no more orders
-    WER = 10  # here is a model: try it on what you hold out; the answer is a pair of numbers, or nothing, as of TRAIN
+    WER = (
+        10  # here is a model: evaluate it on held-out speech; the answer is a pair of numbers, or nothing, as of TRAIN
+    )
 
 
 class AnswerCode(IntEnum):
@@ -83,24 +82,19 @@ class Order:
     payload: bytes = b""
 
     def signed(self, key: PrivateKey) -> bytes:
-        return _signed(_ORDER, self, AnswerCode.DONE, key)
+        return _sign_message(_ORDER, self, AnswerCode.DONE, key)
 
     def answered(self, payload: bytes = b"") -> "OrderAnswer":
-        """What was asked for."""
         return OrderAnswer(AnswerCode.DONE, replace(self, payload=payload))
 
     def refused(self, code: AnswerCode) -> "OrderAnswer":
         promise(code is not AnswerCode.DONE, "a refusal that says done")
         return OrderAnswer(code, replace(self, payload=b""))
 
-    def to(self, node: bytes) -> Self:
-        """The same to another node, with a nonce of its own."""
-        return replace(self, node=node, nonce=fresh_nonce())
-
 
 @dataclass(frozen=True)
 class OrderAnswer:
-    """What a node makes of an order: `to` is the order, with the answer's payload in place of its own."""
+    """What a node answers to an order: `to` is the order, with the answer's payload in place of its own."""
 
     code: AnswerCode
     to: Order
@@ -110,53 +104,44 @@ class OrderAnswer:
         return self.to.payload
 
     def signed(self, key: PrivateKey) -> bytes:
-        return _signed(_ANSWER, self.to, self.code, key)
+        return _sign_message(_ANSWER, self.to, self.code, key)
 
 
 def fresh_nonce() -> bytes:
     return os.urandom(16)
 
 
-# What a node answers where it cannot even tell what it was asked.
-_NOTHING = Order(
+# In answers that are to no order.
+_NO_ORDER = Order(
     kind=OrderKind.TERMS, run=bytes(16), step=0, attempt=0, nonce=bytes(16), node=bytes(32), recipe=bytes(32)
 )
 
 
 def unreadable(node: bytes) -> OrderAnswer:
     """The answer of `node` to what is no order."""
-    return replace(_NOTHING, node=node).refused(AnswerCode.UNREADABLE)
+    return replace(_NO_ORDER, node=node).refused(AnswerCode.UNREADABLE)
 
 
 def departure(node: bytes) -> OrderAnswer:
-    """What `node` says, unasked, when its user has left for good: it answers no order, and fits none."""
-    return replace(_NOTHING, node=node).refused(AnswerCode.LEFT)
+    """What `node` sends, unasked, when its user has left for good: it fits no order."""
+    return replace(_NO_ORDER, node=node).refused(AnswerCode.LEFT)
 
 
 def is_departure(data: bytes, *, node: bytes, key: PublicKey) -> bool:
     """Whether `data` is the `departure` of `node`, whose public `key` this is."""
     try:
-        found, code = _parsed(data, tag=_ANSWER, limit=0)
+        found, code = _parse(data, tag=_ANSWER, limit=0)
         check_message_signature(data, key)
     except Refused:
         return False
-    return code is AnswerCode.LEFT and found == replace(_NOTHING, node=node)
+    return code is AnswerCode.LEFT and found == replace(_NO_ORDER, node=node)
 
 
 def parse_order(data: bytes, *, limit: int) -> Order:
     """An order whose signature nobody has checked yet; Refused where it is none, or its payload is above `limit`."""
-    order, code = _parsed(data, tag=_ORDER, limit=limit)
+    order, code = _parse(data, tag=_ORDER, limit=limit)
     if code is not AnswerCode.DONE:
         raise Refused(AnswerCode.UNREADABLE)
-    return order
-
-
-def open_order(data: bytes, *, key: PublicKey, node: bytes, limit: int) -> Order:
-    """The order in `data`, from the holder of `key` to `node`; Refused where it is anything else."""
-    order = parse_order(data, limit=limit)
-    check_message_signature(data, key)
-    if order.node != node:
-        raise Refused(AnswerCode.MISDIRECTED)
     return order
 
 
@@ -165,7 +150,7 @@ def open_answer(data: bytes, *, order: Order, key: PublicKey, limit: int) -> Ord
 
     The answer to another order, of another node or of earlier, is `UNEXPECTED`. What the node refuses is no error here.
     """
-    found, code = _parsed(data, tag=_ANSWER, limit=limit)
+    found, code = _parse(data, tag=_ANSWER, limit=limit)
     check_message_signature(data, key)
     if replace(found, payload=b"") != replace(order, payload=b""):
         raise Refused(AnswerCode.UNEXPECTED)
@@ -174,15 +159,16 @@ def open_answer(data: bytes, *, order: Order, key: PublicKey, limit: int) -> Ord
     return OrderAnswer(code, found)
 
 
-def code_of(answer: bytes) -> AnswerCode:
-    """What an answer of our own says became of its order."""
-    return AnswerCode(answer[5])
+def check_message_signature(data: bytes, key: PublicKey) -> None:
+    """Refused unless the holder of `key` has signed the message in `data`."""
+    if not verified(key, data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]):
+        raise Refused(AnswerCode.UNTRUSTED)
 
 
-def _header(tag: bytes, order: Order, code: AnswerCode) -> bytes:
+def _sign_message(tag: bytes, order: Order, code: AnswerCode, key: PrivateKey) -> bytes:
     for name, size in (("run", 16), ("nonce", 16), ("node", 32), ("recipe", 32)):
         promise(len(getattr(order, name)) == size, f"{name} of a message: expected {size} bytes")
-    return _HEADER.pack(
+    header = _HEADER.pack(
         tag,
         order.kind,
         code,
@@ -194,14 +180,11 @@ def _header(tag: bytes, order: Order, code: AnswerCode) -> bytes:
         order.recipe,
         len(order.payload),
     )
-
-
-def _signed(tag: bytes, order: Order, code: AnswerCode, key: PrivateKey) -> bytes:
-    content = _header(tag, order, code) + order.payload
+    content = header + order.payload
     return content + sign(key, content)
 
 
-def _parsed(data: bytes, *, tag: bytes, limit: int) -> tuple[Order, AnswerCode]:
+def _parse(data: bytes, *, tag: bytes, limit: int) -> tuple[Order, AnswerCode]:
     """The fields of a message, unchecked as to whose they are. Its size is looked at before anything else."""
     if not OVERHEAD <= len(data) <= OVERHEAD + limit:
         raise Refused(AnswerCode.UNREADABLE)
@@ -223,9 +206,3 @@ def _parsed(data: bytes, *, tag: bytes, limit: int) -> tuple[Order, AnswerCode]:
 
 
 _KINDS, _CODES = frozenset(OrderKind), frozenset(AnswerCode)
-
-
-def check_message_signature(data: bytes, key: PublicKey) -> None:
-    """Refused unless the holder of `key` has signed the message in `data`."""
-    if not verified(key, data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]):
-        raise Refused(AnswerCode.UNTRUSTED)

@@ -4,12 +4,11 @@
       - {name: anna, key: ecdsa-sha2-nistp384 AAAA…}
       - {name: bert, key: ecdsa-sha2-nistp384 AAAA…, revoked: true}
 
-K is public and accounted for, so nobody leaves the roster of a run: who is `revoked` still counts and is drawn, but is
-never asked, and counts as zero like anybody who is away. New people, and new keys, wait for the next run.
+K is public and accounted for, so nobody leaves the roster of a run: who is `revoked` still counts and is sampled, but
+is never asked, and counts as zero like anybody who is away. New people, and new keys, wait for the next run.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import Any
 
 from sottovoce.errors import InputError
 from sottovoce.files import read_bounded
-from sottovoce.network.keys import fingerprint, parse_public_key, public_line
 from sottovoce.parsing import Unreadable, parse_yaml, shown
 from sottovoce.seeds import name_key
-from sottovoce.signatures import PublicKey
+from sottovoce.signatures import PublicKey, fingerprint, parse_public_key, public_line
 
 _FIELDS = ("name", "key", "revoked")
 _LARGEST_FILE = 1 << 28
@@ -51,10 +49,6 @@ class Roster:
     def __len__(self) -> int:
         return len(self.users)
 
-    @cached_property
-    def by_node(self) -> Mapping[bytes, RosterEntry]:
-        return {user.node: user for user in self.users}
-
 
 def load_roster(path: Path, *, revoked: frozenset[str] = frozenset()) -> Roster:
     """The roster in `path`; one line for the first thing that is wrong with it. `revoked` is the authority's list."""
@@ -68,20 +62,20 @@ def load_roster(path: Path, *, revoked: frozenset[str] = frozenset()) -> Roster:
     listed = found["users"]
     if not isinstance(listed, list) or not listed:
         raise InputError(f"{path}: users: expected a list of people, one at least")
-    users = [_user(each, where=f"{path}: user {number}") for number, each in enumerate(listed, start=1)]
-    _check_apart(users, path)
+    users = [_parse_entry(each, where=f"{path}: user {number}") for number, each in enumerate(listed, start=1)]
+    _check_distinct(users, path)
     for user in users:
         if user.node.hex() in revoked and not user.revoked:
             raise InputError(
                 f"{path}: {user.name}'s key was revoked: `revoked: true` goes on without them, and K stays; "
                 "a new key is for a new run"
             )
-    return Roster(tuple(sorted(users, key=lambda user: _place(user.name))))
+    return Roster(tuple(sorted(users, key=lambda user: _sort_key(user.name))))
 
 
-def _user(entry: Any, *, where: str) -> RosterEntry:
-    if not isinstance(format_roster_entry, dict):
-        raise InputError(f"{where}: found {shown(format_roster_entry)}, expected a name and a key")
+def _parse_entry(entry: Any, *, where: str) -> RosterEntry:
+    if not isinstance(entry, dict):
+        raise InputError(f"{where}: found {shown(entry)}, expected a name and a key")
     for field in entry:
         if field not in _FIELDS:
             raise InputError(f"{where}: unknown key {shown(field)} (known: {', '.join(_FIELDS)})")
@@ -98,7 +92,7 @@ def _user(entry: Any, *, where: str) -> RosterEntry:
         raise InputError(f"{where} ({name}): {error}") from None
 
 
-def _check_apart(users: list[RosterEntry], path: Path) -> None:
+def _check_distinct(users: list[RosterEntry], path: Path) -> None:
     """Whoever is there twice would be counted, and asked, twice."""
     names: set[str] = set()
     nodes: dict[bytes, str] = {}
@@ -111,16 +105,13 @@ def _check_apart(users: list[RosterEntry], path: Path) -> None:
         nodes[user.node] = user.name
 
 
-def _place(name: str) -> tuple[int, int]:
+def _sort_key(name: str) -> tuple[int, int]:
     """As in `users.population`: silos by their number, speakers by their keys."""
     number = _SILO.fullmatch(name)
     return (0, int(number[1])) if number else (1, name_key(name))
 
 
 def format_roster_entry(name: str, key: PublicKey) -> str:
-    """A roster's line for somebody.
-
-    Names are quoted: YAML would take `007` or `no` for something else.
-    """
+    """A roster's line for somebody. Names are quoted: YAML would take `007` or `no` for something else."""
     quoted = name.replace("'", "''")
     return f"  - {{name: '{quoted}', key: {public_line(key)}}}"

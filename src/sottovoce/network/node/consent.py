@@ -120,7 +120,7 @@ def _promised(invitation: Invitation) -> str:
     return (
         f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}"
         f"{one}, for all rounds{measured} together{_with_spare(invitation)}, against everybody who sees the models"
-        f"{seen}{_but_not(invitation)}. In describe_invitation, {step.words}: {step.means}."
+        f"{seen}{_but_not(invitation)}. In words, {step.words}: {step.means}."
     )
 
 

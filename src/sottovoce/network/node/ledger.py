@@ -1,18 +1,16 @@
-"""What a node remembers of itself: what its user has accepted, and every answer that has left it.
+"""A node's own ledger: what its user has accepted, and every answer that has left it.
 
 HOME/ledger.jsonl    append-only lines, each sealed by a hash of all before it (`privacy.chain`)
 HOME/start/DIGEST    models that training started from, as they came
 
-A line is on the disk before the answer that it tells of may leave: a node that was killed and comes back knows what it
-has sent, and sends nothing else in its place. The file is the user's own and goes nowhere; times and sizes in it are
-for their quota.
+A line is on the disk before the answer that it records may leave: a node that was killed and comes back knows what it
+has sent, and sends nothing else in its place. The file stays with the user; times and sizes in it are for their quota.
 """
 
 import math
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +28,7 @@ class Quota:
     """The most that a node does in a day: rounds, seconds of training, bytes sent. None is no limit.
 
     Above the first two it sends zeros and trains nothing, above the third it sends nothing: whether somebody still
-    trains hangs on their speech and on earlier draws, and must be seen in nothing but their own update.
+    trains depends on their speech and on earlier sampling, and must show in nothing but their own update.
     """
 
     rounds: int | None = None
@@ -62,17 +60,10 @@ class _Spent:
 
 
 @dataclass
-class _Acceptance:
-    """A recipe that its user has said yes to: for one run, the first that asked."""
-
-    run: str | None = None
-
-
-@dataclass
 class _Run:
-    """What was answered in a run: attempts only ever grow, and each asks for each kind once; and whether it is over.
+    """What was answered in a run: attempts only ever grow, and each asks for each kind once.
 
-    Updates and pairs are counted by run, so that a second yes to the same run does not begin to count anew.
+    Updates and word error rates are counted by run, so that accepting the same run again does not start a new count.
     """
 
     attempt: int = 0
@@ -90,22 +81,22 @@ class NodeLedger:
         claim_home(home)
         self._file = ChainWriter(home / LEDGER)
         os.chmod(home / LEDGER, 0o600)
-        self._accepted: dict[str, _Acceptance] = {}
+        self._accepted: dict[str, str | None] = {}  # recipes, with the run that they are for: the first that asked
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
         self._days: defaultdict[str, _Spent] = defaultdict(_Spent)
         try:
             self._file.cut_torn_end()  # an answer that was never written down has never left
-            self._read(self._file.chain.records)
+            for number, record in enumerate(self._file.chain.records, start=1):
+                self._read(record, number)
         except BaseException:
             self._file.close()
             raise
 
-    def _read(self, records: Sequence[dict[str, Any]]) -> None:
-        for number, record in enumerate(records, start=1):
-            try:
-                self._take(record)
-            except (KeyError, TypeError):
-                raise InputError(f"{self._home / LEDGER} line {number} is no record of this release") from None
+    def _read(self, record: dict[str, Any], number: int) -> None:
+        try:
+            self._take(record)
+        except (KeyError, TypeError):
+            raise InputError(f"{self._home / LEDGER} line {number} is no record of this release") from None
 
     def close(self) -> None:
         self._file.close()
@@ -113,7 +104,7 @@ class NodeLedger:
     # What its user decides.
 
     def accept(self, recipe: bytes) -> None:
-        """The user says yes to a recipe; to one that was served before, for another run."""
+        """The user accepts a recipe; one that was served before, for another run."""
         self._append({"accepted": recipe.hex()})
 
     def has_accepted(self, recipe: bytes) -> bool:
@@ -122,8 +113,8 @@ class NodeLedger:
 
     def has_accepted_for(self, recipe: bytes, run: bytes) -> bool:
         """Whether they did for this run, which is not over, or for one that had no name yet."""
-        accepted = self._accepted.get(recipe.hex())
-        return accepted is not None and accepted.run in (None, run.hex()) and not self._runs[run.hex()].is_over
+        is_for_run = self._accepted.get(recipe.hex(), "") in (None, run.hex())
+        return is_for_run and not self._runs[run.hex()].is_over
 
     def check_standing(self) -> None:
         """Refused while its user does not want to take part."""
@@ -160,7 +151,7 @@ class NodeLedger:
             raise Refused(AnswerCode.ABOVE_ACCEPTED)
 
     def check_wer(self, order: Order, *, is_due: bool, limits: Limits | None) -> None:
-        """The same for measuring how well they are understood."""
+        """The same for measuring their word error rate."""
         run = self._check_attempt(order, is_accepted=is_due, limits=limits)
         if limits is not None and run.wers >= limits.measurements:
             raise Refused(AnswerCode.ABOVE_ACCEPTED)
@@ -213,18 +204,19 @@ class NodeLedger:
         self._append({"ended": order.run.hex(), "recipe": order.recipe.hex(), "rounds": order.step, "day": _day(now)})
 
     def _append(self, record: dict[str, Any]) -> None:
-        with self._writing:  # a user may say yes while an order is being answered
+        with self._writing:  # a user may accept while an order is being answered
             self._file.append(record)
             self._take(record)
 
     def _take(self, record: dict[str, Any]) -> None:
-        """One line's meaning."""
         if "accepted" in record:
-            self._accepted[record["accepted"]] = _Acceptance()
+            self._accepted[record["accepted"]] = None
             return
         if "ended" in record:
             self._runs[record["ended"]].is_over = True
-            self._accepted[record["recipe"]].run = record["ended"]
+            if record["recipe"] not in self._accepted:
+                raise KeyError(record["recipe"])
+            self._accepted[record["recipe"]] = record["ended"]
             return
         run, kind = self._runs[record["run"]], record["answered"]
         if record["attempt"] > run.attempt:
@@ -233,8 +225,8 @@ class NodeLedger:
         self._days[record["day"]].add(record)
         run.updates += kind == _ROUND
         run.wers += kind == _WER
-        if kind in (_ROUND, _WER) and (accepted := self._accepted.get(record["recipe"])) is not None:
-            accepted.run = record["run"]
+        if kind in (_ROUND, _WER) and record["recipe"] in self._accepted:
+            self._accepted[record["recipe"]] = record["run"]
 
 
 _ROUND, _WER = OrderKind.TRAIN.name.lower(), OrderKind.WER.name.lower()

@@ -1,15 +1,14 @@
-"""A participant: orders in, answers out, with somebody's speech between them that never leaves.
+"""A participant: orders in, answers out; the speech in between never leaves.
 
     TERMS ─► accepted? ─► START ─► TRAIN ─► update                     the server sees it
-                       │          WER ─► pair, misheard and understood
+                       │          WER ─► pair, words wrong and right
                        │                 └► KEYS ─► … ─► UNMASK        the server sees a sum
                        └► END: the run is over
 
-Before anything is computed, an order must be signed by the server that the authority vouches for, be for this node, and
-ask for no more than its user has accepted. Training is what a simulation runs: the same functions, on the one client
-that this node is, with the code that is installed here. What leaves is the clipped update on the public grid, or its
-masked form. Whatever goes wrong in training gives an update of zeros, as in a release: an error would tell of the
-speech. Whatever else goes wrong is a code.
+Before anything is computed, an order must be signed by the server that the authority has certified, be for this node,
+and ask for no more than its user has accepted. Training is what a simulation runs, on the one client that this node is,
+with the code that is installed here. What leaves is the clipped update on the public grid, or its masked form. An error
+in training gives an update of zeros, as in a release, since errors depend on the speech. Every other error is a code.
 """
 
 import hashlib
@@ -50,15 +49,16 @@ from sottovoce.signatures import PrivateKey, PublicKey
 from sottovoce.store import Store
 
 START = "start"
-LARGEST_ORDER = 1 << 32  # bytes, unless it is told otherwise
+LARGEST_ORDER = 1 << 32  # bytes: the largest model
 
 
 @final
 class Participant:
-    """One node. `home` is its own folder, `user` whose speech of `store` it is, `authority` who vouches for the server.
+    """One node. `home` is its own folder, `user` whose speech of `store` it is, `authority` certifies the server.
 
-    `say` is for its user's eyes: words are said there, and never to the network. `invited` is what they were asked last
-    and have not accepted yet; no answer waits for them. `ended` is after how many rounds the server has ended a run.
+    `say` is for its user: nothing of it goes to the network. `on_answer` gets every order with its answer, as it
+    leaves. `invited` is what the user was asked last and has not accepted yet; no answer waits for them. `ended` is
+    after how many rounds the server has ended a run.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class Participant:
         quota: Quota | None = None,
         largest_order: int = LARGEST_ORDER,
         say: Callable[[str], None] = lambda _: None,
+        on_answer: Callable[[Order, OrderAnswer], None] = lambda order, answer: None,
     ) -> None:
         self._home, self._key, self._authority, self._store, self._user = home, key, authority, store, user
         self._device, self._quota, self._now, self._say = device or torch.device("cpu"), quota or Quota(), now, say
-        self._node, self._largest = fingerprint(key.public_key()), largest_order
+        self._node, self._largest, self._on_answer = fingerprint(key.public_key()), largest_order, on_answer
         self._ledger = NodeLedger(home)
         self._service: _Service | None = None
         self._warned_of: x509.Certificate | None = None
@@ -89,7 +90,7 @@ class Participant:
         self._ledger.close()
 
     def accept(self, digest: bytes) -> None:
-        """Its user says yes to the recipe of this digest, whether it has come already or not."""
+        """Its user accepts the recipe of this digest, whether it has come already or not."""
         self._ledger.accept(digest)
         self.invited = None
 
@@ -98,17 +99,16 @@ class Participant:
 
     @property
     def has_left(self) -> bool:
-        """Whether its user has left for good."""
         return self._ledger.has_left
 
     def departure(self) -> bytes | None:
-        """What tells a server that its user has left for good; None where they have not."""
+        """The signed message that its user has left for good; None where they have not."""
         return departure(self._node).signed(self._key) if self._ledger.has_left else None
 
     def is_here(self) -> bool:
-        """Whether its user lets it answer now. Who is not should not be connected: servers count on those who are.
+        """Whether its user lets it answer now; servers count on nodes that are connected.
 
-        Nobody goes in the middle of a sum because today's bytes have just been used up.
+        A node does not go in the middle of a sum because today's bytes have just been used up.
         """
         service = self._service
         try:
@@ -120,7 +120,7 @@ class Participant:
         return True
 
     def answer(self, data: bytes) -> bytes:
-        """The answer to any bytes, signed. Never raises, never waits for a person, and has no words in it.
+        """The answer to any bytes, signed. Never raises, never waits for a person, and has no text in it.
 
         One order at a time: what was answered is looked up before it is written down.
         """
@@ -130,16 +130,18 @@ class Participant:
             return unreadable(self._node).signed(self._key)
         try:
             with self._answering:
-                found = self._answered(order, data)
+                found = self._follow(order, data)
         except Refused as refused:
             found = order.refused(refused.code)
         except Exception as error:
             self._say(f"an order could not be followed ({type(error).__name__}: {error})")
             found = order.refused(AnswerCode.UNABLE)
         # Whomever the order was for, it is this node that answers.
-        return replace(found, to=replace(found.to, node=self._node)).signed(self._key)
+        answer = replace(found, to=replace(found.to, node=self._node))
+        self._on_answer(order, answer)
+        return answer.signed(self._key)
 
-    def _answered(self, order: Order, data: bytes) -> OrderAnswer:
+    def _follow(self, order: Order, data: bytes) -> OrderAnswer:
         if order.node != self._node:
             raise Refused(AnswerCode.MISDIRECTED)
         if order.kind is OrderKind.TERMS:
@@ -157,7 +159,7 @@ class Participant:
         if order.kind is OrderKind.TRAIN and service.training is not None:
             return self._train(order, service, service.training)
         if order.kind is OrderKind.WER and service.training is not None:
-            return self._listen(order, service, service.training)
+            return self._evaluate(order, service, service.training)
         if service.secure_sum is not None:
             return order.answered(service.secure_sum.answer(order))
         raise Refused(AnswerCode.UNEXPECTED)
@@ -190,7 +192,7 @@ class Participant:
         service = self._service
         service.server, service.run = server, order.run  # its certificate may have been renewed
         if service.training is None and (kept := self._kept_start(invitation)) is not None:
-            service.training = self._prepared(invitation, kept)
+            service.training = self._prepare(invitation, kept)
         self._check_bytes(service)
         return order.answered(b"" if service.training is None else invitation.start)
 
@@ -206,7 +208,7 @@ class Participant:
         """Take the start model, and keep it for the next time."""
         if hashlib.sha256(order.payload).digest() != invitation.start:
             raise Refused(AnswerCode.UNREADABLE)
-        training = self._prepared(invitation, order.payload)
+        training = self._prepare(invitation, order.payload)
         path = self._start_path(invitation)
         path.parent.mkdir(exist_ok=True)
         with written_atomically(path, private=True) as file:
@@ -224,39 +226,29 @@ class Participant:
     def _start_path(self, invitation: Invitation) -> Path:
         return self._home / START / invitation.start.hex()
 
-    def _prepared(self, invitation: Invitation, content: bytes) -> NodeTraining:
+    def _prepare(self, invitation: Invitation, content: bytes) -> NodeTraining:
         with self._refusing(AnswerCode.UNABLE):
             start = read_start_model(content, invitation.recipe.model)
             return prepare_training(invitation, start, self._store, user=self._user, device=self._device)
 
     def _train(self, order: Order, service: "_Service", training: NodeTraining) -> OrderAnswer:
         """The update, or nothing yet where it will be masked."""
-        invitation = service.invitation
-        rounds = invitation.recipe.federated.steps
-        self._ledger.check_round(order, rounds=rounds, limits=invitation.limits)
-        return self._computed(order, service, training, plan=training.plan, compute=training.update)
+        rounds = service.invitation.recipe.federated.steps
+        self._ledger.check_round(order, rounds=rounds, limits=service.invitation.limits)
+        return self._compute(order, service, training, plan=training.plan, compute=training.update)
 
-    def _listen(self, order: Order, service: "_Service", training: NodeTraining) -> OrderAnswer:
-        """The pair that tells how well its user is understood, in the same way."""
+    def _evaluate(self, order: Order, service: "_Service", training: NodeTraining) -> OrderAnswer:
+        """The word error rate on its user's held-out speech, in the same way."""
         invitation = service.invitation
         settings = invitation.recipe.federated
         if settings.client_wer is None or training.wer_plan is None:
             raise Refused(AnswerCode.NOT_ACCEPTED)
-        self._ledger.check_wer(
-            order,
-            is_due=settings.client_wer.is_due(order.step, steps=settings.steps),
-            limits=invitation.limits,
-        )
-        return self._computed(order, service, training, plan=training.wer_plan, compute=training.wer)
+        is_due = settings.client_wer.is_due(order.step, steps=settings.steps)
+        self._ledger.check_wer(order, is_due=is_due, limits=invitation.limits)
+        return self._compute(order, service, training, plan=training.wer_plan, compute=training.wer)
 
-    def _computed(
-        self,
-        order: Order,
-        service: "_Service",
-        training: NodeTraining,
-        *,
-        plan: Plan,
-        compute: Callable[..., Words],
+    def _compute(
+        self, order: Order, service: "_Service", training: NodeTraining, *, plan: Plan, compute: Callable[..., Words]
     ) -> OrderAnswer:
         """What `compute` makes of the order's model, or nothing yet; written down before it leaves."""
         invitation, size = service.invitation, update_bytes(plan)
@@ -275,18 +267,12 @@ class Participant:
             return order.answered(words.tobytes())
         self._remember(order, 0, seconds, idle=idle)
         service.secure_sum = NodeSecureSum(
-            order,
-            invitation,
-            words,
-            plan=plan,
-            key=self._key,
-            remember=self._remember,
-            say=self._say,
+            order, invitation, words, plan=plan, key=self._key, remember=self._remember, say=self._say
         )
         return order.answered()
 
     def _end(self, order: Order, service: "_Service") -> OrderAnswer:
-        """Take note that the run is over: the one whose terms were heard last, and no other."""
+        """Take note that the run is over: the one whose terms came last, and no other."""
         if order.run != service.run or order.payload:
             raise Refused(AnswerCode.UNEXPECTED)
         self._ledger.end(order, now=self._now())
@@ -312,7 +298,7 @@ class Participant:
 
 @dataclass
 class _Service:
-    """What a node takes part in, under whose orders; its training once it has the start model, its present sum."""
+    """What a node takes part in, and whose orders count; its training once it has the start model, its present sum."""
 
     invitation: Invitation
     server: PublicKey

@@ -2,19 +2,19 @@
 
 from typing import final
 
-from sottovoce.network.messages import OVERHEAD, AnswerCode, Order, OrderKind, code_of
+from sottovoce.network.messages import OVERHEAD, AnswerCode, Order, OrderAnswer, OrderKind
 
 
 @final
 class RoundTraffic:
-    """Counts the bytes of answers as they leave, signatures included; what a line of the network loses is not known."""
+    """Counts the bytes of answers as they leave, signatures included."""
 
     def __init__(self) -> None:
         self._round = ""
         self._attempt: tuple[bytes, int] | None = None  # of the secure sum that is not over: run and number
         self._bytes = self._messages = 0
 
-    def lines(self, order: Order, answer: bytes) -> list[str]:
+    def lines(self, order: Order, answer: OrderAnswer) -> list[str]:
         """What there is to say as `answer` to `order` leaves."""
         if order.kind in (OrderKind.TRAIN, OrderKind.WER):
             return [*self._unfinished(), self._begun(order, answer)]
@@ -22,19 +22,20 @@ class RoundTraffic:
             return self._unfinished()
         if (order.run, order.attempt) != self._attempt:
             return []
-        self._bytes, self._messages = self._bytes + len(answer), self._messages + 1
-        return [self._finished()] if order.kind is OrderKind.UNMASK and code_of(answer) is AnswerCode.DONE else []
+        self._bytes, self._messages = self._bytes + OVERHEAD + len(answer.payload), self._messages + 1
+        return [self._finished()] if order.kind is OrderKind.UNMASK and answer.code is AnswerCode.DONE else []
 
-    def _begun(self, order: Order, answer: bytes) -> str:
+    def _begun(self, order: Order, answer: OrderAnswer) -> str:
         is_round = order.kind is OrderKind.TRAIN
         self._round = f"round {order.step + 1:,}" if is_round else f"after round {order.step:,}"
         asked = f"{self._round}: asked {'to train' if is_round else 'how well you are understood'}"
-        if (code := code_of(answer)) is not AnswerCode.DONE:
-            return f"{asked}, refused ({code.name.lower()})"
-        if len(answer) > OVERHEAD:
-            return f"{asked}, sent {format_bytes(len(answer))}"
+        if answer.code is not AnswerCode.DONE:
+            return f"{asked}, refused ({answer.code.name.lower()})"
+        size = OVERHEAD + len(answer.payload)
+        if answer.payload:
+            return f"{asked}, sent {format_bytes(size)}"
         self._attempt = (order.run, order.attempt)
-        self._bytes, self._messages = len(answer), 1
+        self._bytes, self._messages = size, 1
         return f"{asked}; the answer goes into a secure sum"
 
     def _finished(self) -> str:

@@ -1,4 +1,4 @@
-"""Training on a node: one client of a simulation, with its functions, and words of the public grid at the end."""
+"""What a node computes: an update or a word error rate as words of the public grid, and its part in a secure sum."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,9 +32,9 @@ from sottovoce.training.trained_part import trained_part
 
 @dataclass(frozen=True, eq=False)
 class NodeTraining:
-    """What a node needs in every round: its plan, and an engine that knows one client, `index`.
+    """What a node needs in every round: its plan, and a simulation's engine for one client, `index`.
 
-    With `wer_plan` and `listeners` it can also say how well that client is understood.
+    With `wer_plan` and `listeners` it can also measure that client's word error rate.
     """
 
     plan: Plan
@@ -53,15 +53,15 @@ class NodeTraining:
         return _words_or_zeros(train, self.plan)
 
     def wer(self, server_P: Tensor, *, step: int) -> Words:
-        """Try the server's model on what is held out, the same way: a pair on the grid, or zeros."""
+        """Evaluate the server's model on held-out speech: a pair on the grid, or zeros."""
         plan, listeners = self.wer_plan, self.listeners
         assert plan is not None
         assert listeners is not None
 
-        def listen() -> CohortSum:
+        def evaluate() -> CohortSum:
             return listeners.wer(server_P.to(self.device), self._client, layout=self.plan.layout, plan=plan, step=step)
 
-        return _words_or_zeros(listen, plan)
+        return _words_or_zeros(evaluate, plan)
 
     @property
     def _client(self) -> Indices:
@@ -69,14 +69,14 @@ class NodeTraining:
 
 
 def zero_update(plan: Plan) -> Words:
-    """What somebody adds to a sum under `plan` who has learned, or heard, nothing."""
+    """What a client that did not train adds to a sum under `plan`."""
     return encode_update(plan.new_total(), plan)
 
 
 def _words_or_zeros(compute: Callable[[], PartialSum | CohortSum], plan: Plan) -> Words:
     try:
         return encode_update(compute().total, plan)
-    except Exception:  # as in a release: whether, and how, a client fails tells of its speech
+    except Exception:  # as in a release: whether, and how, a client fails depends on its speech
         return zero_update(plan)
 
 
@@ -96,10 +96,11 @@ def prepare_training(
 
 @final
 class NodeSecureSum:
-    """One attempt, with this node's share of the noise where clients add it.
+    """A node's part in one attempt at a secure sum, with its share of the noise where clients add it.
 
-    `remember` writes an order down as answered, before its answer leaves; Refused where it was answered before. `say`
-    is for the node's user: a server that asks for what is not safe is told of to them, and to nobody else why.
+    It holds `words` in memory until they have left, masked. `remember` writes an order down as answered, before its
+    answer leaves; Refused where it was answered before. `say` is for the node's user, who alone is told why an unsafe
+    order was refused.
     """
 
     def __init__(
@@ -114,13 +115,13 @@ class NodeSecureSum:
         say: Callable[[str], None],
     ) -> None:
         self._order, self._words, self._remember, self._say = order, words, remember, say
-        self.is_over = self._told = False
+        self.is_over = self._has_warned = False
         terms = terms_for_plan(invitation.sum_terms, plan)
         attempt = SumAttempt(terms=terms, run=order.run, step=order.step, attempt=order.attempt)
         if plan.noise_shares is not None:
             add_noise_share(words, plan=plan, terms=terms)
         place = terms.roster.index(key.public_key())
-        self._client = SumClient(attempt, place=place, sign=partial(sign, key), remember=self._left)
+        self._client = SumClient(attempt, place=place, sign=partial(sign, key), remember=self._remember_phase)
 
     def answer(self, order: Order) -> bytes:
         """The answer to one phase of this attempt; Refused, and over, where it would not be safe."""
@@ -135,7 +136,7 @@ class NodeSecureSum:
                     return client.shares(payload)
                 case OrderKind.MASKED:
                     masked = client.masked(payload, self._words)
-                    self._words = self._words[:0].copy()  # bare they are needed no more
+                    self._words = self._words[:0].copy()  # unmasked they are needed no more
                     return masked
                 case OrderKind.SURVIVORS:
                     return client.survivors(payload)
@@ -143,14 +144,14 @@ class NodeSecureSum:
                     self.is_over = True
                     return client.unmask(payload)
         except Unsafe as unsafe:
-            if not self._told:  # once, however often it asks
+            if not self._has_warned:  # once, however often it asks
                 self._say(
                     f"round {order.step + 1:,}: the server's order to {order.kind.name} was not followed, as it would "
                     f"not be safe ({unsafe}): nothing more leaves this node in this attempt"
                 )
-            self.is_over = self._told = True
+            self.is_over = self._has_warned = True
         raise Refused(AnswerCode.UNEXPECTED)
 
-    def _left(self, phase: Phase) -> None:
+    def _remember_phase(self, phase: Phase) -> None:
         size = self._words.nbytes if phase is Phase.MASKED else 0
         self._remember(replace(self._order, kind=OrderKind[phase.name]), size)

@@ -2,7 +2,7 @@
 
     client u: x_u + m(b_u) + Σ_{v>u} m(s_uv) − Σ_{v<u} m(s_uv)   modulo 2³² or 2⁶⁴
 
-m is a mask (`masks`); s_uv comes from the mask keys of u and v, b_u is u's own. Masks of pairs cancel in the sum. What
+m is a mask (`words`); s_uv comes from the mask keys of u and v, b_u is u's own. Masks of pairs cancel in the sum. What
 remains is m(b_u) of those who stayed and the pairs of those who went after sharing: both are taken off with shares
 that everybody's neighbours hold (`shamir`). A neighbour gives a share of b_u or of u's mask key, never of both, because
 with both x_u is open. Which of the two is decided by lists that more than two thirds of a group have signed alike.
@@ -89,7 +89,7 @@ class SumClient:
                 raise Unsafe(Reason.TOO_FEW)
             self._cohort, self._group = cohort, cohort.group(self._place)
             others = [place for place in self._group if place != self._place]
-            if not all(self._attempt.vouched(place, cohort.adverts[place]) for place in others):
+            if not all(self._attempt.has_signed_keys(place, cohort.adverts[place]) for place in others):
                 raise Unsafe(Reason.FORGED)
             secrets.common = {place: _exchange(secrets.channel, cohort.channel_key(place)) for place in others}
             rows = dict(zip(self._group, _split(secrets, self._group), strict=True))
@@ -250,7 +250,7 @@ class SumServer:
             return False
         if self.phase is Phase.KEYS:
             keys = {answer[:KEY_BYTES], answer[KEY_BYTES : 2 * KEY_BYTES]}
-            return self._attempt.vouched(place, answer) and self._new_keys(keys)
+            return self._attempt.has_signed_keys(place, answer) and self._new_keys(keys)
         if self.phase is Phase.SURVIVORS:
             return verified(self._attempt.terms.roster[place], self._statement, answer)
         return True
@@ -291,13 +291,13 @@ class SumServer:
 
     def _deliveries(self) -> dict[int, bytes]:
         """Everybody's sealed shares, by whom they are for."""
-        parcels: dict[int, list[bytes]] = {place: [] for place in self._shared}
+        deliveries: dict[int, list[bytes]] = {place: [] for place in self._shared}
         for sender, answer in self._shared.items():
             others = [place for place in self._cohort.group(sender) if place != sender]
             for start, receiver in zip(range(_COMMITMENT_BYTES, len(answer), _SEALED_BYTES), others, strict=True):
-                if receiver in parcels:
-                    parcels[receiver].append(pack_row(sender, answer[start : start + _SEALED_BYTES]))
-        return {place: b"".join(rows) for place, rows in parcels.items()}
+                if receiver in deliveries:
+                    deliveries[receiver].append(pack_row(sender, answer[start : start + _SEALED_BYTES]))
+        return {place: b"".join(rows) for place, rows in deliveries.items()}
 
     def _signatures(self, place: int) -> bytes:
         """As many of its group's signatures as a client needs to see: each takes it some time."""

@@ -1,6 +1,6 @@
 """What both sides of a secure sum know: its terms, its phases, who is in it, and who shares masks with whom.
 
-A person is a place in the roster. Nothing here is secret, and nothing here is taken from the other side unchecked.
+A person is a place in the roster. Nothing here is secret, and everything from the other side is checked.
 """
 
 import hashlib
@@ -39,26 +39,24 @@ class Reason(IntEnum):
 
     OUT_OF_TURN = 1  # asked for the same again, or for something else first
     UNREADABLE = 2  # not of the layout, or not about people who are in it
-    TOO_FEW = 3  # fewer than the share_threshold, or than was accepted
+    TOO_FEW = 3  # fewer than the threshold, or than was accepted
     FORGED = 4  # not signed or sealed by whom it should be, or for another attempt
     DISAGREEMENT = 5  # lists that do not fit each other, or that others have not signed
     WRONG_SHARES = 6  # they open nothing that was committed to
 
 
-class Unsafe(Exception):
+class SumError(Exception):
+    def __init__(self, why: Reason) -> None:
+        super().__init__(why.name.lower())
+        self.why = why
+
+
+class Unsafe(SumError):
     """A client goes no further in this attempt, and has forgotten its secrets."""
 
-    def __init__(self, why: Reason) -> None:
-        super().__init__(why.name.lower())
-        self.why = why
 
-
-class NoSum(Exception):
+class NoSum(SumError):
     """A server cannot open this attempt's sum, nor will it ever."""
-
-    def __init__(self, why: Reason) -> None:
-        super().__init__(why.name.lower())
-        self.why = why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +126,7 @@ class SumAttempt:
         """What somebody signs to make two keys theirs."""
         return b"keys" + self.context + struct.pack("<I", place) + mask_key + channel_key
 
-    def vouched(self, place: int, advert: bytes) -> bool:
+    def has_signed_keys(self, place: int, advert: bytes) -> bool:
         """Whether the person at `place` of the roster has signed the keys in `advert`."""
         mask_key, channel_key, signature = advert[:32], advert[32:64], advert[64:]
         return verified(self.terms.roster[place], self.advert(place, mask_key, channel_key), signature)
@@ -144,12 +142,12 @@ class Cohort:
 
     @classmethod
     def read(cls, listing: bytes, attempt: SumAttempt) -> "Cohort":
-        """Checks the layout and the places; whose keys they are is not looked at (`Attempt.vouched`)."""
+        """Checks the layout and the places; whose keys they are is not looked at (`Attempt.has_signed_keys`)."""
         if len(listing) % _ADVERT.size or len(listing) > _ADVERT.size * len(attempt.terms.roster):
             raise Unsafe(Reason.UNREADABLE)
-        rows = [(pack_row[0], b"".join(pack_row[1:])) for row in _ADVERT.iter_unpack(listing)]
+        rows = [(row[0], b"".join(row[1:])) for row in _ADVERT.iter_unpack(listing)]
         check_places([place for place, _ in rows], among=range(len(attempt.terms.roster)))
-        if len({pack_row[:32] for _, row in rows} | {pack_row[32:64] for _, row in rows}) != 2 * len(rows):
+        if len({row[:32] for _, row in rows} | {row[32:64] for _, row in rows}) != 2 * len(rows):
             raise Unsafe(Reason.FORGED)  # whoever takes another's key for their own
         return cls(attempt, dict(rows))
 

@@ -1,11 +1,9 @@
-"""What each client of open sums has given, as the server has seen it: an account of every silo's own.
+"""What each client of open sums has contributed: rounds summed, clipped again, missing and why, by name.
 
-    ACCOUNTS in the run's `secrets/`: by name, in how many rounds they were summed, clipped again, or missing, and why
-
-The ledger counts everybody alike: as if they had been in every round for which they might be drawn. A silo that was
-away has spent less, and one whose updates had to be clipped again should be asked why. Accounts tell who was in a
-round, so that they are kept only where that hides nobody: in rehearsals, and where everybody is in every round. They
-name people, who are nobody else's business even then: only the owner of the run can read them.
+The ledger counts everybody as if they had been in every round for which they might be drawn. A silo that was away has
+spent less, and one whose updates had to be clipped again should be asked why. Accounts say who was in a round, so they
+are kept only where that hides nobody: in rehearsals, and where everybody is in every round. Only the owner of the run
+can read them: they lie in the run's `secrets/`.
 """
 
 import json
@@ -14,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from sottovoce.errors import InputError
 from sottovoce.files import read_json, sealed, unsealed
@@ -38,7 +36,7 @@ class Account:
     def spent(
         self, release: GaussianRelease, *, delta: float, measurement: GaussianRelease | None = None, measured: int = 0
     ) -> Epsilon | None:
-        """ε of the rounds that it is in, for one who knows which those are; None where there are none.
+        """ε of the rounds that it is in, against somebody who knows which those are; None where there are none.
 
         Guarantee: against the change that `release` is accounted for: adding or removing it, or replacing it.
         Rounds are charged without amplification, because its presence in them is known. A `measurement` that was made
@@ -51,16 +49,16 @@ class Account:
 
 
 def may_record_participants(plan: Plan) -> bool:
-    """Whether who was in a round may be written down: not where a release hides people by drawing them."""
+    """Whether who was in a round may be written down: not where a release hides people by sampling."""
     return plan.settings.mode is Mode.SEEDED or plan.sampling_rate == 1
 
 
 @final
 class Accounts:
-    """Everybody's, of the run in `folder`, by their place among `names`."""
+    """Those of everybody in the run in `folder`; clients are named by their place among `names`."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._path, self._names = _at_home(folder), tuple(names)
+        self._path, self._names = _move_to_secrets(folder), tuple(names)
         self.by_name = read_accounts(self._path) if self._path.exists() else {name: Account() for name in names}
         if {*self.by_name} != {*names}:
             raise InputError(f"{self._path} is of other people than the roster's: expected the same for all of a run")
@@ -73,25 +71,18 @@ class Accounts:
             self.by_name[self._names[place]].clipped_again += 1
         for place, reason in missing.items():
             self.by_name[self._names[place]].missing[reason] += 1
-        content = sealed({name: _plain(account) for name, account in self.by_name.items()})
+        content = sealed({name: vars(account) for name, account in self.by_name.items()})
         with written_secretly(self._path) as file:
             file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def _plain(account: Account) -> dict[str, Any]:
-    return {"summed": account.summed, "clipped_again": account.clipped_again, "missing": dict(account.missing)}
-
-
 def find_accounts(folder: Path) -> Path | None:
-    """The file with the accounts of the run in `folder`; None where it has none.
-
-    Earlier releases of this package kept it beside the ledger.
-    """
+    """The file with the accounts of the run in `folder`, or None. Earlier releases kept it beside the ledger."""
     places = (folder / SECRETS / ACCOUNTS, folder / ACCOUNTS)
     return next((place for place in places if os.path.isfile(place)), None)  # no error where it is another's secret
 
 
-def _at_home(folder: Path) -> Path:
+def _move_to_secrets(folder: Path) -> Path:
     """Where the accounts of a run belong. Those that an earlier release has left beside the ledger are moved there."""
     path, earlier = folder / SECRETS / ACCOUNTS, folder / ACCOUNTS
     if earlier.is_file():

@@ -1,14 +1,13 @@
-"""Who of a roster is here, away, or out of a run for good, and whether those who are left can make a round.
+"""Which nodes of a roster are connected, away, or out of a run for good, and whether enough are left for a round.
 
     still in   everybody but those who are revoked, have left for good, or have sent all that they accepted
-    here       connected, and told what it is about; who is paused is away like anybody who is not connected
+    here       connected, and has the terms and the start model; who is paused is away like anybody not connected
 
-K, the number of people that the plan counts, stays as it is whoever goes. Everybody is drawn by a coin of their own
-with q = S/K (or among K places), and somebody who is out counts as zero wherever they are drawn: for everybody else
-nothing changes but that fewer people are in a sum. So a departure changes no guarantee; it makes cohorts smaller beside
-the same noise. What a departure can do is leave too few for any sum to be opened: then a run ends.
+K, the number of people that the plan counts, stays as it is whoever goes. Everybody is sampled independently with
+q = S/K (or among K places), and somebody who is out counts as zero where they are sampled. So a departure changes no
+guarantee; it makes cohorts smaller beside the same noise. Where too few are left to open any sum, the run ends.
 
-All words here are for whoever runs the server, on its terminal; nothing of it goes into what may be published.
+All messages here are for whoever runs the server; nothing of them goes into what may be published.
 """
 
 import json
@@ -26,7 +25,7 @@ from sottovoce.training.elsewhere import TooFewClients
 LEFT, REVOKED, SENT_ALL = "left for good", "revoked", "has sent all that was accepted"
 
 _MOST_NAMES = 8  # in one line
-_IN_WORDS = {
+_REFUSALS = {
     AnswerCode.NOT_ACCEPTED: "has not accepted the invitation",
     AnswerCode.PAUSED: "paused",
     AnswerCode.OVER_QUOTA: "over its own limit for today",
@@ -47,7 +46,7 @@ class NodesNeeded:
 
 @final
 class Departures:
-    """The nodes that have left for good, in a file of a run: a server that goes on waits for none of them."""
+    """The nodes that have left for good, in a file of a run: a resumed server waits for none of them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,9 +77,10 @@ class Availability:
     ) -> None:
         self._users, self._needed, self._departures, self._now, self._say = roster.users, needed, departures, now, say
         self._seen: dict[int, datetime] = {}
-        self.out: dict[int, str] = {place: REVOKED for place, user in enumerate(roster.users) if user.revoked}
-        left = [place for place, user in enumerate(self._users) if user.node.hex() in departures.nodes]
-        self.out |= dict.fromkeys(set(left) - self.out.keys(), LEFT)
+        self.out: dict[int, str] = {}
+        for place, user in enumerate(roster.users):
+            if user.revoked or user.node.hex() in departures.nodes:
+                self.out[place] = REVOKED if user.revoked else LEFT
 
     @property
     def still_in(self) -> int:
@@ -91,8 +91,7 @@ class Availability:
         """By a round, of those who are still in."""
         return self._needed.of(self.still_in)
 
-    def saw(self, places: Iterable[int]) -> None:
-        """They are here now."""
+    def mark_seen(self, places: Iterable[int]) -> None:
         self._seen |= dict.fromkeys(places, self._now())
 
     def mark_out(self, places: Collection[int], reason: str) -> None:
@@ -113,15 +112,15 @@ class Availability:
         if self.still_in < self._needed.fewest:
             raise TooFewClients(
                 f"only {self.still_in:,} of {len(self._users):,} nodes can still take part, and a round needs "
-                f"{self._needed.fewest:,} ({self._told_out()}): no further round is made or charged; a new run, with "
-                "more people or a smaller --least, asks everybody anew"
+                f"{self._needed.fewest:,} ({self._names(self.out, self.out)}): no further round is made or charged; "
+                "a new run, with more people or a smaller --least, asks everybody anew"
             )
 
-    def waiting(self, here: Collection[int], refused: Mapping[int, AnswerCode]) -> str:
-        """What is waited for, and for whom."""
+    def describe_waiting(self, here: Collection[int], refused: Mapping[int, AnswerCode]) -> str:
+        """How many nodes are waited for, and which are missing, and why."""
         absent = [place for place in range(len(self._users)) if place not in self.out and place not in here]
-        not_ready = {place: _words(refused[place]) for place in absent if place in refused}
-        away = {place: self._since(place) for place in absent if place not in refused}
+        not_ready = {p: _REFUSALS.get(refused[p], refused[p].name.lower()) for p in absent if p in refused}
+        away = {place: self._last_seen(place) for place in absent if place not in refused}
         listed = {"away": away, "not ready": not_ready, "out": self.out}
         return "; ".join(
             [
@@ -130,22 +129,14 @@ class Availability:
             ]
         )
 
-    def _since(self, place: int) -> str:
+    def _last_seen(self, place: int) -> str:
         seen = self._seen.get(place)
         return "not seen yet" if seen is None else f"last seen {seen:%H:%M:%S}"
 
-    def _told_out(self) -> str:
-        return self._names(self.out, self.out)
-
-    def _names(self, places: Iterable[int], words: Mapping[int, str] | None = None) -> str:
-        listed = sorted(places)
+    def _names(self, places: Collection[int], remarks: Mapping[int, str] | None = None) -> str:
         shown = [
-            self._users[place].name + (f" ({words[place]})" if words is not None else "")
-            for place in listed[:_MOST_NAMES]
+            self._users[place].name + (f" ({remarks[place]})" if remarks is not None else "")
+            for place in sorted(places)[:_MOST_NAMES]
         ]
-        more = len(listed) - len(shown)
+        more = len(places) - len(shown)
         return ", ".join(shown) + (f" and {more:,} more" if more else "")
-
-
-def _words(code: AnswerCode) -> str:
-    return _IN_WORDS.get(code, code.name.lower())

@@ -1,7 +1,7 @@
-"""The server's side of all that is said: orders that it signs, and answers that count only where they fit.
+"""The server's side of an exchange: orders that it signs, and answers that count only where they fit.
 
-What does not fit, or does not come, is counted in words of ours and has no other effect: somebody who is away, whose
-answer was lost, forged, repeated or too large, or who refuses, all count as zero in a round.
+Somebody who is away, who refuses, or whose answer was lost, forged, repeated or too large, is counted with the reason
+and has no other effect: they are zero in a round.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from sottovoce.network.roster import Roster
 from sottovoce.network.transport.link import Link
 from sottovoce.signatures import PrivateKey
 
-AWAY = "away, or too late, or with too much to say"
+AWAY = "away, too late, or with too large an answer"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Answers:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OrderChannel:
-    """With the nodes of `roster` over `link`, in one `run`, about one `recipe` (both by name: 16 and 32 bytes).
+    """Orders to the nodes of `roster` over `link`, in one `run`, by the terms of one `recipe` (16 and 32 bytes).
 
     `key` signs orders.
     """
@@ -59,12 +59,13 @@ class OrderChannel:
         )
 
     def departed(self) -> frozenset[int]:
-        """The places of those who have said since the last time that they have left for good, signed by their keys."""
-        said = self.link.departures()
+        """The places of those who have left for good since the last call, by messages signed with their keys."""
+        received = self.link.departures()
         return frozenset(
             place
             for place, user in enumerate(self.roster.users)
-            if (words := said.get(user.node.hex())) is not None and is_departure(words, node=user.node, key=user.key)
+            if (message := received.get(user.node.hex())) is not None
+            and is_departure(message, node=user.node, key=user.key)
         )
 
     def ask(

@@ -1,4 +1,4 @@
-"""A roster as a population: people whose names are known here, and of whose speech nothing is."""
+"""A roster as a population: people whose names the server knows, and whose speech it does not have."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,20 +47,19 @@ class _Names:
 
 def roster_population(roster: Roster, recipe: Recipe) -> Population:
     """The people of `roster` as the clients of `recipe`, in the roster's order. InputError for what they cannot be."""
-    settings = recipe.federated.clients.population(recipe.data)
+    federated, settings = recipe.federated, recipe.federated.clients.population(recipe.data)
     if settings.clients not in ("speaker", "silo"):
         raise InputError(f"federation.clients={settings.clients}: on a roster are speakers or silos, as they are")
     if settings.silos is not None and settings.silos != len(roster):
         raise InputError(f"federation.clients.silos={settings.silos}: the roster has {len(roster)}")
-    is_release = recipe.federated.privacy.mode is Mode.SECURE
-    if settings.silos is not None and recipe.federated.seed_model is not None and is_release:
+    if settings.silos is not None and federated.seed_model is not None and federated.privacy.mode is Mode.SECURE:
         raise InputError(
-            "federation.seed_model: nobody can say whether it has heard people of a silo: they have no names"
+            "federation.seed_model: nobody can say whether it was trained on people of a silo: they have no names"
         )
     for key, asked in (
-        ("server_pass", recipe.federated.server_pass),  # nobody could say whether a client said the same
-        ("test_clients", recipe.federated.test_clients),
-        ("local.time_line", recipe.federated.local.time_line),
+        ("server_pass", federated.server_pass),  # nobody could say whether a client said the same
+        ("test_clients", federated.test_clients),
+        ("local.time_line", federated.local.time_line),
     ):
         if asked is not None:
             raise InputError(f"federation.{key}: needs the clients' speech here, and it stays with them")

@@ -1,9 +1,9 @@
-"""From a plan and a start model to clients over a network: the invitation, and a conversation about it."""
+"""From a plan and a start model to clients over a network: the invitation, the link, and the run's own files."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -46,22 +46,22 @@ def with_word_sums(plan: Plan) -> Plan:
 
 
 def with_client_noise(plan: Plan, *, least: int, colluding: int) -> Plan:
-    """`in_words`, with the noise added by clients, in sums of `least` of them of whom `colluding` may tell theirs."""
+    """`with_word_sums`, and with noise by clients, in sums of `least` of them of whom `colluding` may collude."""
     most = largest_cohort(plan.settings.population_size, sampling_rate=plan.sampling_rate)
     shares = NoiseShares(most=most, least=least, colluding=colluding)
-    worded = with_word_sums(plan)
+    with_words = with_word_sums(plan)
     try:
-        return replace(worded, noise_shares=shares)
+        return replace(with_words, noise_shares=shares)
     except InputError:
-        if worded.sum_bits == 64:
+        if with_words.sum_bits == 64:
             raise
         return replace(plan, sum_bits=64, noise_shares=shares)  # where a share would be too few cells wide
 
 
 def default_least(plan: Plan) -> int:
-    """The fewest people of a sum where nobody says otherwise: half a cohort, which in a release may be too many.
+    """The fewest people of a sum unless given: half a cohort, which in a release may be too many.
 
-    There no cohort may be smaller, whoever is drawn; it is as many as that holds for with a quarter of all people away.
+    There no cohort may be smaller, whoever is sampled; it is as many as that holds for with a quarter of all away.
     """
     half, people = max(FEWEST, plan.settings.cohort_size // 2), plan.settings.population_size
     if plan.settings.mode is Mode.SEEDED:
@@ -69,7 +69,7 @@ def default_least(plan: Plan) -> int:
     return max(FEWEST, bisect_right(range(half + 1), people * 3 // 4, lo=FEWEST, key=plan.fewest_here) - 1)
 
 
-def needed_here(plan: Plan, wanted: int, *, least: int | None, is_secure: bool) -> NodesNeeded:
+def nodes_needed(plan: Plan, wanted: int, *, least: int | None, is_secure: bool) -> NodesNeeded:
     """How many nodes a round waits for: `wanted` of those who are still in, and no fewer than `least`.
 
     In a release with secure sums no fewer than it takes for every cohort of them to be opened.
@@ -79,72 +79,67 @@ def needed_here(plan: Plan, wanted: int, *, least: int | None, is_secure: bool) 
     return NodesNeeded(wanted=wanted, fewest=min(wanted, 1 if least is None else least))
 
 
-def connect_clients(
-    recipe: Recipe,
-    roster: Roster,
-    run: RunFolder,
-    plan: Plan,
-    start: Recogniser,
-    *,
-    keys: Path,
-    listen: Listen,
-    least_in_sum: int | None,
-    wait_for: int,
-    least: int | None = None,
-    patience: Timeouts,
-    spare_attempts: int = 0,
-    say: Callable[[str], None] = lambda _: None,
-) -> ClientsOverNetwork:
-    """The people of `roster`, by the terms of `recipe` under `plan`. `keys` is the server's folder of them.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ServeOptions:
+    """How a run is served. `keys` is the server's folder of keys; `say` is for whoever runs the server.
 
-    Sums are secure, of `least_in_sum` people or more, unless that is None. Rounds wait for `wait_for` nodes, or all
-    that are still in if they are fewer; those of a release for as many as it takes for every cohort of them to be
-    summed. A run ends where fewer than `least` (secure: `least_in_sum`) are still in.
+    Secure sums are of `least` people or more (None: `default_least`), and a run ends where fewer are still in. Rounds
+    wait for `wait_for` nodes, or all that are still in if they are fewer; those of a release for as many as it takes
+    for every cohort of them to be summed.
     """
+
+    keys: Path
+    listen: Listen
+    wait_for: int
+    is_secure: bool = True
+    least: int | None = None
+    spare_attempts: int = 0
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    say: Callable[[str], None] = lambda _: None
+
+    def least_in_sum(self, plan: Plan) -> int:
+        return self.least or default_least(plan)
+
+
+def connect_clients(
+    options: ServeOptions, recipe: Recipe, roster: Roster, *, run: RunFolder, plan: Plan, start: Recogniser
+) -> ClientsOverNetwork:
+    """The people of `roster` by the terms of `recipe` under `plan`. Everything is checked before anybody is asked."""
     promise(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
-    travelling = write_start_model(start)
+    start_bytes, least = write_start_model(start), options.least_in_sum(plan) if options.is_secure else options.least
     invitation = Invitation.of(
         recipe,
         [user.key for user in roster.users],
-        start=travelling,
+        start=start_bytes,
         layout=plan.layout,
         sum_bits=32 if plan.sum_bits == 32 else 64,
-        secure=None if least_in_sum is None else SecureSums(least=least_in_sum),
+        secure=SecureSums(least=options.least_in_sum(plan)) if options.is_secure else None,
         noise_shares=plan.noise_shares,
-        spare_attempts=spare_attempts,
+        spare_attempts=options.spare_attempts,
     )
-    is_secure, able = least_in_sum is not None, sum(not user.revoked for user in roster.users)
-    needed = needed_here(plan, wait_for, least=least_in_sum if is_secure else least, is_secure=is_secure)
-    if wait_for > len(roster):
-        raise InputError(f"rounds would wait for {wait_for:,} nodes, and the roster has {len(roster):,}")
+    able = sum(not user.revoked for user in roster.users)
+    needed = nodes_needed(plan, options.wait_for, least=least, is_secure=options.is_secure)
+    if options.wait_for > len(roster):
+        raise InputError(f"rounds would wait for {options.wait_for:,} nodes, and the roster has {len(roster):,}")
     if needed.fewest > able:
         raise InputError(f"rounds would wait for {needed.fewest:,} nodes, and {able:,} of the roster's may take part")
-    load_certificate(keys / ORDERS)
-    letter = pack_invitation(invitation, (keys / ORDERS).read_bytes())
-    signer = load_private_key(keys / ORDERS_KEY)
-    link = listen(invitation.digest)
+    load_certificate(options.keys / ORDERS)
+    terms = pack_invitation(invitation, (options.keys / ORDERS).read_bytes())
+    signer = load_private_key(options.keys / ORDERS_KEY)
+    link = options.listen(invitation.digest)
     attempts = AttemptCounter(run.path / ATTEMPTS)  # the first that is written down: from here on the run has begun
-    conversation = OrderChannel(link=link, roster=roster, key=signer, run=attempts.run, recipe=invitation.digest)
+    departures = Departures(run.path / SECRETS / DEPARTURES)
+    accounts = None
+    if not options.is_secure and may_record_participants(plan):
+        accounts = Accounts(run.path, [user.name for user in roster.users])
     return ClientsOverNetwork(
-        conversation,
-        Offer(terms=letter, start_digest=invitation.start, start=travelling),
+        OrderChannel(link=link, roster=roster, key=signer, run=attempts.run, recipe=invitation.digest),
+        Offer(terms=terms, start_digest=invitation.start, start=start_bytes),
         attempts=attempts,
-        attendance=Availability(
-            roster,
-            needed=needed,
-            departures=Departures(run.path / SECRETS / DEPARTURES),
-            now=datetime.now,
-            say=say,
-        ),
-        secure=None if least_in_sum is None else invitation.sum_terms,
-        accounts=_accounts(roster, run, plan) if least_in_sum is None else None,
-        patience=patience,
+        availability=Availability(roster, needed=needed, departures=departures, now=datetime.now, say=options.say),
+        secure=invitation.sum_terms if options.is_secure else None,
+        accounts=accounts,
+        timeouts=options.timeouts,
         model_bits=recipe.federated.model_bits,
-        say=say,
+        say=options.say,
     )
-
-
-def _accounts(roster: Roster, run: RunFolder, plan: Plan) -> Accounts | None:
-    """Everybody's own, of open sums whose cohorts are no secret."""
-    names = [user.name for user in roster.users]
-    return Accounts(run.path, names) if may_record_participants(plan) else None

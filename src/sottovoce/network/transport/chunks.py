@@ -6,15 +6,12 @@ again chunk by chunk, and the model of a round, the same for all, is held once. 
 
 import logging
 import math
+from collections.abc import Iterator
 from typing import Any
 
-from flwr.app.message import ConfigRecord, Message, RecordDict, remove_content_from_message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
+from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 CHUNK = 1 << 22  # bytes of a message that travel together
@@ -27,7 +24,7 @@ _OBJECTS = 2  # of a message besides its chunks: itself, and the record of its r
 
 
 def silence_logs() -> None:
-    """Flower and its server say little enough to be read beside what we say ourselves."""
+    """Flower and its server log nothing beside our own messages."""
     for name in ("flwr", "uvicorn", "uvicorn.error", "httpx"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -43,7 +40,7 @@ def pack_bytes(content: bytes, known: dict[bytes, ConfigRecord] | None = None) -
 
 
 def _record(chunk: bytes) -> ConfigRecord:
-    """A chunk that is written out once: Flower would do it for its hash, and again to send it, for every node."""
+    """A chunk that is serialised once: Flower would do it for its hash, and again to send it, for every node."""
     record = ConfigRecord({_RECORD: chunk})
     written = record.deflate()
     record.__dict__["deflate"] = lambda: written
@@ -55,18 +52,20 @@ def unpack_bytes(message: Message) -> bytes | None:
     if not message.has_content() or not message.content.config_records:
         return None
     records = message.content.config_records
-    chunks: list[bytes] = []
-    for name in sorted(records):
-        chunk = dict(records[name]).get(_RECORD)
-        if not isinstance(chunk, bytes):
-            return None
-        chunks.append(chunk)
-    return b"".join(chunks)
+    chunks: list[Any] = [dict(records[name]).get(_RECORD) for name in sorted(records)]
+    return b"".join(chunks) if all(isinstance(chunk, bytes) for chunk in chunks) else None
 
 
 def max_objects(limit: int) -> int:
     """How many objects a message of up to `limit` bytes is made of at most."""
     return _OBJECTS + math.ceil(limit / CHUNK)
+
+
+def list_objects(tree: Any) -> Iterator[str]:
+    """The names of all objects in a tree, children first."""
+    for child in tree.children:
+        yield from list_objects(child)
+    yield tree.object_id
 
 
 def split_message(message: Message) -> tuple[Message, Any, dict[str, bytes]]:
@@ -75,8 +74,16 @@ def split_message(message: Message) -> tuple[Message, Any, dict[str, bytes]]:
         message.metadata.__dict__["_message_id"] = message.object_id
         if len(unpack_bytes(message) or b"") <= INLINE:
             return message, ObjectTree(object_id=message.object_id), {}
-        objects = {name: found.deflate() for name, found in get_all_nested_objects(message).items()}
-        return remove_content_from_message(message), get_object_tree(message), objects
+        objects: dict[str, bytes] = {}
+        tree = _deflate(message, objects)
+        return Message(metadata=message.metadata, content=RecordDict()), tree, objects
+
+
+def _deflate(found: Any, objects: dict[str, bytes]) -> Any:
+    """The tree of `found`, all of whose objects are added to `objects`."""
+    children = [_deflate(child, objects) for child in (found.children or {}).values()]
+    objects[found.object_id] = found.deflate()
+    return ObjectTree(object_id=found.object_id, children=children)
 
 
 def inflate_message(message_id: str, objects: dict[str, bytes]) -> bytes | None:
@@ -84,5 +91,5 @@ def inflate_message(message_id: str, objects: dict[str, bytes]) -> bytes | None:
     try:
         message = inflate_object_from_contents(message_id, objects)
         return unpack_bytes(message) if isinstance(message, Message) else None
-    except Exception:  # whatever Flower's reader of untrusted bytes stumbles over
+    except Exception:  # whatever Flower's reader of untrusted bytes raises
         return None

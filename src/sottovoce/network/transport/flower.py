@@ -1,10 +1,10 @@
-"""The link over Flower (flwr 1.41): nodes with keys ask for their orders over TLS, and bring answers.
+"""The link over Flower (flwr 1.41): nodes with keys ask for their orders over TLS, and send answers.
 
-    our server loop ─ FlowerLink ─ Flower's state, in memory ◄─ Flower's Fleet API ◄─ gate ◄─ TLS ◄─ nodes (`worker`)
+    server ─ FlowerLink ─ Flower's state, in memory ◄─ Flower's Fleet API ◄─ RequestLimits ◄─ TLS ◄─ nodes (`worker`)
 
 Flower carries and authenticates. Its API for nodes is served from this process, out of the state that `ask` writes to
-and reads from; there is no Control API, no Runtime API and no code to ship, so nobody can ask for any. Nodes are
-registered here, by the public keys of a roster, and cannot register themselves.
+and reads from; there is no Control API, no Runtime API and no code to ship. Nodes are registered here, by the public
+keys of a roster, and cannot register themselves. decisions/026 lists the names inside Flower that are used, and why.
 """
 
 import asyncio
@@ -18,25 +18,15 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, final
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from fastapi import Depends, FastAPI, HTTPException, Request
-from flwr.app import Metadata
-from flwr.app.message import ConfigRecord, make_message
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, TIMESTAMP_HEADER
+from flwr.app import ConfigRecord, Message, Metadata
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.supercore.constant import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    NOOP_FEDERATION_ID,
-    NodeStatus,
-    TaskType,
-)
-from flwr.supercore.date import now
+from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.error import http_error_translator
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.object_store import NoObjectInStoreError
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
@@ -51,6 +41,7 @@ from sottovoce.network.transport.chunks import (
     HEARTBEAT_SECONDS,
     INLINE,
     inflate_message,
+    list_objects,
     max_objects,
     pack_bytes,
     silence_logs,
@@ -59,21 +50,29 @@ from sottovoce.network.transport.chunks import (
 )
 from sottovoce.network.transport.listener import Listener
 from sottovoce.network.transport.request_limits import AT_ONCE, UNKNOWN, Caller, Receive, RequestLimits, Scope, Send
-from sottovoce.network.transport.signed_requests import PROOF_HEADER, SESSION_HEADER, SignedRequests
+from sottovoce.network.transport.signed_requests import (
+    PROOF_HEADER,
+    PUBLIC_KEY_HEADER,
+    SESSION_HEADER,
+    TIMESTAMP_HEADER,
+    SignedRequests,
+    key_to_pem,
+)
+from sottovoce.signatures import PublicKey
 
 HELD_SECONDS = 3.0  # a node's question whether there is an order is answered when there is one, or after so long
 
 _FRAME = 1 << 12  # bytes of a request besides what it carries
 _TREE = 1 << 7  # bytes that a request needs to name one object
 
-_STRANGERS = 64  # connections that are left where every node has all of its own
+_SPARE_CONNECTIONS = 64  # for others, where every node has all of its own
 _ANNOUNCEMENTS = 1000  # of one answer: a node tries again when the network breaks
 
 _PULL = "/v1/fleet/pull-messages"
 _DEACTIVATE = "/v1/fleet/deactivate-node"
-_LOOK_AGAIN = 0.02  # seconds
+_POLL_SECONDS = 0.02
 
-# What a node may ask for, and with how many bytes. Registering, and fetching code, are not among it.
+# What a node may ask for, and with how many bytes. Registering and fetching code are not allowed.
 PATHS = {
     "/v1/fleet/activate-node": _FRAME,
     _DEACTIVATE: _FRAME,
@@ -84,9 +83,6 @@ PATHS = {
     "/v1/fleet/push-messages": _FRAME + _TREE * 1024 + INLINE,
     "/v1/fleet/push-object": _FRAME + CHUNK,
 }
-
-
-# The server's end.
 
 
 @dataclass
@@ -104,14 +100,10 @@ class _Asked:
 class FlowerLink:
     """A `Link` that listens at `host:port`, for `nodes` alone: public keys by name.
 
-    `certificate` and `key` are files; together they prove who we are.
-
-    Port 0 is any that is free; `port` is the one it got.
+    `certificate` and `key` are the server's, in files. Port 0 is any that is free; `port` is the one it got.
     """
 
-    def __init__(
-        self, host: str, port: int, *, certificate: str, key: str, nodes: Mapping[str, EllipticCurvePublicKey]
-    ) -> None:
+    def __init__(self, host: str, port: int, *, certificate: str, key: str, nodes: Mapping[str, PublicKey]) -> None:
         silence_logs()
         self._state: Any = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
         self._ids = {name: self._register(public_key) for name, public_key in nodes.items()}
@@ -121,26 +113,20 @@ class FlowerLink:
         self._requests = SignedRequests(nodes, now=lambda: datetime.now(UTC))
         self._waiting: set[str] = set()  # for whom there is an order that they have not fetched
         self._asked: dict[str, _Asked] = {}
-        self._lives = Counter[str]()  # how often each of them was activated
+        self._activations = Counter[str]()  # how often each of them was activated
         self._departures: dict[str, bytes] = {}
         self._arrived = threading.Event()
         self._closing = False
-        self._listener = Listener(
-            self._application(),
-            host,
-            port,
-            certificate=certificate,
-            key=key,
-            connections=_STRANGERS + AT_ONCE * len(nodes),
-        )
+        most = _SPARE_CONNECTIONS + AT_ONCE * len(nodes)
+        self._listener = Listener(self._application(), host, port, certificate=certificate, key=key, connections=most)
         self.port = self._listener.port
 
-    def _register(self, public_key: EllipticCurvePublicKey) -> int:
-        node_id: int = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key_to_bytes(public_key), 0)
+    def _register(self, public_key: PublicKey) -> int:
+        node_id: int = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key_to_pem(public_key), 0)
         return node_id
 
     def _start_run(self) -> int:
-        """Messages belong to a run, which must be running; ours has no code, and nobody's token keeps it alive."""
+        """Messages belong to a run, which must be running; ours has no code, and needs no token."""
         state = self._state
         run: int = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
         (found,) = state.get_run_info(run_ids=[run])
@@ -151,7 +137,7 @@ class FlowerLink:
         return run
 
     def _application(self) -> RequestLimits:
-        """Flower's API for nodes, and nothing else of it, behind the gate."""
+        """Flower's API for nodes, and nothing else of it, behind the limits on requests."""
         app = FastAPI(
             docs_url=None,
             redoc_url=None,
@@ -166,7 +152,7 @@ class FlowerLink:
         app.state.enable_supernode_auth = True
         app.include_router(fleet_router, dependencies=[Depends(self._admit)])
 
-        async def noticed(scope: Scope, receive: Receive, send: Send) -> None:
+        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["path"] == _PULL and not await self._hold(scope):
                 await Response(status_code=409)(scope, receive, send)
                 return
@@ -177,56 +163,52 @@ class FlowerLink:
                 self._arrived.set()
 
         challenge = (SESSION_HEADER.encode(), self._requests.session.hex().encode())
-        return RequestLimits(noticed, paths=PATHS, knows=self._known, challenge=challenge)
+        return RequestLimits(watched, paths=PATHS, authenticate=self._authenticate, challenge=challenge)
 
     def _note_departure(self, scope: Scope) -> None:
-        """Keep what a node says on going, where it says that it is for good; whether it is true is looked at later."""
+        """Keep a node's message that it has left for good; its signature is checked later."""
         try:
             said = b64decode(_header(scope, DEPARTURE_HEADER), validate=True)
         except ValueError:
             return
         if said:
-            self._departures[self._callers[_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER)]] = said
+            self._departures[self._callers[_header(scope, PUBLIC_KEY_HEADER)]] = said
 
     async def _hold(self, scope: Scope) -> bool:
-        """Let a node that asks for orders wait until there is one: it hears of it at once, and asks less often.
+        """Let a node that asks for orders wait until there is one: it gets it at once, and asks less often.
 
-        False where it has come back meanwhile: an order would go to its old self, which nobody hears of any more.
+        False where it has connected again meanwhile: the order would go to a connection that nobody reads any more.
         """
-        name = self._callers[_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER)]
-        until, life = time.monotonic() + HELD_SECONDS, self._lives[name]
+        name = self._callers[_header(scope, PUBLIC_KEY_HEADER)]
+        until, activation = time.monotonic() + HELD_SECONDS, self._activations[name]
         while name not in self._waiting and time.monotonic() < until and not self._closing:
-            await asyncio.sleep(_LOOK_AGAIN)
-            if self._lives[name] != life:
+            await asyncio.sleep(_POLL_SECONDS)
+            if self._activations[name] != activation:
                 return False
         self._waiting.discard(name)
         return True
 
-    def _known(self, scope: Scope) -> Caller | int:
-        """Who asks, if it is somebody of the roster who has signed this request, and it is here for the first time.
+    def _authenticate(self, scope: Scope) -> Caller | int:
+        """Who asks, if somebody of the roster has signed this request, and it is here for the first time.
 
-        Whether they ask in their own name, Flower looks at when it has read the rest.
+        Flower checks that they ask in their own name, when it has read the rest.
         """
-        name = self._callers.get(_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER))
+        name = self._callers.get(_header(scope, PUBLIC_KEY_HEADER))
         if name is None:
             return UNKNOWN
-        return self._requests.caller(
-            name,
-            path=scope["path"],
-            timestamp=_header(scope, TIMESTAMP_HEADER),
-            proof=_header(scope, PROOF_HEADER),
-        )
+        timestamp, proof = _header(scope, TIMESTAMP_HEADER), _header(scope, PROOF_HEADER)
+        return self._requests.caller(name, path=scope["path"], timestamp=timestamp, proof=proof)
 
     def _admit(self, request: Request) -> None:
-        """What Flower itself lets a node do that has proved who it is, and should not."""
+        """Refuse what Flower lets an authenticated node do, and should not."""
         asked = request.state.protobuf_request
         if isinstance(asked, ActivateNodeRequest):
             node_id = self._state.get_node_id_by_public_key(asked.public_key)
             if node_id is None:
                 raise HTTPException(401)
-            # Back after a crash: neither does it wait until its old self is given up, nor we for what that was to do.
+            # Back after a crash: it need not wait until Flower gives it up, nor we for its old orders.
             self._state.deactivate_node(node_id)
-            self._give_up(self._names[node_id])
+            self._drop_orders(self._names[node_id])
         if isinstance(asked, PushMessagesRequest):
             if not len(asked.messages_list) == len(asked.message_object_trees) == 1:
                 raise HTTPException(403)
@@ -237,9 +219,9 @@ class FlowerLink:
             if order is None or not own or not _may_announce(order, tree, metadata.message_id):
                 raise HTTPException(403)
 
-    def _give_up(self, name: str) -> None:
+    def _drop_orders(self, name: str) -> None:
         """Wait no longer for what `name` was handed by now."""
-        self._lives[name] += 1
+        self._activations[name] += 1
         for order_id, order in list(self._asked.items()):
             message = self._state.message_ins_store.get(order_id)
             if order.name == name and message is not None and message.metadata.delivered_at:
@@ -270,7 +252,7 @@ class FlowerLink:
             waiting, coming = set(own), dict[str, str]()
             while waiting or coming:
                 self._arrived.clear()
-                self._look(waiting, coming, answers, limit=limit)
+                self._collect(waiting, coming, answers, limit=limit)
                 left = deadline - time.monotonic()
                 if left <= 0 or not (waiting or coming):
                     break
@@ -282,7 +264,7 @@ class FlowerLink:
     def _send(
         self, name: str, order: bytes, *, seconds: float, limit: int, known: dict[bytes, ConfigRecord] | None = None
     ) -> str:
-        """Put the order down where its node finds it; the message's name."""
+        """Store the order where its node finds it; the message's name."""
         metadata = Metadata(
             run_id=self._run,
             message_id="",
@@ -290,11 +272,11 @@ class FlowerLink:
             dst_node_id=self._ids[name],
             reply_to_message_id="",
             group_id="",
-            created_at=now().timestamp(),
+            created_at=datetime.now(UTC).timestamp(),
             ttl=seconds + 60,  # we stop asking before Flower gives up
             message_type="train",
         )
-        bare, tree, objects = split_message(make_message(metadata, content=pack_bytes(order, known)))
+        bare, tree, objects = split_message(Message(metadata=metadata, content=pack_bytes(order, known)))
         message_id: str = bare.metadata.message_id
         self._asked[message_id] = _Asked(name, max_objects(limit))
         session = self._state.start_session(self._run)
@@ -305,9 +287,9 @@ class FlowerLink:
         self._waiting.add(name)
         return message_id
 
-    def _look(self, waiting: set[str], coming: dict[str, str], answers: dict[str, bytes], *, limit: int) -> None:
-        """Move on who has answered: from `waiting` to `coming`, an answer of which some objects are still on the way,
-        and to `answers`. Who is away, or sent something else, is in none of them then."""
+    def _collect(self, waiting: set[str], coming: dict[str, str], answers: dict[str, bytes], *, limit: int) -> None:
+        """Move orders that are answered from `waiting` to `coming`, where objects of the answer are still on the way,
+        and to `answers`. Those of nodes that are away, or sent something else, are in none of them then."""
         for order_id in [each for each in (*waiting, *coming) if self._asked[each].lost]:
             waiting.discard(order_id)
             coming.pop(order_id, None)
@@ -340,11 +322,11 @@ class FlowerLink:
             tree = self._state.object_store.get_object_tree(reply_id)
         except NoObjectInStoreError:
             return {}
-        found = {each.object_id: self._state.get_object(self._run, each.object_id) for each in _objects(tree)}
+        found = {object_id: self._state.get_object(self._run, object_id) for object_id in list_objects(tree)}
         return {object_id: content for object_id, content in found.items() if content is not None}
 
     def _forget(self, orders: list[str]) -> None:
-        """Nothing is kept of orders and answers, and what comes later is refused."""
+        """Orders and answers are deleted, and what comes later is refused."""
         for order_id in orders:
             del self._asked[order_id]
             self._delete(order_id)
@@ -365,18 +347,14 @@ def _header(scope: Scope, name: str) -> bytes:
     return found[0] if len(found) == 1 else b""
 
 
-def _caller(public_key: EllipticCurvePublicKey) -> bytes:
+def _caller(public_key: PublicKey) -> bytes:
     """How a node with this key names itself in a request."""
-    return b64encode(public_key_to_bytes(public_key))
-
-
-def _objects(tree: Any) -> list[Any]:
-    return list(iterate_object_tree(tree))
+    return b64encode(key_to_pem(public_key))
 
 
 def _more_than(most: int, tree: Any) -> bool:
     """Whether `tree` names more objects than `most`, or is deeper than a message."""
-    return tree.ByteSize() > most * _TREE or len(_objects(tree)) > most
+    return tree.ByteSize() > most * _TREE or sum(1 for _ in list_objects(tree)) > most
 
 
 def _may_announce(order: _Asked, tree: Any, message_id: str) -> bool:

@@ -1,8 +1,8 @@
-"""Where nodes connect: a port with TLS, and bounds on what somebody can hold there who has not said who they are.
+"""The server's port with TLS, and bounds on what an unauthenticated connection can hold there.
 
-A connection that is not one request further after some seconds is closed: after the handshake, and between the first
-byte and the last of a request's head, which is short. There are so many connections and no more, so that this process
-keeps files to write its ledger to. Who comes then is turned away at once, and nodes try again.
+A connection has some seconds for its handshake and for the head of each request, which is short. There is a fixed
+number of connections, so that this process keeps files to write its ledger to; who comes above it is turned away at
+once, and nodes try again.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from sottovoce.errors import InputError
 SECONDS = 10.0  # for a handshake, and for the head of a request
 HEAD_BYTES = 1 << 14
 
-_GOODBYE_SECONDS = 2.0  # until a connection that we have closed is gone, whatever the other side says
+_SHUTDOWN_SECONDS = 2.0  # until a connection that we have closed is gone, whatever the other side says
 _LAST_SECONDS = 5.0  # for requests that are being answered when we close
 _OWN_FILES = 256  # that this process may need besides its connections
 
@@ -41,7 +41,7 @@ class Listener:
             application,
             ssl_certfile=certificate,
             ssl_keyfile=key,
-            http=_Impatient,
+            http=_TimedProtocol,
             h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=round(_LAST_SECONDS),
             lifespan="off",
@@ -54,7 +54,7 @@ class Listener:
             raise InputError(f"{certificate} with {key} cannot be used ({error.strerror})") from None
         listening = _listen(host, port)
         self.port: int = listening.getsockname()[1]
-        self._server = _Server(config, most=_with_room(connections))
+        self._server = _Server(config, most=_limit_to_open_files(connections))
         self._thread = threading.Thread(target=self._server.run, args=([listening],), name="nodes' API", daemon=True)
         self._thread.start()
 
@@ -87,38 +87,37 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         await asyncio.sleep(0)
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop, greeting = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        loop, handshakes = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         listening.setblocking(False)
         while True:
             connection, _ = await loop.sock_accept(listening)
-            if len(self.server_state.connections) + len(greeting) >= self._most:
+            if len(self.server_state.connections) + len(handshakes) >= self._most:
                 connection.close()
             else:
-                greeted = loop.create_task(self._greet(connection))
-                greeting.add(greeted)
-                greeted.add_done_callback(greeting.discard)
+                handshake = loop.create_task(self._handshake(connection))
+                handshakes.add(handshake)
+                handshake.add_done_callback(handshakes.discard)
             await asyncio.sleep(0)  # others, too, while many come
 
-    async def _greet(self, connection: socket.socket) -> None:
-        """The handshake; who cannot do it, or takes too long, is gone."""
+    async def _handshake(self, connection: socket.socket) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol,
                 connection,
                 ssl=self.config.ssl,
                 ssl_handshake_timeout=SECONDS,
-                ssl_shutdown_timeout=_GOODBYE_SECONDS,
+                ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
             )
         except OSError:  # ssl's errors are some
             connection.close()
 
     def _protocol(self) -> asyncio.Protocol:
-        return _Impatient(config=self.config, server_state=self.server_state, app_state={})
+        return _TimedProtocol(config=self.config, server_state=self.server_state, app_state={})
 
 
 @final
-class _Impatient(H11Protocol):  # type: ignore[misc]
-    """Waits for the head of a request for so long, the next one's too. How long a body may take is the gate's."""
+class _TimedProtocol(H11Protocol):  # type: ignore[misc]
+    """Waits so long for the head of each request. How long a body may take is limited by `RequestLimits`."""
 
     _waiting: asyncio.TimerHandle | None = None
 
@@ -128,26 +127,26 @@ class _Impatient(H11Protocol):  # type: ignore[misc]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._wait_no_more()
+        self._cancel()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._wait()
 
     def _wait(self) -> None:
-        self._wait_no_more()
-        self._waiting = self.loop.call_later(SECONDS, self._give_up)
+        self._cancel()
+        self._waiting = self.loop.call_later(SECONDS, self._abort_if_idle)
 
-    def _wait_no_more(self) -> None:
+    def _cancel(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    def _give_up(self) -> None:
+    def _abort_if_idle(self) -> None:
         if self.conn.their_state is h11.IDLE:
             self.transport.abort()
 
 
-def _with_room(connections: int) -> int:
+def _limit_to_open_files(connections: int) -> int:
     """As many of them as this process may have open besides its own files; that number is raised where it can be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OWN_FILES
@@ -163,7 +162,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(1024)  # from here on nobody is turned away, though nobody is heard yet
+        listening.listen(1024)  # from here on connections are queued
     except OSError as error:
         listening.close()
         raise InputError(f"--listen {host}:{port}: {error.strerror}") from None

@@ -1,9 +1,8 @@
-"""The gate before the nodes' API: nobody else reaches it, nothing else behind it can be reached, nothing large is read.
+"""Limits on requests to the nodes' API: known paths, authenticated nodes, bounded sizes, few at a time.
 
-An ASGI application around another one. Who asks for a path that is not listed, or has not proved in the head of the
-request who they are, is refused before a byte of what they send is read. On a listed path no more than its bound is,
-whatever the request says of its own length, and what was read must be what they have signed; so many requests of one
-node at a time.
+An ASGI application around another one. A request for a path that is not listed, or whose head does not prove who sent
+it, is refused before a byte of its body is read. On a listed path no more than its bound is read, whatever the request
+says of its own length, and what was read must be what was signed.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ Header = tuple[bytes, bytes]
 
 UNKNOWN, CLOSED, TOO_SLOW, TOO_LARGE = 401, 403, 408, 413
 REPLAYED, TOO_MANY = 425, 503  # a node that was meant tries again, with a new signature
-AT_ONCE = 8  # requests of one node: it asks for orders, is heard of, and brings an answer; twice that where it is back
+AT_ONCE = 8  # requests of one node: for orders, a heartbeat and an answer; twice that where it connects again
 SILENT_SECONDS = 120.0  # that the next part of a request, or of taking its answer, may take: a chunk at 0.3 Mbit/s
 
 
@@ -35,12 +34,10 @@ class Caller:
     body_digest: bytes
 
 
-Knows = Callable[[Scope], Caller | int]  # or the status of a refusal
+Authenticate = Callable[[Scope], Caller | int]  # or the status of a refusal
 
 
 class _Refused(Exception):
-    """What has come of a request, or has not, is the end of it: `status`."""
-
     def __init__(self, status: int) -> None:
         super().__init__(status)
         self.status = status
@@ -48,9 +45,9 @@ class _Refused(Exception):
 
 @final
 class RequestLimits:
-    """Lets POST requests of those whom `knows` names through to `inside`: to `paths`, each with at most so many bytes.
+    """Passes POST requests of authenticated callers on to `inside`: to `paths`, each with at most so many bytes.
 
-    Everything else is refused. `challenge` goes with the refusal of those who are not known: what to sign.
+    Everything else is refused. `challenge` goes with the refusal of unknown callers: what to sign.
     """
 
     def __init__(
@@ -58,11 +55,11 @@ class RequestLimits:
         inside: Application,
         *,
         paths: Mapping[str, int],
-        knows: Knows,
+        authenticate: Authenticate,
         challenge: Header | None = None,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        self._inside, self._paths, self._knows, self._silent = inside, dict(paths), knows, silent_seconds
+        self._inside, self._paths, self._authenticate, self._silent = inside, dict(paths), authenticate, silent_seconds
         self._challenge = [] if challenge is None else [challenge]
         self._busy = Counter[str]()
 
@@ -72,18 +69,18 @@ class RequestLimits:
             await _refuse(CLOSED, scope, send)
         elif not _says_at_most(scope, most):
             await _refuse(TOO_LARGE, scope, send)
-        elif isinstance(caller := self._knows(scope), int):
+        elif isinstance(caller := self._authenticate(scope), int):
             await _refuse(caller, scope, send, *(self._challenge if caller == UNKNOWN else ()))
         elif self._busy[caller.name] >= AT_ONCE:
             await _refuse(TOO_MANY, scope, send)
         else:
             self._busy[caller.name] += 1
             try:
-                await self._let_through(scope, receive, send, most=most, body_digest=caller.body_digest)
+                await self._forward(scope, receive, send, most=most, body_digest=caller.body_digest)
             finally:
                 self._busy[caller.name] -= 1
 
-    async def _let_through(self, scope: Scope, receive: Receive, send: Send, *, most: int, body_digest: bytes) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, *, most: int, body_digest: bytes) -> None:
         read, whole, answered = 0, False, False
         digest = hashlib.sha256()
         refused: _Refused | None = None
@@ -106,14 +103,14 @@ class RequestLimits:
                 raise refused
             return event
 
-        async def noted(event: Event) -> None:
+        async def watched(event: Event) -> None:
             nonlocal answered
             if refused is None:  # what the inside makes of the exception is not the answer
                 answered = True
                 await asyncio.wait_for(send(event), self._silent)
 
         with suppress(_Refused, TimeoutError):
-            await self._inside(scope, counted, noted)
+            await self._inside(scope, counted, watched)
         if refused is not None and not answered:
             await _refuse(refused.status, scope, send)
 

@@ -6,9 +6,9 @@ another under its head, for five minutes. So a request carries a second signatur
     sottovoce-proof: base64 of  nonce (16 bytes) | SHA-256 of the body (32) | signature (96)
     signed:          tag | session (16) | nonce | SHA-256 of the body | timestamp, a line feed, path
 
-`session` is random, one for each start of the server: what was recorded before says nothing to the next. A node learns
-it from the first refusal. Nonces are remembered while their timestamps are valid, so many of a node; one that is older
-than any that was forgotten is refused, so that neither a clock that is set back nor many requests make room for it.
+`session` is random, one for each start of the server: requests recorded before are refused by the next. A node learns
+it from the first refusal. Nonces are remembered while their timestamps are valid, so many of a node. A nonce older than
+any that was forgotten is refused, so that neither a clock that is set back nor many requests let one be used twice.
 """
 
 import hashlib
@@ -20,9 +20,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import final
 
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
 from sottovoce.network.transport.request_limits import REPLAYED, UNKNOWN, Caller
 from sottovoce.signatures import SIGNATURE_BYTES, PrivateKey, PublicKey, sign, verified
 
+PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp", "flwr-signature"
 PROOF_HEADER, SESSION_HEADER = "sottovoce-proof", "sottovoce-session"
 SESSION_BYTES = NONCE_BYTES = 16
 AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 305.0  # that a node's clock may differ, and a request may take; as Flower has it
@@ -30,6 +33,11 @@ MOST_REMEMBERED = 4096  # nonces of one node: 1.1 MB; a node that waits for orde
 
 _TAG = b"sottovoce request 1\n"
 _DIGEST_BYTES = 32
+
+
+def key_to_pem(key: PublicKey) -> bytes:
+    """A public key as Flower registers it, and as a request names it."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def prove(key: PrivateKey, *, session: bytes, path: str, timestamp: str, body: bytes) -> str:
