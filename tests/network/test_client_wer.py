@@ -303,7 +303,7 @@ def test_a_letter_that_does_not_ask_is_spelt_as_before(settle: Villages) -> None
     }
     letter["recipe"]["federation"]["client_wer"] = None
     changed = json.dumps(letter, sort_keys=True, separators=(",", ":")).encode()
-    with pytest.raises(InputError, match="not in its one spelling"):
+    with pytest.raises(InputError, match="not in its canonical form"):
         Invitation.read(changed)
 
 

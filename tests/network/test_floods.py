@@ -163,10 +163,10 @@ def test_the_ledger_has_files_even_where_few_may_be_open() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
-        assert listener._with_room(100) == 100
+        assert listener._limit_to_open_files(100) == 100
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(512, hard)
         wanted = hard + 1000 if hard != resource.RLIM_INFINITY else 10_000
-        room = listener._with_room(wanted)
+        room = listener._limit_to_open_files(wanted)
         now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         assert room == (now - 256 if hard != resource.RLIM_INFINITY else wanted)
     finally:

@@ -231,7 +231,7 @@ def test_a_letter_is_bounded_before_it_is_read() -> None:
 
 
 def letter(local_cluster: LocalCluster, *path: str, value: object) -> bytes:
-    """The local_cluster's invitation with one thing changed, in its one spelling."""
+    """The local_cluster's invitation with one thing changed, in canonical form."""
     found = json.loads(local_cluster.invitation.content)
     section = found
     for part in path[:-1]:
@@ -250,7 +250,7 @@ def letter(local_cluster: LocalCluster, *path: str, value: object) -> bytes:
         (("recipe", "data", "prepare"), {"manifests": ["/etc/passwd"]}, "expected train, people_seed"),
         (("recipe", "federation", "seed_model"), "/etc", "expected steps, cohort_size"),
         (("recipe", "federation"), None, "expected steps, cohort_size"),
-        (("recipe", "federation", "steps"), 12.0, "not in its one spelling"),
+        (("recipe", "federation", "steps"), 12.0, "not in its canonical form"),
         (("recipe", "federation", "steps"), 0, "federation.steps"),
         (("recipe", "federation", "privacy", "clip_bound"), "inf", "clip_bound is infinite"),
         (("nodes",), [], "population"),
@@ -280,7 +280,7 @@ def test_a_node_is_not_counted_twice(local_cluster: LocalCluster) -> None:
 
 def test_another_spelling_is_refused(local_cluster: LocalCluster) -> None:
     spaced = json.dumps(json.loads(local_cluster.invitation.content), sort_keys=True).encode()
-    with pytest.raises(InputError, match="one spelling"):
+    with pytest.raises(InputError, match="canonical form"):
         Invitation.read(spaced)
 
 

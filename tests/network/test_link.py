@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from sottovoce.network.transport.link import LocalLink, RemindingLink
+from sottovoce.network.keys import DailyReminder
+from sottovoce.network.transport.link import LocalLink
 
 
 def test_who_is_away_silent_or_says_too_much_is_missing() -> None:
@@ -27,14 +28,8 @@ def test_only_who_has_an_order_is_asked() -> None:
 def test_an_operator_is_reminded_once_a_day_while_orders_go_out() -> None:
     now = [datetime(2031, 5, 1, 23, tzinfo=UTC)]
     said: list[str] = []
-    link = RemindingLink(
-        LocalLink({"echo": lambda order: order}),
-        reminders=lambda when: [f"it is {when:%d %H}"],
-        now=lambda: now[0],
-        say=said.append,
-    )
+    remind = DailyReminder(lambda when: [f"it is {when:%d %H}"], now=lambda: now[0], say=said.append)
     for hours in (0, 2, 1, 24, 24):  # what there was to say on the first day was said at the start
         now[0] += timedelta(hours=hours)
-        assert link.ask({"echo": b"1"}, seconds=1, limit=1) == {"echo": b"1"}
+        remind()
     assert said == ["it is 02 01", "it is 03 02", "it is 04 02"]
-    assert link.present() == {"echo"}

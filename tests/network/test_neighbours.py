@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from sottovoce.errors import InputError
-from sottovoce.network.secure_sum.neighbours import log2_failure, log2_unopened, neighbours_for
+from sottovoce.network.secure_sum.neighbours import log2_failure, neighbours_for
 from sottovoce.network.secure_sum.terms import share_threshold
 
 
@@ -62,11 +62,6 @@ def test_failure_falls_with_neighbours_and_is_impossible_where_everybody_is_one(
     assert chances[-1] < -20
     assert log2_failure(clients, clients=clients, colluding=0.3) == float("-inf")
     assert log2_failure(clients, clients=clients, colluding=0.4) == 0.0
-
-
-def test_with_a_tenth_of_all_gone_a_sum_is_opened_all_the_same() -> None:
-    assert log2_unopened(158, clients=1000, going=0.1) < -50
-    assert log2_unopened(158, clients=1000, going=0.4) == 0.0
 
 
 def test_against_a_third_nothing_helps() -> None:

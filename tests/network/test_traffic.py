@@ -11,7 +11,7 @@ from sottovoce.network.invitation import SecureSums
 from sottovoce.network.messages import OVERHEAD, AnswerCode, OrderKind, parse_order
 from sottovoce.network.node.home import pause_node
 from sottovoce.network.node.participant import Participant
-from sottovoce.network.node.traffic import RoundTraffic, format_bytes
+from sottovoce.network.node.traffic import RoundTraffic, format_size
 from sottovoce.network.secure_sum.terms import Phase
 
 FOUR = 4
@@ -65,7 +65,7 @@ def test_all_messages_of_a_secure_sum_are_counted(secure: LocalCluster, monkeypa
     assert sum(told.sent) > update
     assert told.lines == [
         "round 3: asked to train; the answer goes into a secure sum",
-        f"round 3: sent {format_bytes(sum(told.sent))} in 6 messages of the secure sum",
+        f"round 3: sent {format_size(sum(told.sent))} in 6 messages of the secure sum",
     ]
 
 
@@ -81,7 +81,7 @@ def test_a_sum_that_was_not_finished_is_said_with_the_next_order(
     so_far = sum(told.sent)
     assert len(told.lines) == 1
     trained(secure)
-    said = f"round 3: sent {format_bytes(so_far)} in {phase.value} messages of the secure sum, which was not finished"
+    said = f"round 3: sent {format_size(so_far)} in {phase.value} messages of the secure sum, which was not finished"
     assert told.lines[1] == f"{said} with this node"
     assert told.lines[2].startswith("round 3: asked to train")
 
@@ -92,7 +92,7 @@ def test_an_open_update_and_a_refusal_are_said_at_once(settle: Settle, monkeypat
     local_cluster.welcome(anna)
     told = Told(local_cluster, anna, monkeypatch)
     local_cluster.ask(anna, local_cluster.train(anna))
-    assert told.lines == [f"round 1: asked to train, sent {format_bytes(told.sent[0])}"]
+    assert told.lines == [f"round 1: asked to train, sent {format_size(told.sent[0])}"]
     assert told.sent[0] > 8 * local_cluster.layout.dimension
     pause_node(local_cluster.place / anna / "home")
     local_cluster.ask(anna, local_cluster.train(anna))
@@ -101,10 +101,10 @@ def test_an_open_update_and_a_refusal_are_said_at_once(settle: Settle, monkeypat
 
 @pytest.mark.parametrize(("count", "said"), [(999, "999 bytes"), (999_499, "999 kB"), (999_500, "1 MB")])
 def test_amounts_are_three_digits(count: int, said: str) -> None:
-    assert format_bytes(count) == said
+    assert format_size(count) == said
 
 
 @pytest.mark.parametrize("exponent", range(12))
 def test_amounts_have_a_unit(exponent: int) -> None:
-    found: Any = re.fullmatch(r"[\d.,]+ (bytes|kB|MB|GB)", format_bytes(10**exponent))
+    found: Any = re.fullmatch(r"[\d.,]+ (bytes|kB|MB|GB)", format_size(10**exponent))
     assert found is not None

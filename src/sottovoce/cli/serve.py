@@ -88,7 +88,7 @@ def serve(
     The ledger's head is signed at every commit with the key that signs orders.
     """
     from sottovoce.config import Suite, load_experiment
-    from sottovoce.network.keys import ORDERS_KEY, REVOKED, SERVER, SERVER_KEY, check_server, revoked_in
+    from sottovoce.network.keys import ORDERS_KEY, REVOKED, SERVER, SERVER_KEY, DailyReminder, check_server, revoked_in
     from sottovoce.network.limits import default_spare_attempts
     from sottovoce.network.roster import load_roster
     from sottovoce.network.server.clients import Timeouts
@@ -100,7 +100,6 @@ def serve(
         with_client_noise,
         with_word_sums,
     )
-    from sottovoce.network.transport.link import RemindingLink
     from sottovoce.privacy.settings import Mode
     from sottovoce.training.elsewhere import Elsewhere
     from sottovoce.training.federation import TOO_FEW
@@ -153,7 +152,7 @@ def serve(
         def start_listening(digest: bytes) -> "Link":
             link = FlowerLink(host, port, certificate=str(keys / SERVER), key=str(keys / SERVER_KEY), nodes=able)
             around.say(f"listening at {host}:{link.port} for {len(people):,} people; they are asked {digest.hex()}")
-            return RemindingLink(link, reminders=certificates.reminders, now=_now, say=around.say)
+            return link
 
         options = ServeOptions(
             keys=keys,
@@ -162,6 +161,7 @@ def serve(
             is_secure=sums == "secure",
             least=least,
             spare_attempts=spare or 0,
+            before_ask=DailyReminder(certificates.reminders, now=_now, say=around.say),
             timeouts=Timeouts(training=seconds),
             say=around.say,
         )

@@ -1,12 +1,12 @@
-"""An invitation: all that a client is asked to do, as one digest; nothing else is done in a person's name.
+"""An invitation: all that a client is asked to do, as one digest.
 
-    recipe ─► what of it is a client's business ─┐
+    recipe ─► the part that concerns clients    ─┐
     roster, start model, grid, secure sums      ─┴► Invitation ─► canonical bytes ─► digest
 
-The digest is of all that decides what a client computes and sends, and with whom. It is not of what happens after the
-noise (the server's optimiser, evaluations) nor of names that mean something to the server alone. A client reads an
-invitation as it would read anybody's letter: of one spelling, with the keys it knows and no others, and naming nothing
-that would be imported or opened. ε is worked out here, on the client, from the numbers that it will work with.
+The digest covers all that decides what a client computes and sends, and with whom. It does not cover what happens after
+the noise (the server's optimiser, evaluations) nor names that only the server uses. A client takes an invitation in its
+canonical form alone, with known keys only, and naming nothing that would be imported or opened. ε is computed here, on
+the client, from the numbers that it will train with.
 """
 
 import hashlib
@@ -56,11 +56,10 @@ class SecureSums(Section):
 class Invitation:
     """What a client is asked to do, how often, and with whom.
 
-    `nodes` are the roster's public keys in its order, so that K is their number. `start` is the SHA-256 of the model
-    that training starts from, as it travels; `length` is how many parameters are trained, `layout` a digest of their
-    names, shapes and order. Without `secure` the server sees each update by itself. With `noise_shares` clients add
-    the noise before they mask. `spare_attempts` is how many attempts more than its rounds (and than its measurements of
-    clients' word error rate) a release may make, where rounds are lost; ε includes them.
+    `nodes` are the roster's public keys in its order: K is their number. `start` is the SHA-256 of the model that
+    training starts from, as it travels; `length` is how many parameters are trained, `layout` a digest of their names,
+    shapes and order. Without `secure` the server sees single updates. With `noise_shares` clients add the noise before
+    they mask. A release may make `spare_attempts` more at its rounds, and at its measurements, where some are lost.
     """
 
     recipe: Recipe
@@ -127,13 +126,11 @@ class Invitation:
             spare_attempts=spare_attempts,
         )
 
-    # Bytes.
-
     @cached_property
     def content(self) -> bytes:
-        """All of it in its one spelling."""
+        """All of it in canonical form."""
         form = Encoding.X962, PublicFormat.CompressedPoint
-        return _spelt(
+        return _to_json(
             {
                 "sottovoce": sottovoce.__version__,
                 "recipe": clients_part(self.recipe),
@@ -158,33 +155,31 @@ class Invitation:
         if len(content) > LARGEST:
             raise InputError(f"the invitation has {len(content):,} bytes, expected at most {LARGEST:,}")
         try:
-            letter = _Letter.model_validate(parse_json(content))
+            found = _InvitationJson.model_validate(parse_json(content))
         except Unreadable:
             raise InputError("the invitation cannot be read: expected JSON") from None
         except ValidationError as error:
             first = error.errors()[0]
             raise InputError(f"the invitation: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        if letter.sottovoce != sottovoce.__version__:
+        if found.sottovoce != sottovoce.__version__:
             raise InputError(
-                f"the server runs sottovoce {letter.sottovoce[:40]!r}, expected {sottovoce.__version__}, as it is here"
+                f"the server runs sottovoce {found.sottovoce[:40]!r}, expected {sottovoce.__version__}, as it is here"
             )
-        check_loads_no_code(letter.recipe)
-        found = cls(
-            recipe=client_recipe(letter.recipe),
-            nodes=tuple(map(_node, letter.nodes)),
-            start=_digest(letter.start),
-            length=letter.length,
-            layout=_digest(letter.layout),
-            sum_bits=letter.sum_bits,
-            secure=letter.secure,
-            noise_shares=letter.noise_shares,
-            spare_attempts=letter.spare_attempts,
+        check_loads_no_code(found.recipe)
+        invitation = cls(
+            recipe=client_recipe(found.recipe),
+            nodes=tuple(map(_node, found.nodes)),
+            start=_digest(found.start),
+            length=found.length,
+            layout=_digest(found.layout),
+            sum_bits=found.sum_bits,
+            secure=found.secure,
+            noise_shares=found.noise_shares,
+            spare_attempts=found.spare_attempts,
         )
-        if found.content != content:
-            raise InputError("the invitation is not in its one spelling: another release, or changed on its way")
-        return found
-
-    # What follows from it.
+        if invitation.content != content:
+            raise InputError("the invitation is not in its canonical form: another release, or changed on its way")
+        return invitation
 
     @cached_property
     def private(self) -> PrivacySettings:
@@ -227,13 +222,13 @@ class Invitation:
 
     @cached_property
     def outline(self) -> Plan:
-        """A plan whose bound is not shared out among layers, which changes nothing of what is promised."""
+        """A plan whose bound is not split among layers, which changes nothing of the guarantee."""
         whole = replace(self.private, share=Share.GLOBAL, normalise=Normalise.NEVER, alpha={}, layer_groups={})
         return Plan(whole, Layout(("all",), ((1,),)), sum_bits=self.sum_bits, noise_shares=self.noise_shares)
 
     @cached_property
     def limits(self) -> Limits | None:
-        """The most that is sent under one yes; None for a rehearsal, which makes lost rounds again as they were."""
+        """The most that one acceptance covers; None for a rehearsal, which repeats lost rounds exactly."""
         if self.private.mode is Mode.SEEDED:
             return None
         settings = self.recipe.federated
@@ -244,38 +239,39 @@ class Invitation:
             sampling_rate=self.outline.sampling_rate,
         )
 
-    @cached_property
+    @property
     def epsilon(self) -> Epsilon | None:
-        """ε of all rounds, of what is measured between them, and of all spare attempts at both; None where nothing is
-        promised."""
-        promised = self._promise(self.spare_attempts)
-        return None if promised is None else promised.epsilon
+        """ε of all rounds and measurements, and of all spare attempts at both; None where nothing is guaranteed."""
+        return None if self.guarantee is None else self.guarantee.epsilon
 
-    @cached_property
+    @property
     def epsilon_inside(self) -> Epsilon | None:
-        """ε of one speaker whose silo takes part; None where nothing is promised, or a client is one person."""
-        promised = self._promise(self.spare_attempts)
-        return None if promised is None else promised.epsilon_inside
+        """ε of one speaker whose silo takes part; None where nothing is guaranteed, or a client is one person."""
+        return None if self.guarantee is None else self.guarantee.epsilon_inside
 
     @cached_property
     def epsilon_without_spare(self) -> Epsilon | None:
-        """That of all, where no attempt has to be repeated."""
-        promised = self._promise(0)
-        return None if promised is None else promised.epsilon
+        """ε of all, where no attempt has to be repeated."""
+        found = self._guarantee(0)
+        return None if found is None else found.epsilon
 
-    def _promise(self, spare: int) -> Promise | None:
+    @cached_property
+    def guarantee(self) -> Promise | None:
+        return self._guarantee(self.spare_attempts)
+
+    def _guarantee(self, spare: int) -> Promise | None:
         if isinstance(self.outline.event, NoGuarantee) or self.private.mode is Mode.SEEDED:
             return None
-        # A budget takes nothing from it: a node answers as often as was accepted, and cannot see that one is kept.
+        # Without a budget: a node answers as often as was accepted, and cannot see that a budget is kept.
         whole = replace(self.recipe.federated.whole_run(self.outline), epsilon_budget=None)
         return whole.promise_with_spare(spare)
 
 
-# As it travels: with the certificate of whoever signs the orders that follow.
+_LENGTH = struct.Struct(">I")
 
 
 def pack_invitation(invitation: Invitation, certificate: bytes) -> bytes:
-    """The payload of an order to read the terms."""
+    """The payload of an order to read the terms, with the certificate of the key that signs orders."""
     return _LENGTH.pack(len(certificate)) + certificate + invitation.content
 
 
@@ -287,14 +283,8 @@ def unpack_invitation(payload: bytes) -> tuple[bytes, bytes]:
     return payload[_LENGTH.size : _LENGTH.size + length], payload[_LENGTH.size + length :]
 
 
-_LENGTH = struct.Struct(">I")
-
-
-# Reading one.
-
-
-class _Letter(Section):
-    """An invitation as JSON has it. What is read leniently here is spelt again, and must come out the same."""
+class _InvitationJson(Section):
+    """What is read leniently here is written again, and must come out the same."""
 
     sottovoce: str
     recipe: dict[str, Any]
@@ -308,7 +298,7 @@ class _Letter(Section):
     spare_attempts: int
 
 
-def _spelt(content: Mapping[str, Any]) -> bytes:
+def _to_json(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

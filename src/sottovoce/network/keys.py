@@ -14,11 +14,12 @@ else: so a node's new key is a new node, whereas certificates are renewed for th
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -215,6 +216,28 @@ class ServerCertificates:
             return self.check_valid(now)
         except InputError as error:
             return [f"{error}; until then no node can connect anew"]
+
+
+@final
+class DailyReminder:
+    """Says `reminders` of the time that `now` gives, once a day; those of the first day are said at the start."""
+
+    def __init__(
+        self,
+        reminders: Callable[[datetime], list[str]],
+        *,
+        now: Callable[[], datetime],
+        say: Callable[[str], None],
+    ) -> None:
+        self._reminders, self._now, self._say = reminders, now, say
+        self._day = now().date()
+
+    def __call__(self) -> None:
+        now = self._now()
+        if now.date() != self._day:
+            self._day = now.date()
+            for line in self._reminders(now):
+                self._say(line)
 
 
 def _remedy(path: Path) -> str:

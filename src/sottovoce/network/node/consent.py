@@ -1,4 +1,4 @@
-"""An invitation in words that a person can say yes or no to."""
+"""An invitation as sentences that a person can accept or refuse."""
 
 from sottovoce.network.invitation import Invitation
 from sottovoce.network.secure_sum.words import epsilon_for_server
@@ -28,10 +28,10 @@ def describe_invitation(invitation: Invitation) -> list[str]:
         f"What leaves this machine: one update of {invitation.length:,} numbers ({megabytes:,.2f} MB), never longer "
         f"than {private.clip_bound:g} (the clip bound), rounded to multiples of {plan.grid:.3g}. No recordings, texts, "
         "losses, counts or error messages.",
-        _seen(invitation),
+        _visibility(invitation),
         _noise(invitation),
         *_measured(invitation),
-        _promised(invitation),
+        _guarantee(invitation),
         f"How often: {steps:,} rounds{_spare(invitation)}, in each of which you are asked with probability "
         f"{plan.sampling_rate:.3g} ({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, "
         f"{_at_most(invitation)}.",
@@ -57,7 +57,7 @@ def _spare(invitation: Invitation) -> str:
     return f", and up to {spare:,} attempts more where rounds are lost" if spare else ""
 
 
-def _seen(invitation: Invitation) -> str:
+def _visibility(invitation: Invitation) -> str:
     if invitation.secure is None:
         return (
             "Who sees it: the server sees your update by itself, before any noise. It could learn from it about you; "
@@ -78,14 +78,14 @@ def _noise(invitation: Invitation) -> str:
     if shares is not None:
         who = (
             "everybody adds a share before masking, so that the server sees no sum without noise: one with you in it "
-            f"tells it ε = {_told_server(plan)}, if no more than {shares.colluding:,} others tell it their share"
+            f"tells it ε = {_epsilon_of_one_sum(plan)}, if no more than {shares.colluding:,} others tell it their share"
         )
     std = plan.released_std_sum
     return f"Noise: of standard deviation {std:.3g} ({std / private.clip_bound:.3g} times the clip bound); {who}."
 
 
-def _told_server(plan: Plan) -> str:
-    """By one sum with somebody in it."""
+def _epsilon_of_one_sum(plan: Plan) -> str:
+    """Against the server, of one sum with somebody in it."""
     return both(epsilon_for_server(plan, rounds=1, delta=plan.settings.delta))
 
 
@@ -97,7 +97,9 @@ def _measured(invitation: Invitation) -> list[str]:
         return []
     when = "" if asked.every is None else f"after every {asked.every:,} rounds and "
     times = asked.measured(settings.steps).count
-    by_server = "" if plan.noise_shares is None else f"; one with you in it tells the server ε = {_told_server(plan)}"
+    by_server = (
+        "" if plan.noise_shares is None else f"; one with you in it tells the server ε = {_epsilon_of_one_sum(plan)}"
+    )
     return [
         f"How well you are understood: {times:,} times ({when}after the last), whoever is drawn anew tries the model "
         f"on their own held-out recordings: {share:.0%} of them, at least two, which are never trained on. "
@@ -107,7 +109,7 @@ def _measured(invitation: Invitation) -> list[str]:
     ]
 
 
-def _promised(invitation: Invitation) -> str:
+def _guarantee(invitation: Invitation) -> str:
     private = invitation.private
     if private.mode is Mode.SEEDED:
         return "What is promised: nothing. This is a rehearsal: whoever has its seed can take the noise off again."
@@ -120,7 +122,7 @@ def _promised(invitation: Invitation) -> str:
     return (
         f"What is promised: ε = {both(invitation.epsilon)} at δ = {private.delta:g} for each {private.privacy_unit}"
         f"{one}, for all rounds{measured} together{_with_spare(invitation)}, against everybody who sees the models"
-        f"{seen}{_but_not(invitation)}. In words, {step.words}: {step.means}."
+        f"{seen}{_exceptions(invitation)}. In words, {step.words}: {step.means}."
     )
 
 
@@ -132,15 +134,17 @@ def _with_spare(invitation: Invitation) -> str:
     return f" with {invitation.spare_attempts:,} spare attempts (ε = {both(without)} if none of them is needed)"
 
 
-def _but_not(invitation: Invitation) -> str:
+def _exceptions(invitation: Invitation) -> str:
     """Whom sampling does not hide anybody from, where ε counts on it."""
     private = invitation.private
     if invitation.secure is None or private.cohort_size == private.population_size:
         return ""
-    once = _once(private.z, private.delta)
+    once = _epsilon_if_known(private.z, private.delta)
     asked = invitation.recipe.federated.client_wer
     pairs = (
-        "" if asked is None else f", each sum of words right and wrong {_once(asked.noise_multiplier, private.delta)}"
+        ""
+        if asked is None
+        else f", each sum of words right and wrong {_epsilon_if_known(asked.noise_multiplier, private.delta)}"
     )
     return (
         " and not who took part. But people in the same sum see that you are in it, as the server does: of the rounds "
@@ -148,6 +152,6 @@ def _but_not(invitation: Invitation) -> str:
     )
 
 
-def _once(noise_multiplier: float, delta: float) -> str:
+def _epsilon_if_known(noise_multiplier: float, delta: float) -> str:
     """ε of one sum to somebody who knows who is in it."""
     return both(epsilon(poisson_release(noise_multiplier, sampling_rate=1.0), delta))

@@ -33,23 +33,23 @@ class RoundTraffic:
             return f"{asked}, refused ({answer.code.name.lower()})"
         size = OVERHEAD + len(answer.payload)
         if answer.payload:
-            return f"{asked}, sent {format_bytes(size)}"
+            return f"{asked}, sent {format_size(size)}"
         self._attempt = (order.run, order.attempt)
         self._bytes, self._messages = size, 1
         return f"{asked}; the answer goes into a secure sum"
 
     def _finished(self) -> str:
         self._attempt = None
-        return f"{self._round}: sent {format_bytes(self._bytes)} in {self._messages:,} messages of the secure sum"
+        return f"{self._round}: sent {format_size(self._bytes)} in {self._messages:,} messages of the secure sum"
 
     def _unfinished(self) -> list[str]:
         return [] if self._attempt is None else [f"{self._finished()}, which was not finished with this node"]
 
 
-def format_bytes(count: int) -> str:
+def format_size(count: int) -> str:
     """So many bytes, for people.
 
-    >>> format_bytes(216), format_bytes(12_345), format_bytes(2_219_088), format_bytes(3_210_000_000)
+    >>> format_size(216), format_size(12_345), format_size(2_219_088), format_size(3_210_000_000)
     ('216 bytes', '12.3 kB', '2.22 MB', '3.21 GB')
     """
     if count < 1000:

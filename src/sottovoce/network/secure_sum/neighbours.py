@@ -1,7 +1,7 @@
 """How few neighbours are enough: Bell et al. (2020) on a ring whose order is a hash of everybody's keys.
 
-Each one shares masks with the k/2 people on either side. Let a share γ of the people collude with the server; by the
-order of the ring they sit at random places. With m = k + 1 in a group, and t of them to open anything:
+Each one shares masks with the k/2 people on either side. A share γ of the people colludes with the server; the hash
+puts them at random places. With m = k + 1 in a group, and t of them to open anything:
 
 * Somebody's vector is open only if 2t − m or more of their own group collude (`sum_terms.threshold`). For the same
   reason an honest client that answers, having seen t signatures under lists with itself on them, has no open mask key.
@@ -31,15 +31,6 @@ def log2_failure(neighbours: int, *, clients: int, colluding: float) -> float:
     in_gap = hypergeom.logsf(share_threshold(group) - half - 2, clients, bad, half)
     open_one, open_part = math.log(clients) + in_group, 2 * (math.log(clients) + in_gap)
     return min(0.0, float(max(open_one, open_part) / math.log(2)) + 1)
-
-
-def log2_unopened(neighbours: int, *, clients: int, going: float) -> float:
-    """log₂ of a bound on the probability that a share `going` of all clients, at random, leaves somebody unopened."""
-    from scipy.stats import hypergeom
-
-    group = min(neighbours + 1, clients)
-    too_many = hypergeom.logsf(group - share_threshold(group), clients, math.floor(going * clients), group)
-    return min(0.0, float((math.log(clients) + too_many) / math.log(2)))
 
 
 def neighbours_for(clients: int, *, colluding: float, log2_failure_at_most: float = -40.0) -> int:

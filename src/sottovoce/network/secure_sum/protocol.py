@@ -1,15 +1,14 @@
-"""Sums of which the server never sees a part: Bonawitz et al. (2017), in its form against a server that lies.
+"""Secure aggregation: Bonawitz et al. (2017), in its form against a malicious server.
 
     client u: x_u + m(b_u) + Σ_{v>u} m(s_uv) − Σ_{v<u} m(s_uv)   modulo 2³² or 2⁶⁴
 
-m is a mask (`words`); s_uv comes from the mask keys of u and v, b_u is u's own. Masks of pairs cancel in the sum. What
-remains is m(b_u) of those who stayed and the pairs of those who went after sharing: both are taken off with shares
-that everybody's neighbours hold (`shamir`). A neighbour gives a share of b_u or of u's mask key, never of both, because
-with both x_u is open. Which of the two is decided by lists that more than two thirds of a group have signed alike.
+m is a mask (`words.add_mask`); s_uv comes from the mask keys of u and v, b_u is u's own. Masks of pairs cancel in the
+sum. What remains is m(b_u) of those who stayed and the pairs of those who went after sharing: both are removed with
+shares that everybody's neighbours hold (`shamir`). A neighbour reveals a share of b_u or of u's mask key, never of
+both, because both would reveal x_u. Which of the two is decided by lists that more than two thirds of a group signed.
 
-Client and server are state machines without files, clocks or connections: bytes in, bytes out. A client keeps its
-secrets in memory and forgets them when it is done or refuses; what must outlive the process (that it has answered) is
-`remember`'s business. decisions/024 has the threats, the parameters and what is lost.
+Client and server are state machines: bytes in, bytes out. A client keeps its secrets in memory alone, until it is done
+or refuses. decisions/024 has the threats and the parameters.
 """
 
 import hashlib
@@ -58,9 +57,8 @@ _NONCE = bytes(12)  # every key seals one message
 class SumClient:
     """One client's part in one attempt. Every phase once and in turn; `Unsafe` ends it.
 
-    `sign` is the node's signature (96 bytes). `remember` is called before a masked vector and before shares leave: when
-    it returns, that they were sent must be on the disk; where they were sent before, by this process or another, it
-    raises. Without it, a client that is started again would answer again.
+    `sign` is the node's signature (96 bytes). `remember` is called before a masked vector and before shares leave: it
+    writes to the disk that they were sent, and raises where they were before, so that no restart answers twice.
     """
 
     def __init__(
@@ -151,7 +149,7 @@ class SumClient:
 
     @contextmanager
     def _turn(self, phase: Phase) -> Iterator["_Secrets"]:
-        """Whatever goes wrong in a phase, the client is spent; after the last one it has nothing left to tell."""
+        """After an error in a phase, and after the last one, the client has no secrets any more."""
         secrets, self._secrets = self._secrets, None
         if secrets is None or self._next is not phase:
             self._held = {}
@@ -173,7 +171,7 @@ class SumClient:
 
 @final
 class _Secrets:
-    """What makes a masked vector readable: drawn for one attempt, and never written anywhere."""
+    """What masks a vector: drawn for one attempt, and never written anywhere."""
 
     def __init__(self) -> None:
         self.mask, self.channel = X25519PrivateKey.generate(), X25519PrivateKey.generate()
@@ -193,7 +191,7 @@ class OpenedSum:
 class SumServer:
     """The server's part in one attempt: `begin`, then `take` answers and `advance`, until there are no more orders.
 
-    An answer that is no good counts as none. `NoSum` where too few are left, or shares open nothing.
+    A wrong answer counts as none. `NoSum` where too few are left, or shares open nothing.
     """
 
     def __init__(self, attempt: SumAttempt) -> None:
@@ -217,8 +215,8 @@ class SumServer:
         return orders
 
     def take(self, place: int, answer: bytes) -> bool:
-        """One answer of the phase; whether it is any good. Vectors are added up as they come, and not kept."""
-        if place not in self._asked or place in self._answers or not self._sound(place, answer):
+        """One answer of the phase; whether it was right. Vectors are added up as they come, and not kept."""
+        if place not in self._asked or place in self._answers or not self._is_right(place, answer):
             return False
         if self.phase is Phase.MASKED:
             self._total += np.frombuffer(answer, dtype=self._total.dtype)
@@ -245,7 +243,7 @@ class SumServer:
             case Phase.UNMASK:
                 return _SHARE_BYTES * len(self._held_by(place))
 
-    def _sound(self, place: int, answer: bytes) -> bool:
+    def _is_right(self, place: int, answer: bytes) -> bool:
         if len(answer) != self._size(place):
             return False
         if self.phase is Phase.KEYS:
@@ -269,7 +267,7 @@ class SumServer:
         return [one for one in self._cohort.group(place) if one in self._shared]
 
     def advance(self) -> dict[int, bytes]:
-        """Closes the phase: who has not answered is out of it. The orders of the next one; none after the last."""
+        """Close the phase: who has not answered is out. The orders of the next one; none after the last."""
         answers = dict(sorted(self._answers.items()))
         match self.phase:
             case Phase.KEYS:
@@ -306,9 +304,9 @@ class SumServer:
         return b"".join(pack_row(one, self._answers[one]) for one in signers)
 
     def _open(self) -> None:
-        """Takes off the masks of those who stayed, and of pairs with those who went after sharing."""
+        """Remove the masks of those who stayed, and of pairs with those who went after sharing."""
         held = {
-            place: dict(zip(self._held_by(place), _table(answer), strict=True))
+            place: dict(zip(self._held_by(place), np.frombuffer(answer, "<u4").reshape(-1, _PIECES), strict=True))
             for place, answer in self._answers.items()
         }
         for place, shared in self._shared.items():
@@ -325,10 +323,10 @@ class SumServer:
                     raise NoSum(Reason.WRONG_SHARES)
                 add_mask(self._total, _self_mask(self._cohort, place, secret), sign=-1)
             else:
-                self._take_off_pairs(place, X25519PrivateKey.from_private_bytes(secret))
+                self._remove_pair_masks(place, X25519PrivateKey.from_private_bytes(secret))
         self.opened = OpenedSum(self._total, tuple(sorted(self._survived)))
 
-    def _take_off_pairs(self, gone: int, key: X25519PrivateKey) -> None:
+    def _remove_pair_masks(self, gone: int, key: X25519PrivateKey) -> None:
         if key.public_key().public_bytes_raw() != self._cohort.mask_key(gone):
             raise NoSum(Reason.WRONG_SHARES)
         for place in self._cohort.group(gone):
@@ -346,10 +344,6 @@ def _split(secrets: _Secrets, group: tuple[int, ...]) -> list[bytes]:
     return [one.tobytes() for one in np.concatenate(both, axis=1).astype("<u4")]
 
 
-def _table(answer: bytes) -> shamir.Shares:
-    return np.frombuffer(answer, dtype="<u4").reshape(-1, _PIECES)
-
-
 def _exchange(own: X25519PrivateKey, other: bytes) -> bytes:
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(other))
@@ -363,7 +357,6 @@ def _derived(cohort: Cohort, secret: bytes, purpose: bytes, *places: int) -> byt
 
 
 def _seal(cohort: Cohort, common: bytes, sender: int, receiver: int) -> AESGCM:
-    """For the one message from `sender` to `receiver` in this attempt."""
     return AESGCM(_derived(cohort, common, b"seal", sender, receiver))
 
 
@@ -381,5 +374,5 @@ def _direction(own: int, other: int) -> Literal[1, -1]:
 
 
 def _commitment(cohort: Cohort, place: int, own: bytes) -> bytes:
-    """Pins b down. Nobody can guess 256 random bits from it, and b opens nothing but the vector it masks."""
+    """To b, which is 256 random bits and opens nothing but the vector it masks."""
     return hashlib.sha256(b"commitment" + cohort.session + pack_row(place, own)).digest()

@@ -61,10 +61,10 @@ class NoSum(SumError):
 
 @dataclass(frozen=True, kw_only=True)
 class SumTerms:
-    """What a client has accepted: no server can move it, because every key, signature and seal is bound to it.
+    """What a client has accepted; every key, signature and seal is bound to it.
 
-    `least` is the smallest number of people whose sum may be opened. `neighbours` is how many others each one shares
-    masks with (None: all; see decisions/024 for how few are enough). Vectors have `length` words of `bits` bits.
+    Sums of fewer than `least` people are not opened. `neighbours` is how many others each one shares masks with (None:
+    all; `secure_sum.neighbours` says how few are enough). Vectors have `length` words of `bits` bits.
     """
 
     roster: tuple[PublicKey, ...]
@@ -100,10 +100,10 @@ class SumTerms:
 
 
 def share_threshold(group_size: int) -> int:
-    """How many of a group open what one of them has shared out: more than two thirds.
+    """How many of a group can open a secret shared in it: more than two thirds.
 
-    Whoever answers gives a share of one of a person's two secrets, never of both. So to have both takes two sets of
-    this size, with more than a third of the group in common: people who collude.
+    Everybody reveals a share of one of a person's two secrets. So opening both takes two sets of this size, with more
+    than a third of the group in common: people who collude.
     """
     return 2 * group_size // 3 + 1
 
@@ -123,7 +123,6 @@ class SumAttempt:
         return hashlib.sha256(self.terms.digest + numbers + self.run).digest()
 
     def advert(self, place: int, mask_key: bytes, channel_key: bytes) -> bytes:
-        """What somebody signs to make two keys theirs."""
         return b"keys" + self.context + struct.pack("<I", place) + mask_key + channel_key
 
     def has_signed_keys(self, place: int, advert: bytes) -> bool:
@@ -142,7 +141,7 @@ class Cohort:
 
     @classmethod
     def read(cls, listing: bytes, attempt: SumAttempt) -> "Cohort":
-        """Checks the layout and the places; whose keys they are is not looked at (`Attempt.has_signed_keys`)."""
+        """Checks the layout and the places, not the signatures (`has_signed_keys`)."""
         if len(listing) % _ADVERT.size or len(listing) > _ADVERT.size * len(attempt.terms.roster):
             raise Unsafe(Reason.UNREADABLE)
         rows = [(row[0], b"".join(row[1:])) for row in _ADVERT.iter_unpack(listing)]
@@ -157,7 +156,7 @@ class Cohort:
 
     @cached_property
     def session(self) -> bytes:
-        """Binds all that follows to this very list: who is shown another one is in another sum."""
+        """Binds all that follows to this very list."""
         return hashlib.sha256(self.attempt.context + self.listing).digest()
 
     @cached_property
@@ -173,11 +172,9 @@ class Cohort:
     @cached_property
     def _ring(self) -> tuple[tuple[int, ...], dict[int, int]]:
         """Everybody in an order that follows from all their keys, and where each one stands in it."""
-
-        def chance(place: int) -> bytes:
-            return hashlib.sha256(self.session + struct.pack("<I", place)).digest()
-
-        ring = tuple(sorted(self.places, key=chance))
+        ring = tuple(
+            sorted(self.places, key=lambda place: hashlib.sha256(self.session + pack_row(place, b"")).digest())
+        )
         return ring, {place: position for position, place in enumerate(ring)}
 
     def group(self, place: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ and has no other effect: they are zero in a round.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sottovoce.network.messages import (
@@ -42,7 +42,7 @@ class Answers:
 class OrderChannel:
     """Orders to the nodes of `roster` over `link`, in one `run`, by the terms of one `recipe` (16 and 32 bytes).
 
-    `key` signs orders.
+    `key` signs orders. `before_ask` is called before each.
     """
 
     link: Link
@@ -50,6 +50,7 @@ class OrderChannel:
     key: PrivateKey
     run: bytes
     recipe: bytes
+    before_ask: Callable[[], None] = lambda: None
 
     def present(self) -> frozenset[int]:
         """The places of those who can be asked now."""
@@ -72,6 +73,7 @@ class OrderChannel:
         self, kind: OrderKind, payloads: Mapping[int, bytes], *, step: int, attempt: int, seconds: float, limit: int
     ) -> Answers:
         """Order `kind` of everybody in `payloads`, by place; answers have at most `limit` bytes of payload."""
+        self.before_ask()
         users = self.roster.users
         orders = {
             place: Order(

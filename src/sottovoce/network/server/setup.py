@@ -94,6 +94,7 @@ class ServeOptions:
     is_secure: bool = True
     least: int | None = None
     spare_attempts: int = 0
+    before_ask: Callable[[], None] = lambda: None
     timeouts: Timeouts = field(default_factory=Timeouts)
     say: Callable[[str], None] = lambda _: None
 
@@ -132,8 +133,16 @@ def connect_clients(
     accounts = None
     if not options.is_secure and may_record_participants(plan):
         accounts = Accounts(run.path, [user.name for user in roster.users])
+    channel = OrderChannel(
+        link=link,
+        roster=roster,
+        key=signer,
+        run=attempts.run,
+        recipe=invitation.digest,
+        before_ask=options.before_ask,
+    )
     return ClientsOverNetwork(
-        OrderChannel(link=link, roster=roster, key=signer, run=attempts.run, recipe=invitation.digest),
+        channel,
         Offer(terms=terms, start_digest=invitation.start, start=start_bytes),
         attempts=attempts,
         availability=Availability(roster, needed=needed, departures=departures, now=datetime.now, say=options.say),

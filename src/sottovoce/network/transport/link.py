@@ -1,15 +1,13 @@
-"""The seam between what is said and what carries it: bytes out to nodes by name, bytes back.
+"""The interface between messages and what carries them: bytes out to nodes by name, bytes back.
 
-    LocalLink       in this process: tests, and fleets that are simulated
-    FlowerLink      over TLS, to nodes with keys (`network.transport.flower`)
-    RemindingLink   another one, whose operator is reminded of what expires
+    LocalLink    in this process: tests, and simulated fleets
+    FlowerLink   over TLS, to nodes with keys (`transport.flower`)
 
-A link is trusted with nothing but its effort. Whoever runs it may lose, repeat, delay, swap and invent messages: orders
-and answers are signed, and say what they belong to (`network.messages`).
+A link is not trusted. It may lose, repeat, delay, swap and invent messages: orders and answers are signed, and name
+what they belong to (`network.messages`).
 """
 
 from collections.abc import Callable, Mapping
-from datetime import date, datetime
 from typing import Protocol, final
 
 # A client's end: an order's bytes in, its answer's bytes out. It never raises; None is to stay silent.
@@ -26,12 +24,12 @@ class Link(Protocol):
     def ask(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> Mapping[str, bytes]:
         """Hand each node its order, and wait for one answer each, together no longer than `seconds`.
 
-        Who is away, answers too late, or with more than `limit` bytes, is missing from what comes back.
+        Nodes that are away, too late, or answer with more than `limit` bytes, are missing from what comes back.
         """
         ...
 
     def departures(self) -> Mapping[str, bytes]:
-        """What nodes have said, unasked, since this was last called: that they left for good. Nobody has checked it."""
+        """Nodes' messages since the last call that they have left for good, unchecked."""
         ...
 
     def close(self) -> None:
@@ -58,36 +56,3 @@ class LocalLink:
 
     def close(self) -> None:
         pass
-
-
-@final
-class RemindingLink:
-    """`link`; before orders, once a day, its operator hears what `reminders` has to say at the time `now` gives."""
-
-    def __init__(
-        self,
-        link: Link,
-        *,
-        reminders: Callable[[datetime], list[str]],
-        now: Callable[[], datetime],
-        say: Callable[[str], None],
-    ) -> None:
-        self._link, self._reminders, self._now, self._say = link, reminders, now, say
-        self._reminded: date = now().date()  # what there was to say today is said at the start
-
-    def present(self) -> frozenset[str]:
-        return self._link.present()
-
-    def ask(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> Mapping[str, bytes]:
-        now = self._now()
-        if now.date() != self._reminded:
-            self._reminded = now.date()
-            for line in self._reminders(now):
-                self._say(line)
-        return self._link.ask(orders, seconds=seconds, limit=limit)
-
-    def departures(self) -> Mapping[str, bytes]:
-        return self._link.departures()
-
-    def close(self) -> None:
-        self._link.close()
