@@ -45,8 +45,8 @@ from sottovoce.training.run_folder import (
     STATE,
 )
 
-IN_LINES = (METRICS, DIAGNOSTICS)
-IN_JSON = (RESULTS, INPUTS, ENVIRONMENT, ENGINE, POPULATION)
+IN_LINES: tuple[str, ...] = (METRICS, DIAGNOSTICS)
+IN_JSON: tuple[str, ...] = (RESULTS, INPUTS, ENVIRONMENT, ENGINE, POPULATION)
 EXCERPT = "excerpt"  # in results.json: the digest of those that they were taken from
 
 ONLY_FINGERPRINT = "{}: this ledger has no SHA-256 of it, only a fingerprint that tells accidents, not forgeries"
