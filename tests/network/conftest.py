@@ -26,11 +26,11 @@ def four_each(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Settle = Callable[..., LocalCluster]
+MakeCluster = Callable[..., LocalCluster]
 
 
 @pytest.fixture
-def settle(tmp_path: Path, cluster_stores: Path) -> Iterator[Settle]:
+def make_cluster(tmp_path: Path, cluster_stores: Path) -> Iterator[MakeCluster]:
     """Makes a local_cluster with a recipe; its nodes are closed behind the test."""
     made: list[LocalCluster] = []
 

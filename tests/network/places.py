@@ -67,7 +67,7 @@ class Place:
     def around(self) -> Surroundings:
         return Surroundings(self.folder / "runs", self.stores, CPU)
 
-    def settle(self, **federation: Any) -> None:
+    def write_files(self, **federation: Any) -> None:
         """Write everything down that both sides need."""
         now, folder = datetime.now(UTC), self.folder / "keys"
         self.recipe_file.write_text(

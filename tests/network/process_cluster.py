@@ -59,7 +59,7 @@ class ProcessCluster:
 
     def __init__(self, folder: Path, stores: Path, held: ExitStack) -> None:
         self.place = Place(folder, stores, list(PEOPLE))
-        self.place.settle(cohort_size=len(PEOPLE))
+        self.place.write_files(cohort_size=len(PEOPLE))
         self.roster = load_roster(folder / "roster.yaml")
         self.start: Recogniser = starting_model(self.place.recipe, None, Store(stores / "tones"))
         self.layout = Layout.of(trained_part(self.place.recipe, self.start).initial)

@@ -114,7 +114,7 @@ def test_of_cohorts_of_fixed_size_it_is_against_replacing_them() -> None:
 
 def test_the_ledger_shows_accounts_of_open_sums_alone(tmp_path: Path, cluster_stores: Path) -> None:
     place = Place(tmp_path, cluster_stores)
-    place.settle(cohort_size=9)
+    place.write_files(cohort_size=9)
     served = place.run_here("served", secure=False).folder
     shown = CliRunner().invoke(app, ["ledger", str(served)])
     assert shown.exit_code == 0
@@ -135,5 +135,5 @@ def test_the_ledger_shows_accounts_of_open_sums_alone(tmp_path: Path, cluster_st
     assert isinstance(CliRunner().invoke(app, ["ledger", str(served)]).exception, InputError)
     masked = replace(place, folder=tmp_path / "masked")
     masked.folder.mkdir()
-    masked.settle(cohort_size=9)
+    masked.write_files(cohort_size=9)
     assert not (masked.run_here("served", secure=True).folder / SECRETS).exists()

@@ -146,7 +146,7 @@ def test_a_departure_changes_nothing_of_what_is_charged(tmp_path: Path, cluster_
         folder = tmp_path / str(people_leave)
         folder.mkdir()
         place = Place(folder, cluster_stores)
-        place.settle(cohort_size=5)
+        place.write_files(cohort_size=5)
         gone = {name: leaving(place, name, at=1) for name in place.people[:people_leave]}
         outcome = place.run_here("served", secure=False, meddle=gone)
         assert outcome.results is not None
@@ -267,7 +267,7 @@ def test_a_run_that_too_few_can_answer_ends_in_order_and_charges_nothing_more(
     tmp_path: Path, cluster_stores: Path
 ) -> None:
     place = Place(tmp_path, cluster_stores)
-    place.settle(cohort_size=9, privacy={"mode": "secure"})
+    place.write_files(cohort_size=9, privacy={"mode": "secure"})
 
     gone = {name: leaving(place, name, at=2) for name in place.people[:7]}
     said: list[str] = []

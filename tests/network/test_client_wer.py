@@ -56,11 +56,11 @@ def hears_half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_wer, "recognise", recognise)
 
 
-Villages = Callable[..., LocalCluster]
+MakeCluster = Callable[..., LocalCluster]
 
 
 @pytest.fixture
-def settle(tmp_path: Path, four_each: Path) -> Iterator[Villages]:
+def make_cluster(tmp_path: Path, four_each: Path) -> Iterator[MakeCluster]:
     made: list[LocalCluster] = []
 
     def settled(given: dict[str, Any] | None = None, **options: Any) -> LocalCluster:
@@ -99,7 +99,7 @@ def own_pair(local_cluster: LocalCluster, name: str, store: Store) -> torch.Tens
 def settled(tmp_path: Path, four_each: Path) -> Callable[..., Place]:
     def made(**federation: Any) -> Place:
         place = Place(tmp_path, four_each)
-        place.settle(**(WITH | federation))
+        place.write_files(**(WITH | federation))
         return place
 
     return made
@@ -139,8 +139,8 @@ def test_a_plain_simulation_finds_it_too(settled: Callable[..., Place]) -> None:
 @pytest.mark.usefixtures("hears_half")
 @pytest.mark.parametrize("secure", [None, SecureSums(least=3)], ids=["open", "masked"])
 @pytest.mark.parametrize("mode", ["seeded", "secure"])
-def test_the_sum_is_exact(settle: Villages, secure: SecureSums | None, mode: str) -> None:
-    local_cluster = settle({**WITH, "cohort_size": 9, "privacy": {"mode": mode}}, secure=secure)
+def test_the_sum_is_exact(make_cluster: MakeCluster, secure: SecureSums | None, mode: str) -> None:
+    local_cluster = make_cluster({**WITH, "cohort_size": 9, "privacy": {"mode": mode}}, secure=secure)
     plan = local_cluster.invitation.wer_plan
     assert plan is not None
     expected = plan.new_total()
@@ -184,8 +184,8 @@ def test_with_noise_by_clients_a_run_is_made_and_topped_up(settled: Callable[...
 
 
 @pytest.fixture
-def local_cluster(settle: Villages, hears_half: None) -> LocalCluster:
-    return settle()
+def local_cluster(make_cluster: MakeCluster, hears_half: None) -> LocalCluster:
+    return make_cluster()
 
 
 def code(local_cluster: LocalCluster, order: Order) -> AnswerCode:
@@ -194,8 +194,8 @@ def code(local_cluster: LocalCluster, order: Order) -> AnswerCode:
     return answer.code
 
 
-def test_a_recipe_that_does_not_ask_is_not_answered(settle: Villages) -> None:
-    local_cluster = settle({"clients": {"holdout": 0.5}})
+def test_a_recipe_that_does_not_ask_is_not_answered(make_cluster: MakeCluster) -> None:
+    local_cluster = make_cluster({"clients": {"holdout": 0.5}})
     local_cluster.welcome(ANNA)
     assert code(local_cluster, listening(local_cluster, ANNA)) is AnswerCode.NOT_ACCEPTED
     assert code(local_cluster, local_cluster.train(ANNA)) is AnswerCode.DONE
@@ -228,9 +228,9 @@ def test_an_attempt_is_answered_once_also_by_who_was_killed(local_cluster: Local
     )  # a rehearsal that was killed asks again
 
 
-def test_in_a_release_no_more_often_than_was_accepted(settle: Villages) -> None:
+def test_in_a_release_no_more_often_than_was_accepted(make_cluster: MakeCluster) -> None:
     """Six times in twelve rounds, whatever the server says was lost; updates are counted by themselves."""
-    local_cluster = settle({**WITH, "cohort_size": 9, "privacy": {"mode": "secure"}})
+    local_cluster = make_cluster({**WITH, "cohort_size": 9, "privacy": {"mode": "secure"}})
     local_cluster.welcome(ANNA)
     assert [code(local_cluster, listening(local_cluster, ANNA)) for _ in range(6)] == [AnswerCode.DONE] * 6
     local_cluster.join(ANNA)  # started again, it remembers
@@ -263,8 +263,8 @@ def test_what_leaves_is_sixteen_bytes_and_what_goes_wrong_is_zeros(
     assert local_cluster.said == []
 
 
-def test_who_has_nothing_to_hold_out_sends_zeros(settle: Villages, cluster_stores: Path) -> None:
-    local_cluster = settle(stores=cluster_stores)
+def test_who_has_nothing_to_hold_out_sends_zeros(make_cluster: MakeCluster, cluster_stores: Path) -> None:
+    local_cluster = make_cluster(stores=cluster_stores)
     local_cluster.welcome(ANNA)
     assert local_cluster.ask(ANNA, listening(local_cluster, ANNA)).payload == bytes(16)
 
@@ -272,10 +272,10 @@ def test_who_has_nothing_to_hold_out_sends_zeros(settle: Villages, cluster_store
 # What people are told.
 
 
-def test_people_are_told_and_ε_covers_it(settle: Villages) -> None:
+def test_people_are_told_and_ε_covers_it(make_cluster: MakeCluster) -> None:
     given = {"cohort_size": 9, "privacy": {"mode": "secure"}, "clients": {"holdout": 0.5}}
-    without = settle(given).invitation
-    asked = settle({**given, "client_wer": ASKED}).invitation
+    without = make_cluster(given).invitation
+    asked = make_cluster({**given, "client_wer": ASKED}).invitation
     text = "\n".join(describe_invitation(asked))
     assert "How well you are understood: 6 times (after every 2 rounds and after the last)" in text
     assert "50% of them, at least two, which are never trained on" in text
@@ -289,15 +289,15 @@ def test_people_are_told_and_ε_covers_it(settle: Villages) -> None:
     assert Invitation.read(asked.content).digest == asked.digest
 
 
-def test_with_noise_by_clients_people_are_told_what_the_server_sees_of_it(settle: Villages) -> None:
+def test_with_noise_by_clients_people_are_told_what_the_server_sees_of_it(make_cluster: MakeCluster) -> None:
     shares = NoiseShares(most=9, least=3, colluding=1)
-    local_cluster = settle({**WITH, "cohort_size": 9, "privacy": {"mode": "secure"}})
+    local_cluster = make_cluster({**WITH, "cohort_size": 9, "privacy": {"mode": "secure"}})
     invited = local_cluster.invite(secure=SecureSums(least=3), noise_shares=shares)
     assert any("one with you in it tells the server ε = " in line for line in describe_invitation(invited))
 
 
-def test_a_letter_that_does_not_ask_is_spelt_as_before(settle: Villages) -> None:
-    letter = json.loads(settle({"clients": {"holdout": 0.5}}).invitation.content)
+def test_a_letter_that_does_not_ask_is_spelt_as_before(make_cluster: MakeCluster) -> None:
+    letter = json.loads(make_cluster({"clients": {"holdout": 0.5}}).invitation.content)
     assert set(letter["recipe"]["federation"]) == {
         *("steps", "cohort_size", "trainable", "clients", "local", "privacy", "precision"),
     }
@@ -321,9 +321,9 @@ def other_when_held_out(held_out: set[str]) -> Callable[[RenderedSpeaker], Rende
     return change
 
 
-def test_what_is_held_out_never_trains(settle: Villages, four_each: Path, tmp_path: Path) -> None:
+def test_what_is_held_out_never_trains(make_cluster: MakeCluster, four_each: Path, tmp_path: Path) -> None:
     """The update is the same to the bit with other speech in what is held out, and the pair is not."""
-    local_cluster = settle()
+    local_cluster = make_cluster()
     store = Store(four_each / ANNA)
     people, index = find_own_client(local_cluster.recipe, store, user=None)
     client = people.client(index)
@@ -357,8 +357,8 @@ def client_in(local_cluster: LocalCluster, store: Store) -> Client:
     return people.client(index)
 
 
-def test_everybody_holds_out_the_same_in_a_simulation(settle: Villages, four_each: Path) -> None:
-    local_cluster = settle()
+def test_everybody_holds_out_the_same_in_a_simulation(make_cluster: MakeCluster, four_each: Path) -> None:
+    local_cluster = make_cluster()
     recipe = local_cluster.recipe
     people = population_of(recipe, local_cluster.store, recipe.federated.clients.population(recipe.data))
     for client in people:
@@ -377,13 +377,13 @@ def test_without_a_holdout_there_is_nothing_to_measure_on() -> None:
 
 def test_a_simulation_of_people_who_hold_nothing_out_is_refused(tmp_path: Path, cluster_stores: Path) -> None:
     place = Place(tmp_path, cluster_stores)
-    place.settle(**WITH)
+    place.write_files(**WITH)
     with pytest.raises(InputError, match="none of 9 clients has enough utterances to hold some out"):
         run_recipe(place.recipe, out=tmp_path / "run", resume=False, around=place.around)
 
 
-def test_models_that_write_nothing_down_are_refused(settle: Villages) -> None:
-    local_cluster = settle()
+def test_models_that_write_nothing_down_are_refused(make_cluster: MakeCluster) -> None:
+    local_cluster = make_cluster()
     mute = local_cluster.start
     object.__setattr__(mute, "family", type("Mute", (), {"recognition": None, "name": "mute"}))
     with pytest.raises(InputError, match="models of family=mute write nothing down"):

@@ -73,7 +73,7 @@ class Federation:
 
     def __init__(self, folder: Path, stores: Path, held: ExitStack, *, people: list[str], rounds: int) -> None:
         self._held, self.place, self.port, self.digest = held, Place(folder, stores, people), 0, ""
-        self.place.settle(cohort_size=len(people), steps=rounds, privacy={"mode": "secure"})
+        self.place.write_files(cohort_size=len(people), steps=rounds, privacy={"mode": "secure"})
 
     def serve(self, *more: str) -> Process:
         folder = self.place.folder

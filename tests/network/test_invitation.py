@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.network.conftest import Settle
+from tests.network.conftest import MakeCluster
 from tests.network.local_cluster import LocalCluster, content, recipe_of
 
 import sottovoce
@@ -26,8 +26,8 @@ from sottovoce.privacy.planner import plan_run
 
 
 @pytest.fixture
-def local_cluster(settle: Settle) -> LocalCluster:
-    return settle()
+def local_cluster(make_cluster: MakeCluster) -> LocalCluster:
+    return make_cluster()
 
 
 def test_it_comes_back(local_cluster: LocalCluster) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.network.conftest import Settle
+from tests.network.conftest import MakeCluster
 from tests.network.local_cluster import NAMES, NOW, LocalCluster
 from tests.points import Point, Watch
 from tests.training.forked import forked
@@ -73,8 +73,8 @@ def node(local_cluster: LocalCluster, *, point: Point | None = None) -> Iterator
 
 
 @pytest.fixture
-def local_cluster(settle: Settle) -> LocalCluster:
-    local_cluster = settle()
+def local_cluster(make_cluster: MakeCluster) -> LocalCluster:
+    local_cluster = make_cluster()
     local_cluster.welcome(ANNA)
     local_cluster.joined.pop(ANNA).close()
     return local_cluster
@@ -117,8 +117,8 @@ def test_what_was_not_written_down_may_be_asked_again(local_cluster: LocalCluste
         assert local_cluster.ask(ANNA, order).code is AnswerCode.REPEATED
 
 
-def test_killed_while_its_update_waits_to_be_masked_it_takes_no_further_part(settle: Settle) -> None:
-    local_cluster = settle(secure=SecureSums(least=3))
+def test_killed_while_its_update_waits_to_be_masked_it_takes_no_further_part(make_cluster: MakeCluster) -> None:
+    local_cluster = make_cluster(secure=SecureSums(least=3))
     local_cluster.welcome(ANNA)
     local_cluster.joined.pop(ANNA).close()
     order = local_cluster.train(ANNA)

@@ -71,7 +71,7 @@ def until(lines: IO[str], start: str) -> str:
 )
 def test_killed_between_charge_and_release(tmp_path: Path, cluster_stores: Path, point: Point, charged: int) -> None:
     place = Place(tmp_path, cluster_stores, list(THREE))
-    place.settle(cohort_size=len(THREE), steps=ROUNDS, privacy={"mode": "secure"})
+    place.write_files(cohort_size=len(THREE), steps=ROUNDS, privacy={"mode": "secure"})
     with ExitStack() as held:
         server, lines = held.enter_context(serving(place, point=point))
         listening = until(lines, "listening at ").split()

@@ -28,7 +28,7 @@ from sottovoce.privacy.promise import promise_of
 from sottovoce.training.federation import ATTEMPTS
 from sottovoce.training.run_folder import LEDGER
 
-Settle = Callable[..., LocalCluster]
+MakeCluster = Callable[..., LocalCluster]
 
 # A hundred rounds at q = 0.1: ε = 8.1, and 9.8, 11.4, 18.9 with 50, 100, 400 attempts more.
 ROUNDS, RATE, RELEASE, DELTA = 100, 0.1, poisson_release(0.99, sampling_rate=0.1), 1e-5
@@ -81,7 +81,7 @@ def test_a_run_ends_before_the_attempt_that_nobody_accepted(
 ) -> None:
     """Three rounds and one spare attempt are four, whatever becomes of the server; it ends in order all the same."""
     place = Place(tmp_path, cluster_stores)
-    place.settle(cohort_size=9, privacy={"mode": "secure"})
+    place.write_files(cohort_size=9, privacy={"mode": "secure"})
 
     def breaks(answer: AnswerFunction) -> AnswerFunction:
         trained = 0
@@ -156,9 +156,11 @@ def test_a_node_refuses_more_than_honest_sampling_asks_of_it(tmp_path: Path, lie
 # What people are shown.
 
 
-def test_the_epsilon_that_people_accept_includes_the_spare_attempts(settle: Settle) -> None:
+def test_the_epsilon_that_people_accept_includes_the_spare_attempts(make_cluster: MakeCluster) -> None:
     measured = {"client_wer": {"words": 5, "noise_multiplier": 8.0, "every": 2}, "clients": {"holdout": 0.5}}
-    local_cluster = settle(content(cohort_size=4, privacy={"mode": "secure", "noise_multiplier": 2.0}, **measured))
+    local_cluster = make_cluster(
+        content(cohort_size=4, privacy={"mode": "secure", "noise_multiplier": 2.0}, **measured)
+    )
     invitation = local_cluster.invite(spare_attempts=3)
     private, rate = invitation.private, 4 / 9
     rounds = repeated(poisson_release(2.0, sampling_rate=rate), 12 + 3)
@@ -177,14 +179,14 @@ def test_the_epsilon_that_people_accept_includes_the_spare_attempts(settle: Sett
 
 
 @pytest.mark.parametrize(("mode", "spare"), [("seeded", 1), ("secure", -1)])
-def test_spare_attempts_that_make_no_sense_are_refused(settle: Settle, mode: str, spare: int) -> None:
-    local_cluster = settle(content(privacy={"mode": mode}))
+def test_spare_attempts_that_make_no_sense_are_refused(make_cluster: MakeCluster, mode: str, spare: int) -> None:
+    local_cluster = make_cluster(content(privacy={"mode": mode}))
     with pytest.raises(InputError, match=f"spare_attempts={spare}: "):
         local_cluster.invite(spare_attempts=spare)
 
 
-def test_a_node_answers_as_often_as_it_says(settle: Settle) -> None:
-    local_cluster = settle(content(steps=2, cohort_size=9, privacy={"mode": "secure"}))
+def test_a_node_answers_as_often_as_it_says(make_cluster: MakeCluster) -> None:
+    local_cluster = make_cluster(content(steps=2, cohort_size=9, privacy={"mode": "secure"}))
     local_cluster.invitation = local_cluster.invite(spare_attempts=1)
     anna = local_cluster.people[0]
     local_cluster.welcome(anna)

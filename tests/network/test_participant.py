@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.network.conftest import Settle
+from tests.network.conftest import MakeCluster
 from tests.network.local_cluster import NAMES, NOW, RUN, LocalCluster, content, recipe_of
 
 from sottovoce.errors import InputError
@@ -32,8 +32,8 @@ ANNA, BERT = NAMES[:2]
 
 
 @pytest.fixture
-def local_cluster(settle: Settle) -> LocalCluster:
-    return settle()
+def local_cluster(make_cluster: MakeCluster) -> LocalCluster:
+    return make_cluster()
 
 
 def code(local_cluster: LocalCluster, order: Order, **options: Any) -> AnswerCode:
@@ -159,7 +159,7 @@ def test_an_order_for_somebody_else_is_answered_in_its_own_name(local_cluster: L
     )
 
 
-def test_who_is_not_on_the_roster_is_not_meant(local_cluster: LocalCluster, settle: Settle) -> None:
+def test_who_is_not_on_the_roster_is_not_meant(local_cluster: LocalCluster, make_cluster: MakeCluster) -> None:
     local_cluster.join(ANNA)
     local_cluster.people = [name for name in local_cluster.people if name != ANNA]
     local_cluster.invitation = local_cluster.invite()
@@ -216,9 +216,9 @@ def test_an_acceptance_is_for_one_run(local_cluster: LocalCluster) -> None:
     assert code(local_cluster, local_cluster.train(ANNA)) is AnswerCode.NOT_ACCEPTED
 
 
-def test_in_a_release_so_many_rounds_are_so_many_updates(settle: Settle) -> None:
+def test_in_a_release_so_many_rounds_are_so_many_updates(make_cluster: MakeCluster) -> None:
     """A server that counts attempts instead of steps gets no more of them."""
-    local_cluster = settle(content(steps=2, privacy={"mode": "secure"}))
+    local_cluster = make_cluster(content(steps=2, privacy={"mode": "secure"}))
     local_cluster.welcome(ANNA)
     assert code(local_cluster, local_cluster.train(ANNA, step=0)) is AnswerCode.DONE
     assert code(local_cluster, local_cluster.train(ANNA, step=0)) is AnswerCode.DONE
@@ -561,8 +561,8 @@ def test_a_kept_start_model_that_was_changed_is_asked_for_again(local_cluster: L
 
 
 @pytest.fixture
-def secure(settle: Settle) -> LocalCluster:
-    local_cluster = settle(secure=SecureSums(least=3))
+def secure(make_cluster: MakeCluster) -> LocalCluster:
+    local_cluster = make_cluster(secure=SecureSums(least=3))
     for name in local_cluster.people[:5]:
         local_cluster.welcome(name)
     return local_cluster
@@ -599,9 +599,9 @@ def test_who_drops_out_is_left_out_of_the_sum(secure: LocalCluster, phase: Phase
     assert np.array_equal(total, sum(updates[name] for name in counted))
 
 
-def test_noise_of_its_own_is_in_what_is_masked(settle: Settle) -> None:
+def test_noise_of_its_own_is_in_what_is_masked(make_cluster: MakeCluster) -> None:
     """A share of so many cells in every coordinate: their mean square has a relative deviation of √(2/n)."""
-    local_cluster = settle(content(privacy={"mode": "secure"}, cohort_size=9), secure=SecureSums(least=5))
+    local_cluster = make_cluster(content(privacy={"mode": "secure"}, cohort_size=9), secure=SecureSums(least=5))
     plain = local_cluster.welcome(ANNA)
     service = plain._service
     assert service is not None

@@ -71,7 +71,7 @@ def test_no_kind_of_served_release_tells_anything_but_its_noised_sums(
             tmp_path / stores.name, stores, sorted((path.name for path in stores.glob("corpus-*")), key=name_key)
         )
         place.folder.mkdir()
-        place.settle(steps=2, cohort_size=cohort, privacy={"mode": "secure"})
+        place.write_files(steps=2, cohort_size=cohort, privacy={"mode": "secure"})
         with still_clock(), same_sums():
             folder = place.run_here("served", secure=secure, planned=planned).folder
             write_report({"served": folder}, folder, title="a release")

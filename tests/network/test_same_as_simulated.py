@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.network.conftest import Settle
+from tests.network.conftest import MakeCluster
 from tests.network.local_cluster import NUMBERS, LocalCluster, content, recipe_of
 from tests.tones import pack_tones, speaker
 
@@ -59,16 +59,16 @@ def compare(local_cluster: LocalCluster, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("sum_bits", [32, 64])
-def test_with_sums_that_the_server_cannot_open(settle: Settle, tmp_path: Path, sum_bits: int) -> None:
+def test_with_sums_that_the_server_cannot_open(make_cluster: MakeCluster, tmp_path: Path, sum_bits: int) -> None:
     """Here nothing is clipped twice and nobody is rounded differently: masks cancel to the bit."""
-    compare(settle(content(cohort_size=7), sum_bits=sum_bits, secure=SecureSums(least=3)), tmp_path)
+    compare(make_cluster(content(cohort_size=7), sum_bits=sum_bits, secure=SecureSums(least=3)), tmp_path)
 
 
-def test_words_of_32_bits(settle: Settle, tmp_path: Path) -> None:
-    compare(settle(sum_bits=32), tmp_path)
+def test_words_of_32_bits(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    compare(make_cluster(sum_bits=32), tmp_path)
 
 
-def test_silos(settle: Settle, tmp_path: Path, cluster_stores: Path) -> None:
+def test_silos(make_cluster: MakeCluster, tmp_path: Path, cluster_stores: Path) -> None:
     """A silo holds whom its place would have in a simulation, and trains as one client."""
     given = content(clients={"rule": "silo", "silos": 3, "max_seconds": 2.0}, cohort_size=2)
     recipe = recipe_of(given)
@@ -80,12 +80,12 @@ def test_silos(settle: Settle, tmp_path: Path, cluster_stores: Path) -> None:
         members = [number for number in NUMBERS if speaker(number).name in names]
         pack_tones(tmp_path / "stores" / client.id, people=members, letters=(2, 3), utterances=3)  # type: ignore[arg-type]
     (tmp_path / "stores" / "tones").symlink_to(cluster_stores / "tones")
-    compare(settle(given, people=["silo-0", "silo-1", "silo-2"], stores=tmp_path / "stores"), tmp_path)
+    compare(make_cluster(given, people=["silo-0", "silo-1", "silo-2"], stores=tmp_path / "stores"), tmp_path)
 
 
-def test_a_grid_moves_a_simulation_by_next_to_nothing(settle: Settle, tmp_path: Path) -> None:
+def test_a_grid_moves_a_simulation_by_next_to_nothing(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Without sum_bits a simulation's sums are float32; an update loses less than a cell of the grid to it."""
-    local_cluster = settle()
+    local_cluster = make_cluster()
     plain = Plan(local_cluster.plan.settings, local_cluster.layout)
     totals = [
         simulated(local_cluster, plan)
@@ -103,33 +103,35 @@ def test_a_grid_moves_a_simulation_by_next_to_nothing(settle: Settle, tmp_path: 
 
 
 @pytest.mark.parametrize("family", sorted(REGISTERED))
-def test_every_family(settle: Settle, tmp_path: Path, family: str) -> None:
+def test_every_family(make_cluster: MakeCluster, tmp_path: Path, family: str) -> None:
     given = content()
     given["model"] = {"family": family, **find_family(family).tiny}
-    compare(settle(given), tmp_path)
+    compare(make_cluster(given), tmp_path)
 
 
 @pytest.mark.parametrize("trainable", ["lora(r=2)", "blocks.0, output", "lora(r=2, alpha=4), output"])
-def test_every_part(settle: Settle, tmp_path: Path, trainable: str) -> None:
-    local_cluster = settle(content(trainable=trainable))
+def test_every_part(make_cluster: MakeCluster, tmp_path: Path, trainable: str) -> None:
+    local_cluster = make_cluster(content(trainable=trainable))
     assert local_cluster.layout.dimension < sum(p.numel() for p in local_cluster.start.parameters.values())
     compare(local_cluster, tmp_path)
 
 
-def test_weights_caps_and_holdouts(settle: Settle, tmp_path: Path) -> None:
+def test_weights_caps_and_holdouts(make_cluster: MakeCluster, tmp_path: Path) -> None:
     privacy = {"weighting": "seconds", "weight_cap": 4.0, "share": "dim"}
-    compare(settle(content(privacy=privacy, clients={"max_seconds": 1.0, "holdout": 0.34})), tmp_path)
+    compare(make_cluster(content(privacy=privacy, clients={"max_seconds": 1.0, "holdout": 0.34})), tmp_path)
 
 
-def test_clients_that_cannot_be_trained_send_zeros_in_both(settle: Settle, tmp_path: Path) -> None:
+def test_clients_that_cannot_be_trained_send_zeros_in_both(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """With so short a batch, whoever has said nothing shorter has nothing to train on."""
-    compare(settle(content(local={"batch_seconds": 0.45, "lr": 0.1, "local_steps": 2})), tmp_path)
+    compare(make_cluster(content(local={"batch_seconds": 0.45, "lr": 0.1, "local_steps": 2})), tmp_path)
 
 
 @pytest.mark.parametrize("secure", [None, SecureSums(least=3)], ids=["open", "masked"])
-def test_a_release_sums_what_its_people_send(settle: Settle, tmp_path: Path, secure: SecureSums | None) -> None:
+def test_a_release_sums_what_its_people_send(
+    make_cluster: MakeCluster, tmp_path: Path, secure: SecureSums | None
+) -> None:
     """A release's noise is never the same twice, so sums are compared; then rounds are charged, noised and made."""
-    local_cluster = settle(content(privacy={"mode": "secure"}, cohort_size=9), sum_bits=32, secure=secure)
+    local_cluster = make_cluster(content(privacy={"mode": "secure"}, cohort_size=9), sum_bits=32, secure=secure)
     for name in local_cluster.people:
         local_cluster.welcome(name)
     server_P, everybody = (

@@ -31,7 +31,7 @@ class Listening(Exception):
 @pytest.fixture
 def place(tmp_path: Path, cluster_stores: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     found = Place(tmp_path, cluster_stores, THREE)
-    found.settle(cohort_size=3)
+    found.write_files(cohort_size=3)
     monkeypatch.chdir(tmp_path)
     return found
 

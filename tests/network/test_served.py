@@ -129,15 +129,15 @@ Settled = Callable[..., Processes]
 def settled(tmp_path: Path, cluster_stores: Path) -> Iterator[Settled]:
     made: list[Processes] = []
 
-    def settle(people: list[str], *, stores: Path = cluster_stores, **federation: Any) -> Processes:
+    def make_cluster(people: list[str], *, stores: Path = cluster_stores, **federation: Any) -> Processes:
         folder = tmp_path / str(len(made))
         folder.mkdir()
         place = Place(folder, stores, people)
-        place.settle(**federation)
+        place.write_files(**federation)
         made.append(Processes(place))
         return made[-1]
 
-    yield settle
+    yield make_cluster
     for processes in made:
         processes.close()
 

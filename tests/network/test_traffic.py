@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from tests.network.conftest import Settle
+from tests.network.conftest import MakeCluster
 from tests.network.local_cluster import LocalCluster
 
 from sottovoce.network.invitation import SecureSums
@@ -48,8 +48,8 @@ def trained(local_cluster: LocalCluster, step: int = 2) -> dict[str, int]:
 
 
 @pytest.fixture
-def secure(settle: Settle) -> LocalCluster:
-    local_cluster = settle(secure=SecureSums(least=3))
+def secure(make_cluster: MakeCluster) -> LocalCluster:
+    local_cluster = make_cluster(secure=SecureSums(least=3))
     for name in local_cluster.people[:FOUR]:
         local_cluster.welcome(name)
     return local_cluster
@@ -86,8 +86,10 @@ def test_a_sum_that_was_not_finished_is_said_with_the_next_order(
     assert told.lines[2].startswith("round 3: asked to train")
 
 
-def test_an_open_update_and_a_refusal_are_said_at_once(settle: Settle, monkeypatch: pytest.MonkeyPatch) -> None:
-    local_cluster = settle()
+def test_an_open_update_and_a_refusal_are_said_at_once(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_cluster = make_cluster()
     anna = local_cluster.people[0]
     local_cluster.welcome(anna)
     told = Told(local_cluster, anna, monkeypatch)

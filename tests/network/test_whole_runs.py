@@ -30,7 +30,7 @@ Settled = Callable[..., Place]
 def settled(tmp_path: Path, cluster_stores: Path) -> Settled:
     def made(**federation: Any) -> Place:
         place = Place(tmp_path, cluster_stores)
-        place.settle(**federation)
+        place.write_files(**federation)
         return place
 
     return made

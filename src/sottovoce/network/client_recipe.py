@@ -1,4 +1,4 @@
-"""What of a recipe is a client's business: what is sent to it, what it makes of that, and what it will not have."""
+"""The part of a recipe that clients get: what is sent to them, and what they refuse."""
 
 import math
 from collections.abc import Mapping
@@ -12,39 +12,23 @@ from sottovoce.privacy.outside import PARTS
 from sottovoce.privacy.settings import Mode, Weighting
 from sottovoce.users.population import PRIVACY_UNITS
 
-# What of a recipe is a client's business, and what is not: every setting is in one of the two.
+# What of a recipe is sent to clients, and what is not: every setting is in one of the two.
 RECIPE, NOT_OF_RECIPE = ("seed", "data", "model", "federation"), ("about", "paper", "tokens", "central")
 DATA = ("train", "people_seed", "longest_seconds")
 NOT_OF_DATA = ("store", "prepare", "seed_part", "part", "dev", "test")
 FEDERATION = (
-    "steps",
-    "cohort_size",
-    "trainable",
-    "clients",
-    "local",
-    "privacy",
-    "precision",
-    "client_wer",
-    "model_bits",
+    *("steps", "cohort_size", "trainable", "clients", "local", "privacy", "precision"),
+    *("client_wer", "model_bits"),
 )
-ONLY_WHERE_ASKED = frozenset({"client_wer", "model_bits"})  # of `federation`: letters without are as before
+ONLY_WHERE_ASKED = frozenset({"client_wer", "model_bits"})  # of `federation`: left out where they are not set
 NOT_OF_FEDERATION = (
-    *(
-        "seed_model",
-        "rescale_norms",
-        "server",
-        "server_pass",
-        "shared_dev",
-        "engine",
-        "stack_size",
-        "workers",
-    ),
+    *("seed_model", "rescale_norms", "server", "server_pass", "shared_dev", "engine", "stack_size", "workers"),
     *("evaluate_every", "checkpoint_every", "test_clients", "test_along", "measure", "patience"),
 )
 NOT_OF_PRIVACY = ("population_size", "extrapolate")
 
 # What a client's copy of a recipe says in their place.
-_NOBODYS = {
+_PLACEHOLDERS = {
     "about": "a federation over a network",
     "data": {"store": "own"},
     "federation": {"server": {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1.0}}},
@@ -81,8 +65,8 @@ def _plain(value: Any) -> Any:
 
 def client_recipe(part: Mapping[str, Any]) -> Recipe:
     """The recipe as a client has it."""
-    content = {**_NOBODYS, **part, "data": _NOBODYS["data"] | part["data"]}
-    content["federation"] = _NOBODYS["federation"] | part["federation"]
+    content = {**_PLACEHOLDERS, **part, "data": _PLACEHOLDERS["data"] | part["data"]}
+    content["federation"] = _PLACEHOLDERS["federation"] | part["federation"]
     return validate(content, where="of the invitation")
 
 

@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from sottovoce.errors import InputError
 from sottovoce.files import read_bounded, read_json, sealed, sync_folder, unsealed, write_json, written_atomically
 from sottovoce.network.certificates import (
+    Host,
     as_pem,
     check_valid,
     host_names,
@@ -55,9 +56,6 @@ AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
-# Making them.
-
-
 def make_authority(folder: Path, *, now: datetime, days: int = AUTHORITY_DAYS) -> None:
     """A new authority in a new folder."""
     key = ec.generate_private_key(ec.SECP384R1())
@@ -70,16 +68,26 @@ def make_authority(folder: Path, *, now: datetime, days: int = AUTHORITY_DAYS) -
 def make_server(folder: Path, *, authority: Path, hosts: Sequence[str], now: datetime, days: int = SERVER_DAYS) -> None:
     """The keys of a server that is reached under `hosts` (names or addresses), signed by `authority`."""
     names = host_names(hosts)
-    signer, issuer = _load_authority(authority)
-    tls, orders = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    for_tls = issued(tls.public_key(), issuer, signer, hosts=names, now=now, days=days)
-    for_orders = issued(orders.public_key(), issuer, signer, hosts=None, now=now, days=days)
+    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in (SERVER_KEY, ORDERS_KEY)}
+    certificates = _issue_certificates(keys, authority, hosts=names, now=now, days=days)
     with _new_folder(folder) as place:
-        _write_key(place / SERVER_KEY, tls)
-        _write(place / SERVER, as_pem(for_tls))
-        _write_key(place / ORDERS_KEY, orders)
-        _write(place / ORDERS, as_pem(for_orders))
-        _write(place / AUTHORITY, as_pem(issuer))
+        for name, key in keys.items():
+            _write_key(place / name, key)
+        for name, certificate in certificates.items():
+            _write(place / name, as_pem(certificate))
+
+
+def _issue_certificates(
+    keys: Mapping[str, PrivateKey], authority: Path, *, hosts: Sequence[Host], now: datetime, days: int
+) -> dict[str, x509.Certificate]:
+    """A server's certificates for its keys, and its authority's own, by their files."""
+    signer, issuer = _load_authority(authority)
+    tls, orders = keys[SERVER_KEY].public_key(), keys[ORDERS_KEY].public_key()
+    return {
+        SERVER: issued(tls, issuer, signer, hosts=hosts, now=now, days=days),
+        ORDERS: issued(orders, issuer, signer, hosts=None, now=now, days=days),
+        AUTHORITY: issuer,
+    }
 
 
 def make_node(folder: Path) -> None:
@@ -100,23 +108,16 @@ def renew_keys(folder: Path, *, now: datetime, authority: Path | None = None, da
     if (folder / SERVER_KEY).exists():
         if authority is None:
             raise InputError(f"{folder}: a server's certificates are signed by an authority: expected --authority")
-        _renew_server(folder, authority, now=now, days=SERVER_DAYS if days is None else days)
+        keys = {name: load_private_key(folder / name) for name in (SERVER_KEY, ORDERS_KEY)}
+        hosts, days = hosts_of(load_certificate(folder / SERVER)), SERVER_DAYS if days is None else days
+        # Each fits its key, whichever of them are new already when this is killed.
+        for name, certificate in _issue_certificates(keys, authority, hosts=hosts, now=now, days=days).items():
+            _write(folder / name, as_pem(certificate))
         return f"{folder}: new certificates for the same keys and host names"
     if (folder / NODE_KEY).exists():
         kept = _renew_node(folder)
         return f"{folder}: a new key, which is a new node; the old one lies in {kept}: have it revoked if it was lost"
     raise InputError(f"{folder}: no {AUTHORITY_KEY}, {SERVER_KEY} or {NODE_KEY}: expected a folder of keys")
-
-
-def _renew_server(folder: Path, authority: Path, *, now: datetime, days: int) -> None:
-    signer, issuer = _load_authority(authority)
-    hosts = hosts_of(load_certificate(folder / SERVER))
-    tls, orders = (load_private_key(folder / name).public_key() for name in (SERVER_KEY, ORDERS_KEY))
-    for_tls = issued(tls, issuer, signer, hosts=hosts, now=now, days=days)
-    for_orders = issued(orders, issuer, signer, hosts=None, now=now, days=days)
-    # Each fits its key, whichever of them are new already when this is killed.
-    for name, certificate in ((SERVER, for_tls), (ORDERS, for_orders), (AUTHORITY, issuer)):
-        _write(folder / name, as_pem(certificate))
 
 
 def _renew_node(folder: Path) -> str:
@@ -126,9 +127,6 @@ def _renew_node(folder: Path) -> str:
         os.link(folder / NODE_KEY, kept)
     _write_node(folder, ec.generate_private_key(ec.SECP384R1()))
     return kept.name
-
-
-# Taking them back.
 
 
 def revoke_node(node: str, *, authority: Path) -> str:
@@ -145,18 +143,14 @@ def revoked_in(path: Path) -> frozenset[str]:
     if not path.exists():
         return frozenset()
     listed = unsealed(read_json(path), where=path).get("revoked")
-    if not isinstance(listed, list) or not all(
-        isinstance(name, str) and _FINGERPRINT.fullmatch(name) for name in listed
-    ):
+    names = listed if isinstance(listed, list) else [None]
+    if not all(isinstance(name, str) and _FINGERPRINT.fullmatch(name) for name in names):
         raise InputError(f"{path} is damaged: expected a list of fingerprints, 64 hexadecimal digits each")
-    return frozenset(listed)
-
-
-# Reading them.
+    return frozenset(names)
 
 
 def load_certificate(path: Path) -> x509.Certificate:
-    return parse_certificate(_read(path), where=str(path))
+    return parse_certificate(read_bounded(path, most=LARGEST_KEY_FILE, what="any key"), where=str(path))
 
 
 def describe_keys(folder: Path) -> dict[str, str]:
@@ -250,13 +244,6 @@ def _load_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
     return load_private_key(folder / AUTHORITY_KEY), load_certificate(folder / AUTHORITY)
 
 
-def _read(path: Path) -> bytes:
-    return read_bounded(path, most=LARGEST_KEY_FILE, what="any key")
-
-
-# Writing them.
-
-
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """A folder for its owner alone, which appears whole at the end of the block."""
@@ -273,15 +260,14 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write_node(folder: Path, key: PrivateKey) -> None:
-    """The private key first: whatever a killed process leaves, `keys show` tells the public one from it."""
-    form = serialization.PrivateFormat.OpenSSH
-    content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    _write(folder / NODE_KEY, content, private=True)
+    """The private key first: where a killed process leaves it alone, `keys show` shows the public one."""
+    _write_key(folder / NODE_KEY, key, form=serialization.PrivateFormat.OpenSSH)
     _write(folder / NODE, f"{public_line(key.public_key())}\n".encode())
 
 
-def _write_key(path: Path, key: PrivateKey) -> None:
-    form = serialization.PrivateFormat.PKCS8
+def _write_key(
+    path: Path, key: PrivateKey, *, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
+) -> None:
     content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     _write(path, content, private=True)
 
