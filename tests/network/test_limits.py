@@ -128,7 +128,7 @@ def ask(ledger: NodeLedger, attempt: int, limits: Limits, *, step: int = 0) -> N
     order = Order(
         kind=OrderKind.TRAIN, run=RUN, step=step, attempt=attempt, nonce=bytes(16), node=bytes(32), recipe=bytes(32)
     )
-    ledger.check_round(order, rounds=ROUNDS, limits=limits)
+    ledger.check_attempt(order, is_accepted=order.step < ROUNDS, limits=limits)
     ledger.add(order, size=1, seconds=0.0, now=datetime(2031, 5, 1, tzinfo=UTC))
 
 

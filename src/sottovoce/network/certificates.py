@@ -29,13 +29,8 @@ Host = x509.DNSName | x509.IPAddress
 
 def self_signed(key: PrivateKey, *, now: datetime, days: int) -> x509.Certificate:
     """An authority's own certificate."""
-    name = _named("sottovoce authority")
-    built = (
-        _begun(key.public_key(), subject=name, issuer=name, now=now, days=days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
+    name = _common_name("sottovoce authority")
+    built = _builder(key.public_key(), subject=name, issuer=name, is_authority=True, now=now, days=days)
     return built.sign(key, SHA384())
 
 
@@ -50,38 +45,40 @@ def issued(
 ) -> x509.Certificate:
     """A certificate for TLS under `hosts`, or without any for signing orders."""
     for_tls = hosts is not None
-    _check_days(days)
+    name = _common_name("sottovoce server" if for_tls else "sottovoce orders")
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH if for_tls else SIGNS_ORDERS])
+    built = (
+        _builder(key, subject=name, issuer=issuer.subject, is_authority=False, now=now, days=days)
+        .add_extension(usage, critical=not for_tls)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
     if now + timedelta(days=days) > issuer.not_valid_after_utc:
         raise InputError(
             f"days={days}: the authority's own certificate ends on {issuer.not_valid_after_utc:%Y-%m-%d}: "
             "renew it first, or take fewer"
         )
-    built = (
-        _begun(
-            key,
-            subject=_named("sottovoce server" if for_tls else "sottovoce orders"),
-            issuer=issuer.subject,
-            now=now,
-            days=days,
-        )
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH if for_tls else SIGNS_ORDERS]), critical=not for_tls
-        )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-    )
     if hosts is not None:
         built = built.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
     return built.sign(signer, SHA384())
 
 
-def _begun(
-    key: PublicKey, *, subject: x509.Name, issuer: x509.Name, now: datetime, days: int
+def _builder(
+    key: PublicKey, *, subject: x509.Name, issuer: x509.Name, is_authority: bool, now: datetime, days: int
 ) -> x509.CertificateBuilder:
-    _check_days(days)
-    return x509.CertificateBuilder(
+    if not 1 <= days <= MOST_DAYS:
+        raise InputError(f"days={days}: expected 1 to {MOST_DAYS:,}")
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    built = x509.CertificateBuilder(
         issuer_name=issuer,
         subject_name=subject,
         public_key=key,
@@ -89,29 +86,17 @@ def _begun(
         not_valid_before=now - _CLOCKS_DIFFER,
         not_valid_after=now + timedelta(days=days),
     )
-
-
-def _check_days(days: int) -> None:
-    if not 1 <= days <= MOST_DAYS:
-        raise InputError(f"days={days}: expected 1 to {MOST_DAYS:,}")
-
-
-def _named(words: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, words)])
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
+    return (
+        built.add_extension(
+            x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True
+        )
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
+
+
+def _common_name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def host_names(hosts: Sequence[str]) -> list[Host]:

@@ -141,30 +141,19 @@ class NodeLedger:
 
     # What it has answered.
 
-    def check_round(self, order: Order, *, rounds: int, limits: Limits | None) -> None:
-        """Refused unless `order` begins a new attempt at one of the `rounds` that its user has accepted.
-
-        Nor may it be more than `limits`, where there are any.
-        """
-        run = self._check_attempt(order, is_accepted=order.step < rounds, limits=limits)
-        if limits is not None and run.updates >= limits.updates:
-            raise Refused(AnswerCode.ABOVE_ACCEPTED)
-
-    def check_wer(self, order: Order, *, is_due: bool, limits: Limits | None) -> None:
-        """The same for measuring their word error rate."""
-        run = self._check_attempt(order, is_accepted=is_due, limits=limits)
-        if limits is not None and run.wers >= limits.measurements:
-            raise Refused(AnswerCode.ABOVE_ACCEPTED)
-
-    def _check_attempt(self, order: Order, *, is_accepted: bool, limits: Limits | None) -> _Run:
+    def check_attempt(self, order: Order, *, is_accepted: bool, limits: Limits | None) -> None:
+        """Refused unless `order` begins a new attempt, at what its user has accepted, within `limits` if there are."""
         if not self.has_accepted_for(order.recipe, order.run) or not is_accepted:
             raise Refused(AnswerCode.NOT_ACCEPTED)
         run = self._runs[order.run.hex()]
         if order.attempt <= run.attempt:
             raise Refused(AnswerCode.REPEATED)
-        if limits is not None and order.attempt > limits.attempts:
+        if limits is None:
+            return
+        is_round = order.kind is OrderKind.TRAIN
+        sent, most = (run.updates, limits.updates) if is_round else (run.wers, limits.measurements)
+        if order.attempt > limits.attempts or sent >= most:
             raise Refused(AnswerCode.ABOVE_ACCEPTED)
-        return run
 
     def has_sent_all(self, run: bytes, limits: Limits) -> bool:
         """Whether nothing more may be asked in `run` of what its user has accepted."""

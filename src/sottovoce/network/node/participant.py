@@ -43,8 +43,7 @@ from sottovoce.network.messages import (
 from sottovoce.network.model_transfer import read_round_model, read_start_model
 from sottovoce.network.node.ledger import NodeLedger, Quota
 from sottovoce.network.node.training import NodeSecureSum, NodeTraining, prepare_training, zero_update
-from sottovoce.network.secure_sum.words import Words, update_bytes
-from sottovoce.privacy.plan import Plan
+from sottovoce.network.secure_sum.words import update_bytes
 from sottovoce.signatures import PrivateKey, PublicKey
 from sottovoce.store import Store
 
@@ -156,10 +155,8 @@ class Participant:
         if order.kind is OrderKind.START:
             service.training = self._start(order, service.invitation)
             return order.answered()
-        if order.kind is OrderKind.TRAIN and service.training is not None:
-            return self._train(order, service, service.training)
-        if order.kind is OrderKind.WER and service.training is not None:
-            return self._evaluate(order, service, service.training)
+        if order.kind in (OrderKind.TRAIN, OrderKind.WER) and service.training is not None:
+            return self._compute(order, service, service.training)
         if service.secure_sum is not None:
             return order.answered(service.secure_sum.answer(order))
         raise Refused(AnswerCode.UNEXPECTED)
@@ -231,31 +228,23 @@ class Participant:
             start = read_start_model(content, invitation.recipe.model)
             return prepare_training(invitation, start, self._store, user=self._user, device=self._device)
 
-    def _train(self, order: Order, service: "_Service", training: NodeTraining) -> OrderAnswer:
-        """The update, or nothing yet where it will be masked."""
-        rounds = service.invitation.recipe.federated.steps
-        self._ledger.check_round(order, rounds=rounds, limits=service.invitation.limits)
-        return self._compute(order, service, training, plan=training.plan, compute=training.update)
+    def _compute(self, order: Order, service: "_Service", training: NodeTraining) -> OrderAnswer:
+        """An update or a word error rate from the order's model, or nothing yet where it will be masked.
 
-    def _evaluate(self, order: Order, service: "_Service", training: NodeTraining) -> OrderAnswer:
-        """The word error rate on its user's held-out speech, in the same way."""
-        invitation = service.invitation
-        settings = invitation.recipe.federated
-        if settings.client_wer is None or training.wer_plan is None:
+        It is written down before it leaves.
+        """
+        invitation, settings = service.invitation, service.invitation.recipe.federated
+        if order.kind is OrderKind.TRAIN:
+            plan, compute, is_accepted = training.plan, training.update, order.step < settings.steps
+        elif settings.client_wer is not None and training.wer_plan is not None:
+            is_accepted = settings.client_wer.is_due(order.step, steps=settings.steps)
+            plan, compute = training.wer_plan, training.wer
+        else:
             raise Refused(AnswerCode.NOT_ACCEPTED)
-        is_due = settings.client_wer.is_due(order.step, steps=settings.steps)
-        self._ledger.check_wer(order, is_due=is_due, limits=invitation.limits)
-        return self._compute(order, service, training, plan=training.wer_plan, compute=training.wer)
-
-    def _compute(
-        self, order: Order, service: "_Service", training: NodeTraining, *, plan: Plan, compute: Callable[..., Words]
-    ) -> OrderAnswer:
-        """What `compute` makes of the order's model, or nothing yet; written down before it leaves."""
-        invitation, size = service.invitation, update_bytes(plan)
+        self._ledger.check_attempt(order, is_accepted=is_accepted, limits=invitation.limits)
         service.secure_sum = None  # a new attempt: whatever became of the last one
         self._check_bytes(service)
-        bits = invitation.recipe.federated.model_bits
-        server_P = read_round_model(order.payload, training.plan.layout, model_bits=bits)
+        server_P = read_round_model(order.payload, training.plan.layout, model_bits=settings.model_bits)
         idle = not self._ledger.may_train(self._quota, now=self._now())
         if idle:
             self._say("today's limit is reached: what is sent is zeros")
@@ -263,7 +252,7 @@ class Participant:
         words = zero_update(plan) if idle else compute(server_P, step=order.step)
         seconds = time.perf_counter() - begun
         if invitation.secure is None:
-            self._remember(order, size, seconds, idle=idle)
+            self._remember(order, update_bytes(plan), seconds, idle=idle)
             return order.answered(words.tobytes())
         self._remember(order, 0, seconds, idle=idle)
         service.secure_sum = NodeSecureSum(
