@@ -31,7 +31,7 @@ MakeCluster = Callable[..., LocalCluster]
 
 @pytest.fixture
 def make_cluster(tmp_path: Path, cluster_stores: Path) -> Iterator[MakeCluster]:
-    """Makes a local_cluster with a recipe; its nodes are closed behind the test."""
+    """Makes a cluster with a recipe; its nodes are closed behind the test."""
     made: list[LocalCluster] = []
 
     def settled(given: Content | None = None, **options: Any) -> LocalCluster:

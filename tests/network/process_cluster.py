@@ -1,4 +1,4 @@
-"""A local_cluster whose people are processes: `sottovoce join` over TLS, for a server that the test itself is.
+"""A cluster whose people are processes: `sottovoce join` over TLS, for a server that the test itself is.
 
 The server's end is what `serve` runs (`reach`, a `FlowerLink`), or a liar made of its parts, with its key for orders.
 One cluster serves many tests, and several recipes at once: open sums, secure ones, and a ring of few neighbours.

@@ -268,7 +268,7 @@ def test_whoever_is_here_hears_that_the_run_is_over(tmp_path: Path) -> None:
     assert found.nodes[1].heard == []
 
 
-# AttemptCounter.
+# Attempts.
 
 
 def test_attempts_have_new_numbers_whatever_becomes_of_the_server(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_letter_is_bounded_before_it_is_read() -> None:
 
 
 def letter(local_cluster: LocalCluster, *path: str, value: object) -> bytes:
-    """The local_cluster's invitation with one thing changed, in canonical form."""
+    """The cluster's invitation with one thing changed, in canonical form."""
     found = json.loads(local_cluster.invitation.content)
     section = found
     for part in path[:-1]:

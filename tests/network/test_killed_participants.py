@@ -41,7 +41,7 @@ def serve(pipe: Connection, key: Path, authority: Path, home: Path, store: Path,
 
 
 class Elsewhere:
-    """A participant in another process, as the local_cluster asks one."""
+    """A participant in another process, as the cluster asks one."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

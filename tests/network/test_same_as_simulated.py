@@ -26,7 +26,7 @@ ROUNDS = 2
 
 
 def simulated(local_cluster: LocalCluster, plan: Plan) -> Clients:
-    """All of the local_cluster's people in one process."""
+    """All of the cluster's people in one process."""
     recipe = local_cluster.recipe
     population = population_of(recipe, local_cluster.store, recipe.federated.clients.population(recipe.data))
     engine = build_engine("sequential", recipe, population, local_cluster.start, plan, device=torch.device("cpu"))
