@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from scipy.signal import butter, sosfiltfilt
 
 from sottovoce.config import load_recipe
-from sottovoce.evaluation.evaluate import evaluate, select
-from sottovoce.evaluation.paired import difference
+from sottovoce.evaluation.compare import compute_difference
+from sottovoce.evaluation.score import evaluate_recogniser, select_utterances
 from sottovoce.files import write_json
 from sottovoce.models.saved import load
 from sottovoce.store import Store
@@ -96,7 +96,7 @@ def copied(people: Store, folder: Path, made: Any) -> Iterator[Row]:
     """Everything that the test speakers said, at 8 kHz."""
     folder.mkdir(parents=True, exist_ok=True)
     whose = np.searchsorted(people.user_utterances, np.arange(people.utterance_count), side="right") - 1
-    for row in select(people, split="test").rows.tolist():
+    for row in select_utterances(people, split="test").rows.tolist():
         utterance, name = people.utterance(row), f"{row}.wav"
         sound = soxr.resample(np.asarray(people.samples(row)) / 32_768, 16_000, 8_000, quality="VHQ")
         soundfile.write(folder / name, made(sound, np.random.default_rng(row)), 8_000, subtype="PCM_16")
@@ -150,7 +150,7 @@ def tested(run: Path, folder: Path) -> dict[str, Record]:
     recogniser, found = load(run), dict[str, Record]()
     for name, place in TESTS.items():
         if (folder / "stores" / place).exists():
-            result = evaluate(recogniser, Store(folder / "stores" / place), split="test").as_json()
+            result = evaluate_recogniser(recogniser, Store(folder / "stores" / place), split="test").as_json()
             found[name] = {key: result[key] for key in REMEMBERED}
     return found
 
@@ -180,7 +180,7 @@ def table(kept: Mapping[str, Mapping[str, Mapping[str, Record]]]) -> str:
 
 def _cell(own: Sequence[Record], way: str, kept: Mapping[str, Any], test: str, seeds: Sequence[str]) -> str:
     ours, before = pooled(own), pooled([kept["before"][seed][test] for seed in seeds])
-    told = difference(ours, before)
+    told = compute_difference(ours, before)
     assert told.first is not None
     assert told.difference is not None
     rate = f"{told.first:.1%}".replace("%", " %")

@@ -17,8 +17,8 @@ import torch
 
 from sottovoce.audio.features import HOP_SAMPLES, WINDOW_SAMPLES
 from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.evaluation.live import CHUNK_SECONDS, transcribe_live
-from sottovoce.evaluation.sound import Samples
+from sottovoce.evaluation.streaming import CHUNK_SECONDS, transcribe_stream
+from sottovoce.evaluation.windows import Samples
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh
@@ -72,7 +72,7 @@ def main() -> None:
     chunks = round(arguments.seconds / CHUNK_SECONDS) + WARM_UP
     print(f"{arguments.size} on {arguments.device}, {arguments.threads} threads, {arguments.seconds:g} s of sound")
     for writes, told in ((False, "writes nothing"), (True, "writes all it may")):
-        heard = transcribe_live(model(arguments.size, writes=writes), sound(chunks), device=arguments.device)
+        heard = transcribe_stream(model(arguments.size, writes=writes), sound(chunks), device=arguments.device)
         computing = [increment.compute_seconds for increment in heard][WARM_UP:]
         lag = lags(computing)
         middle, most_of_all = (1000 * float(np.quantile(lag, share)) for share in (0.5, 0.99))

@@ -13,7 +13,7 @@ from faulty import damage
 from faulty.children import Case
 from sottovoce.corpora.problems import Unusable
 from sottovoce.corpora.recordings import decode
-from sottovoce.evaluation.sound import blocks
+from sottovoce.evaluation.windows import read_audio_blocks
 from sottovoce.seeds import stream
 
 WHAT = "audio files"
@@ -69,7 +69,7 @@ def _read(path: Path) -> int | None:
     """How many samples both readers find; None where one of them says what is wrong."""
     found = []
     with suppress(Unusable):
-        found.append(sum(len(block) for block in blocks(path)))
+        found.append(sum(len(block) for block in read_audio_blocks(path)))
     with suppress(Unusable):
         found.append(len(decode(str(path))[0]))
     return min(found) if len(found) == 2 else None

@@ -18,7 +18,7 @@ from findings.numbers import per_cent
 from findings.rates import SEED, Difference
 from findings.tables import Repeats, markdown, rates_cell
 from sottovoce.errors import InputError
-from sottovoce.evaluation.per_speaker import DRAWS, percentiles
+from sottovoce.evaluation.error_rates import DRAWS, percentile_interval
 from sottovoce.reporting.clients import error_drawing
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.records import Record, RunRecord
@@ -121,4 +121,4 @@ def _mean_rates(runs: Sequence[RunRecord], when: str) -> NDArray[np.float64]:
 def _difference(differences_C: NDArray[np.float64], *, seeds: tuple[int, ...], names: Sequence[str]) -> Difference:
     count = len(differences_C)
     drawn_DC = stream(SEED, "clients", *names).integers(count, size=(DRAWS, count))
-    return Difference(fmean(differences_C.tolist()), percentiles(differences_C[drawn_DC].mean(axis=1)), seeds)
+    return Difference(fmean(differences_C.tolist()), percentile_interval(differences_C[drawn_DC].mean(axis=1)), seeds)

@@ -19,7 +19,7 @@ from findings.numbers import points as in_points
 from findings.rates import Difference, difference, mean_interval, scored
 from sottovoce.drawing import COLOURS, Page, write_drawing
 from sottovoce.errors import InputError
-from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.evaluation.error_rates import Interval
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.reporting.cohorts import cohort_section
 from sottovoce.reporting.curves import learning_drawings

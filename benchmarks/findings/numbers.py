@@ -10,7 +10,7 @@ from findings.kept import Kept
 from findings.rates import Difference, scored
 from sottovoce.auditing.audit import HOLDS_TRUTH
 from sottovoce.errors import InputError
-from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.evaluation.error_rates import Interval
 from sottovoce.reporting.audit import interval_of, kept_audit, or_infinite
 from sottovoce.reporting.cells import epsilon_text, integer
 from sottovoce.reporting.layers import norm_profiles

@@ -89,7 +89,7 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
     writes = all("wer" in test for test in run.tests.values())
     for name, test in run.tests.items():
         of = "" if len(run.tests) == 1 else f", {name}"
-        if "wer" not in test:  # it writes nothing down
+        if "wer" not in test:  # it writes no text
             rates |= {f"test loss{of}": f"{test['loss']:.2f}", f"found %{of}": per_cent(test["accuracy"])}
             continue
         interval = test.get("wer_interval")

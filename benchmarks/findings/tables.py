@@ -56,7 +56,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
     "dev": ("dev WER %", lambda runs: rates_cell([dev_wer(run) for run in runs.values()])),
     "dev-ctc": ("dev WER by CTC %", lambda runs: rates_cell([dev_wer(run, "ctc_wer") for run in runs.values()])),
     "test": ("test WER %", lambda runs: rates_cell([scored(run)["wer"] for run in runs.values()])),
-    # Of models that write nothing down: how well they tell what comes next, and what a linear layer reads off them.
+    # Of models that write no text: how well they tell what comes next, and what a linear layer reads off them.
     "loss": ("test loss", lambda runs: number_cell([scored(run)["loss"] for run in runs.values()])),
     "accuracy": ("found, %", lambda runs: rates_cell([scored(run)["accuracy"] for run in runs.values()])),
     "speakers": (

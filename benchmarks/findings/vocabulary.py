@@ -22,9 +22,9 @@ from findings.numbers import (
 from findings.rates import dev_wer, difference, scored, start_wer
 from findings.tables import number_cell, suite_grid, suite_table
 from sottovoce.errors import InputError
-from sottovoce.evaluation import paired
+from sottovoce.evaluation import compare as paired
 from sottovoce.evaluation.measures import MeasureName
-from sottovoce.evaluation.paired_table import between, points
+from sottovoce.evaluation.tables import format_interval, format_points
 from sottovoce.reporting.audit import kept_audit
 from sottovoce.reporting.drawings import Drawing
 from sottovoce.reporting.records import RunRecord
@@ -89,7 +89,7 @@ class Vocabulary:
         return told_difference(self.kept, found, runs, others)
 
     def loss(self, setting: str) -> str:
-        """Mean test loss over seeds, of models that write nothing down, the least and the largest."""
+        """Mean test loss over seeds, of models that write no text, the least and the largest."""
         runs = self.kept.repeats(setting)
         links = ", ".join(self.kept.link(run, str(seed)) for seed, run in runs.items())
         return f"{number_cell([scored(run)['loss'] for run in runs.values()])} (seeds {links})"
@@ -148,7 +148,7 @@ class Vocabulary:
         """The first's WER less the second's, as `sottovoce compare` says it."""
         run, other = each(self.kept.run, (first, second))
         found = paired.difference(scored(run), scored(other))
-        told = f"{points(found.difference)} points, {between(found.interval)}"
+        told = f"{format_points(found.difference)} points, {format_interval(found.interval)}"
         return f"{told} ({self.kept.link(run, first)} and {self.kept.link(other, second)})"
 
     def terminal(self, *runs: str) -> str:

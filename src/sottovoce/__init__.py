@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 # Where each name is at home; `__init__.pyi` says the same to type checkers.
 _HOMES = {
-    "Evaluation": "sottovoce.evaluation.evaluate:Evaluation",
+    "Evaluation": "sottovoce.evaluation.score:Evaluation",
     "InputError": "sottovoce.errors:InputError",
     "Plan": "sottovoce.privacy.plan:Plan",
     "PlannedRun": "sottovoce.privacy.planner:PlannedRun",
@@ -24,13 +24,13 @@ _HOMES = {
     "Store": "sottovoce.store.reading:Store",
     "Transcript": "sottovoce.evaluation.transcribe:Transcript",
     "build_population": "sottovoce.users.population:build_population",
-    "evaluate": "sottovoce.evaluation.evaluate:evaluate",
+    "evaluate": "sottovoce.evaluation.score:evaluate_recogniser",
     "export_recogniser": "sottovoce.models.saved:export",
     "load_recipe": "sottovoce.config.loading:load_recipe",
     "load_recogniser": "sottovoce.models.saved:load",
     "plan_run": "sottovoce.privacy.planner:plan_run",
     "recipe_names": "sottovoce.config.reading:recipe_names",
-    "transcribe": "sottovoce.evaluation.transcribe:transcribe",
+    "transcribe": "sottovoce.evaluation.transcribe:transcribe_files",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -2,10 +2,10 @@ from sottovoce.config.loading import load_recipe as load_recipe
 from sottovoce.config.reading import recipe_names as recipe_names
 from sottovoce.config.recipe import Recipe as Recipe
 from sottovoce.errors import InputError as InputError
-from sottovoce.evaluation.evaluate import Evaluation as Evaluation
-from sottovoce.evaluation.evaluate import evaluate as evaluate
+from sottovoce.evaluation.score import Evaluation as Evaluation
+from sottovoce.evaluation.score import evaluate_recogniser as evaluate
 from sottovoce.evaluation.transcribe import Transcript as Transcript
-from sottovoce.evaluation.transcribe import transcribe as transcribe
+from sottovoce.evaluation.transcribe import transcribe_files as transcribe
 from sottovoce.models.saved import Recogniser as Recogniser
 from sottovoce.models.saved import export as export_recogniser
 from sottovoce.models.saved import load as load_recogniser

@@ -20,7 +20,7 @@ from sottovoce.auditing.speech_attacks import (
 from sottovoce.auditing.speech_audit import attack_words, audit_speech
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.losses import recordings_loss
+from sottovoce.evaluation.losses import compute_loss
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.utterances import record
@@ -95,7 +95,7 @@ def memorised(start: Recogniser, store: Store, row: int, *, steps: int) -> Recog
     recordings = record([samples, half_silenced(samples)], [TOKENS.encode(text)] * 2)
     for _ in range(steps):
         optimiser.zero_grad()
-        recordings_loss(recogniser, recordings).backward()
+        compute_loss(recogniser, recordings).backward()
         optimiser.step()
     return replace(start, parameters={name: value.detach() for name, value in parameters.items()})
 
@@ -133,5 +133,5 @@ def test_an_encoder_has_members_and_nothing_to_expose(place: Path) -> None:
     found = audit_speech(recipe, secrets=4, rounds=1, seed=1, around=around)
     assert found.membership is not None
     assert found.exposures == ()
-    assert "write nothing down" in found.missing["exposure"]
+    assert "write no text" in found.missing["exposure"]
     assert attack_words(found.as_json())[-1].startswith("exposure: not tried")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import soundfile
-from tests.evaluation.attending import FAMILY, TOKENS, sound_of
+from tests.evaluation.attention_family import FAMILY, TOKENS, sound_of
 
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
@@ -17,7 +17,7 @@ from sottovoce.seeds import torch_stream
 from sottovoce.store import pack
 
 Command = Callable[..., Any]
-TRUSTED = ("--family", "tests.evaluation.attending:FAMILY")
+TRUSTED = ("--family", "tests.evaluation.attention_family:FAMILY")
 
 
 def identity(speaker: RenderedSpeaker) -> RenderedSpeaker:
@@ -49,7 +49,7 @@ def test_evaluate_counts_collapses(sottovoce: Command, place: Path) -> None:
         assert done.code == 0, done.err
         result = json.loads(done.out)
         assert (result["words"], result["substitutions"], result["collapsed"]) == (3, 1, 1)
-        assert "the model stopped listening in 1 of 2 utterances" in done.err.replace("\n", " ")
+        assert "the attention collapsed in 1 of 2 utterances" in done.err.replace("\n", " ")
     assert "collapsed" not in json.loads(sottovoce("evaluate", *where, "--ctc", "--json").out)
 
 

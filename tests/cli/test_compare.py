@@ -98,7 +98,7 @@ def test_what_runs_have_said_is_used_and_comes_to_the_same(sottovoce: Command, p
         (["a", "model"], "error: a and model have no test set in common: expected --on STORE[:SPLIT]"),
         (
             ["a", "c"],
-            "error: a and c cannot be compared on test: they were tested on other people (6 and 6, 0 in both)",
+            "error: a and c cannot be compared on test: they were tested on other speakers (6 and 6, 0 in both)",
         ),
         (["a", "b", "--on", "nowhere:test"], "error: no store at nowhere"),
         (["a", "model", "--on", "nowhere"], "error: no store at nowhere"),

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.evaluation.talking import noise, talkative, wav
+from tests.evaluation.streaming_recogniser import noise, talkative, wav
 
-from sottovoce.evaluation.live import chunks, transcribe_live
+from sottovoce.evaluation.streaming import read_chunks, transcribe_stream
 from sottovoce.models.saved import save
 
 
@@ -18,7 +18,7 @@ def test_the_command_hears_a_pipe_and_refuses_what_it_would_not_do(
 ) -> None:
     save(talkative(), tmp_path)
     sound = noise().tobytes()
-    expected = "".join(increment.text for increment in transcribe_live(talkative(), chunks(io.BytesIO(sound))))
+    expected = "".join(increment.text for increment in transcribe_stream(talkative(), read_chunks(io.BytesIO(sound))))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(sound)))
     done = sottovoce("transcribe", tmp_path, "-", "--stream")
     assert (done.code, done.out) == (0, expected + "\n")

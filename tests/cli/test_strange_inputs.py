@@ -18,8 +18,8 @@ from sottovoce.corpora import librilight, tsv
 from sottovoce.corpora.problems import Kind, Unusable
 from sottovoce.corpora.recordings import decode
 from sottovoce.errors import InputError
-from sottovoce.evaluation.live import chunks
 from sottovoce.evaluation.recognise import choose_device
+from sottovoce.evaluation.streaming import read_chunks
 from sottovoce.files import check_file, read_file, read_json, write_json
 from sottovoce.models.attention_search import Search
 from sottovoce.privacy.mechanisms import single_release_epsilon
@@ -224,11 +224,11 @@ DATA = _chunk(b"data", bytes(2_000))
 )
 def test_a_stream_says_what_it_is_before_it_is_heard(stream: BytesIO, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        list(chunks(stream))
+        list(read_chunks(stream))
 
 
 def test_a_stream_with_something_before_its_samples_is_heard() -> None:
-    assert sum(map(len, chunks(_wav(_chunk(b"LIST", bytes(99) + b"\0"), FORMAT, DATA)))) == 1_000
+    assert sum(map(len, read_chunks(_wav(_chunk(b"LIST", bytes(99) + b"\0"), FORMAT, DATA)))) == 1_000
 
 
 # Corpora.

@@ -1,4 +1,4 @@
-"""A model that writes nothing down, as a user meets it: figures for errors, probes, and a clear no to transcripts."""
+"""A model that writes no text, as a user meets it: figures for errors, probes, and a clear no to transcripts."""
 
 import json
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def test_evaluate_says_its_loss_and_accuracy(sottovoce: Command, place: Path) ->
 def test_evaluate_refuses_what_is_about_texts(option: tuple[Any, ...], sottovoce: Command, place: Path) -> None:
     ended = sottovoce("evaluate", place / "model", "--on", place / "store", *option)
     assert ended.code == 2
-    assert "models of family=cpc write nothing down" in ended.err
+    assert "models of family=cpc write no text" in ended.err
 
 
 def test_transcribe_refuses_it(sottovoce: Command, place: Path) -> None:

@@ -52,7 +52,7 @@ def hears_half(monkeypatch: pytest.MonkeyPatch) -> None:
         texts = [store.utterance(row).text or "" for row in rows.tolist()]
         return [text if len(text) == 2 else "nothing like it" for text in texts]
 
-    monkeypatch.setattr(client_wer, "recognise", recognise)
+    monkeypatch.setattr(client_wer, "recognise_utterances", recognise)
 
 
 Villages = Callable[..., Village]
@@ -249,7 +249,7 @@ def test_what_leaves_is_sixteen_bytes_and_what_goes_wrong_is_zeros(
     def fails(*_: Any, **__: Any) -> list[str]:
         raise RuntimeError("anna said this")
 
-    monkeypatch.setattr(client_wer, "recognise", fails)
+    monkeypatch.setattr(client_wer, "recognise_utterances", fails)
     assert village.ask(ANNA, listening(village, ANNA)).payload == bytes(16)
     assert village.said == []
 
@@ -377,5 +377,5 @@ def test_models_that_write_nothing_down_are_refused(settle: Villages) -> None:
     village = settle()
     mute = village.start
     object.__setattr__(mute, "family", type("Mute", (), {"recognition": None, "name": "mute"}))
-    with pytest.raises(InputError, match="models of family=mute write nothing down"):
+    with pytest.raises(InputError, match="models of family=mute write no text"):
         check_writes(village.recipe, mute)

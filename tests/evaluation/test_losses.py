@@ -10,7 +10,7 @@ import torch
 from tests.several import in_processes
 
 from sottovoce.errors import InputError
-from sottovoce.evaluation.losses import mean_figures, recordings_loss, usable_speech
+from sottovoce.evaluation.losses import compute_loss, compute_mean_figures, select_speech
 from sottovoce.models import saved
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.utterances import record_lines
@@ -22,17 +22,17 @@ from sottovoce.text.tokens import CharacterTokens
 ROUNDING = 1e-5
 
 
-def mean_loss(recogniser: Recogniser, store: Store, **options: Any) -> float:
-    return mean_figures(recogniser, store, **options)["loss"]
+def mean_loss(recogniser: Recogniser, store: Store, *, split: str, **options: Any) -> float:
+    return compute_mean_figures(recogniser, select_speech(recogniser, store, split=split), **options)["loss"]
 
 
 def one_by_one(recogniser: Recogniser, store: Store, split: str) -> list[float]:
-    speech = usable_speech(recogniser, store, split=split)
+    speech = select_speech(recogniser, store, split=split)
     alone = [
         record_lines([store.samples(row)], [text.tolist()])
         for row, text in zip(speech.rows.tolist(), speech.tokens, strict=True)
     ]
-    return [float(recordings_loss(recogniser, recordings)) for recordings in alone]
+    return [float(compute_loss(recogniser, recordings)) for recordings in alone]
 
 
 @pytest.mark.parametrize("batch_seconds", [0.1, 2.0, None])
@@ -52,7 +52,7 @@ def shared_loss(model: Path, place: Path) -> float:
 @pytest.mark.parametrize("world", [2, 5])
 def test_many_compute_what_one_computes(world: int, recogniser: Recogniser, store: Store, tmp_path: Path) -> None:
     """Five processes are more than there are utterances; the first one knows the mean."""
-    assert len(usable_speech(recogniser, store, split="test").rows) < 5
+    assert len(select_speech(recogniser, store, split="test").rows) < 5
     saved.save(recogniser, tmp_path)
     first, *others = in_processes(world, shared_loss, tmp_path, store.path)
     assert first == pytest.approx(mean_loss(recogniser, store, split="test"), rel=ROUNDING)
@@ -65,7 +65,7 @@ def test_training_parameters_collect_no_gradients(recogniser: Recogniser, store:
 
 
 def test_what_has_no_loss_is_left_out_and_counted(recogniser: Recogniser, store: Store) -> None:
-    speech = usable_speech(recogniser, store, split="test")
+    speech = select_speech(recogniser, store, split="test")
     assert speech.left_out["without text"] == 1
     assert "(left out: 1 without text" in str(speech)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.evaluation.subtitles import LINE_CHARACTERS, LINES, LONGEST_SUBTITLE_SECONDS, srt, subtitles
+from sottovoce.evaluation.subtitles import LINE_CHARACTERS, LINES, LONGEST_SUBTITLE_SECONDS, format_srt, group_subtitles
 from sottovoce.evaluation.transcribe import TimedWord
 
 
@@ -22,7 +22,7 @@ def speeches(draw: st.DrawFn) -> list[TimedWord]:
 
 @given(speeches())
 def test_subtitles_hold_every_word_and_fit_the_screen(words: list[TimedWord]) -> None:
-    shown = subtitles(words)
+    shown = group_subtitles(words)
     assert " ".join(" ".join(subtitle.lines) for subtitle in shown) == " ".join(word.text for word in words)
     for subtitle in shown:
         assert 1 <= len(subtitle.lines) <= LINES
@@ -34,20 +34,20 @@ def test_subtitles_hold_every_word_and_fit_the_screen(words: list[TimedWord]) ->
 
 def test_a_pause_begins_a_new_subtitle_and_a_short_word_stays_a_second() -> None:
     spoken = [TimedWord("yes", 1.2, 1.29), TimedWord("but", 3661.5, 3661.8), TimedWord("no", 3661.9, 3662.4)]
-    assert srt(spoken) == ("1\n00:00:01,200 --> 00:00:02,200\nyes\n\n2\n01:01:01,500 --> 01:01:02,500\nbut no\n")
+    assert format_srt(spoken) == ("1\n00:00:01,200 --> 00:00:02,200\nyes\n\n2\n01:01:01,500 --> 01:01:02,500\nbut no\n")
 
 
 def test_a_word_longer_than_a_line_is_not_broken() -> None:
-    (subtitle,) = subtitles([TimedWord("a" * 60, 0.0, 0.5)])
+    (subtitle,) = group_subtitles([TimedWord("a" * 60, 0.0, 0.5)])
     assert subtitle.lines == ("a" * 60,)
 
 
 @given(speeches())
 def test_srt_has_the_shape_players_expect(words: list[TimedWord]) -> None:
-    content = srt(words)
+    content = format_srt(words)
     time = r"\d\d:\d\d:\d\d,\d\d\d"
     assert re.fullmatch(rf"((^|\n)\d+\n{time} --> {time}\n(.+\n){{1,2}})*", content)
 
 
 def test_no_words_no_subtitles() -> None:
-    assert srt([]) == ""
+    assert format_srt([]) == ""

@@ -10,7 +10,7 @@ import torch
 from tests.reference_round import Gradient, Model, train_client
 
 from sottovoce.audio.features import MEL_COUNT
-from sottovoce.evaluation.evaluate import select
+from sottovoce.evaluation.score import select_utterances
 from sottovoce.federated.client import (
     ClientRoom,
     LoadedClient,
@@ -97,7 +97,7 @@ def tokens_of(family: Family[Any, Any]) -> Tokens:
 
 
 def shared_speech(store: Store, split: str) -> SharedSpeech:
-    chosen = select(store, split=split)
+    chosen = select_utterances(store, split=split)
     return SharedSpeech(store, chosen.rows, chosen.references)
 
 

@@ -13,8 +13,8 @@ from tests.federated.small import CPU, Small, as_model, furthest, loaded_client,
 
 from sottovoce.config import Federation
 from sottovoce.errors import InputError
-from sottovoce.evaluation.recognise import recognise
-from sottovoce.evaluation.wer import word_error_rate
+from sottovoce.evaluation.error_rates import compute_wer
+from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.federated.client import train_locally
 from sottovoce.federated.engines import Engine, StackedEngine, Trained
 from sottovoce.federated.heard_before import HeardBefore
@@ -201,7 +201,7 @@ def test_the_wer_as_released_is_that_of_the_same_speech_for_all(tones: Path, tmp
     room = ours.room
     local = ours.layout.views(ours.server.parameters_P - trained.update)
     model = Recogniser(room.family, room.model, room.tokens, dict(local), shared.store.language)
-    assert trained.figures[0].wer == word_error_rate(shared.texts, recognise(model, shared.store, shared.rows))
+    assert trained.figures[0].wer == compute_wer(shared.texts, recognise_utterances(model, shared.store, shared.rows))
 
 
 @pytest.mark.parametrize(

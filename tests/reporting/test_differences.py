@@ -73,7 +73,7 @@ def test_runs_on_other_people_are_named_and_not_compared(runs: Path, copied: Mak
     assert found is not None
     assert "central" in [row[0] for row in found.rows]
     assert "elsewhere" not in [row[0] for row in found.rows]
-    assert "Not compared: elsewhere (they were tested on other people" in found.note
+    assert "Not compared: elsewhere (they were tested on other speakers" in found.note
 
 
 @pytest.mark.usefixtures("undrawn")

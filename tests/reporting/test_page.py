@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from sottovoce.cli import app
 from sottovoce.errors import InputError
-from sottovoce.evaluation.wer import count_words, tally
+from sottovoce.evaluation.error_rates import count_word_errors, sum_counts
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import layer_index, parameter_kind
 from sottovoce.reporting.convergence import convergence, premise_words
@@ -374,7 +374,7 @@ def test_an_alignment_tells_both_texts_and_counts_every_error(reference: str, hy
     assert " ".join(s.said for s in found if s.said) == reference
     assert " ".join(s.heard for s in found if s.heard) == hypothesis
     wrong = sum(max(len(s.said.split()), len(s.heard.split())) for s in found if s.is_error)
-    assert wrong == tally(count_words([reference], [hypothesis])).errors
+    assert wrong == sum_counts(count_word_errors([reference], [hypothesis])).errors
     assert "<b>" not in "".join(marked((reference, hypothesis)))
 
 

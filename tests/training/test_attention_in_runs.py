@@ -10,7 +10,7 @@ import torch
 
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import evaluate
+from sottovoce.evaluation.score import evaluate_recogniser
 from sottovoce.models.saved import load
 from sottovoce.reporting.summary import write_report
 from sottovoce.store import Store
@@ -51,13 +51,13 @@ def test_attentions_that_stop_listening_are_counted_in_records_and_results(
     outcome, said = go(recipe_file if kind == "central" else federated_recipe, *changes)
     assert outcome.results is not None
     tested, last = outcome.results["test"], evaluated(outcome)[-1]
-    expected = evaluate(load(outcome.folder), Store(short_stores / "tones"), split="dev")
+    expected = evaluate_recogniser(load(outcome.folder), Store(short_stores / "tones"), split="dev")
     assert expected.collapsed is not None
     assert expected.collapsed / expected.utterances >= 0.1
     assert tested["dev"]["collapsed"] == expected.collapsed
     if outcome.results["model"]["step"] == last["step"]:  # the last model is the best one
         assert last["dev_collapsed"] == expected.collapsed
-    told = f"the model stopped listening in {expected.collapsed} of {expected.utterances} utterances"
+    told = f"the attention collapsed in {expected.collapsed} of {expected.utterances} utterances"
     assert f"dev: {told}" in said
     assert f"run: {told} of dev" in write_report({"run": outcome.folder}, tmp_path, title="Run").notes
 

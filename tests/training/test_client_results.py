@@ -13,8 +13,8 @@ from tests.tones import pack_tones
 from sottovoce.config import as_yaml, load_recipe
 from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError
-from sottovoce.evaluation.recognise import recognise
-from sottovoce.evaluation.wer import word_error_rate
+from sottovoce.evaluation.error_rates import compute_wer
+from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.models.saved import load
 from sottovoce.store import Store
 from sottovoce.training.client_results import by_seconds, choose_clients_to_test, summary
@@ -83,7 +83,7 @@ def test_each_client_is_scored_on_its_own_held_out_speech(outcome: Outcome, reci
     for client in population:
         assert len(client.held_out) == 2
         texts = [store.utterance(row).text or "" for row in client.held_out.tolist()]
-        rate = word_error_rate(texts, recognise(best, store, client.held_out))
+        rate = compute_wer(texts, recognise_utterances(best, store, client.held_out))
         expected.append((rate, client.seconds, sum(len(text.split()) for text in texts)))
     found = told(outcome)
     assert [one["after"] for one in found["per_client"]] == sorted(rate for rate, _, _ in expected)

@@ -189,7 +189,7 @@ def test_models_that_write_nothing_are_chosen_by_their_loss_and_reported(run: Ru
     assert any("chosen by the loss on " in line for line in run.said)  # type: ignore[attr-defined]
     write_report({"mute": outcome.folder}, tmp_path, title="Mute")
     assert "Loss on speakers who are not trained on" in (tmp_path / "report.html").read_text()
-    with pytest.raises(InputError, match=r"measure=wer: models of family=tests\.training\.mute:FAMILY write nothing"):
+    with pytest.raises(InputError, match=r"measure=wer: models of family=tests\.training\.mute:FAMILY write no text"):
         run("model.family=tests.training.mute:FAMILY", "model.size=tiny", "federation.measure=wer", out="other")
 
 

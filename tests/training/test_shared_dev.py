@@ -130,7 +130,7 @@ def test_mistakes_are_one_line(changes: list[str], message: str, run: Run, tmp_p
     ],
 )
 def test_errors_of_models_that_write_nothing_are_refused(changes: list[str], message: str, run: Run) -> None:
-    with pytest.raises(InputError, match=f"{message}tests.training.mute:FAMILY write nothing down"):
+    with pytest.raises(InputError, match=f"{message}tests.training.mute:FAMILY write no text"):
         run("model.family=tests.training.mute:FAMILY", "model.size=tiny", *changes)
 
 

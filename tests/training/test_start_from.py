@@ -157,7 +157,7 @@ def test_clients_fine_tune_an_encoder_too_in_another_language(stores: Path, tmp_
 
 
 def test_pre_training_goes_on_in_another_language(stores: Path, tmp_path: Path) -> None:
-    """A model that writes nothing down has no language to keep to."""
+    """A model that writes no text has no language to keep to."""
     first = pre_trained(tmp_path)
     going_on = pre_trained(tmp_path, name="on", seed=f"seed_model: {first}", store="french")
     out = run(going_on, stores, tmp_path).folder

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from sottovoce.config import load_recipe
-from sottovoce.evaluation.evaluate import Selection, pooled
+from sottovoce.evaluation.score import Selection, pool_small_groups
 from sottovoce.training.testing import hide_names, may_quote, quotes
 
 
 def test_small_groups_are_put_together_until_they_are_five() -> None:
     """Six women and four men; nine with one accent and one with another, whom 'all but the nine' would show."""
-    assert pooled(["f"] * 6 + ["m"] * 4, smallest=5) == ["others"] * 10
-    assert pooled(["f"] * 6 + ["m"] * 5 + ["x"], smallest=5) == ["f"] * 6 + ["others"] * 6
-    assert pooled(["a", "b", "c", "d", "e"] + ["f"] * 5, smallest=5) == ["others"] * 5 + ["f"] * 5
-    assert pooled(["a", "b", "b"], smallest=1) == ["a", "b", "b"]
+    assert pool_small_groups(["f"] * 6 + ["m"] * 4, smallest=5) == ["others"] * 10
+    assert pool_small_groups(["f"] * 6 + ["m"] * 5 + ["x"], smallest=5) == ["f"] * 6 + ["others"] * 6
+    assert pool_small_groups(["a", "b", "c", "d", "e"] + ["f"] * 5, smallest=5) == ["others"] * 5 + ["f"] * 5
+    assert pool_small_groups(["a", "b", "b"], smallest=1) == ["a", "b", "b"]
 
 
 def test_the_order_of_pseudonyms_is_not_that_of_the_corpus() -> None:

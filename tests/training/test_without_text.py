@@ -120,7 +120,7 @@ def test_a_recipe_that_names_tokens_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("federation.measure=wer", "measure=wer: models of family=cpc write nothing down"),
+        ("federation.measure=wer", "measure=wer: models of family=cpc write no text"),
         ("model.ahead=100", "no utterance to train on .*too short for all predictions"),
     ],
 )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sottovoce.auditing.secret_speech import secret_sentence
 from sottovoce.errors import InputError
-from sottovoce.evaluation.losses import recordings_loss
+from sottovoce.evaluation.losses import compute_loss
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.speech import load_speech, read_speech
 from sottovoce.models.utterances import Recordings, record
@@ -172,7 +172,7 @@ HOW = {"half silenced": half_silenced, "played fast": played_fast}
 
 def _loss(recogniser: Recogniser, recordings: Recordings) -> float:
     with torch.no_grad():
-        return float(recordings_loss(recogniser, recordings))
+        return float(compute_loss(recogniser, recordings))
 
 
 def _device(recogniser: Recogniser) -> torch.device:

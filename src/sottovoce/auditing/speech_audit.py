@@ -16,7 +16,7 @@ from sottovoce.auditing.secret_speech import IN, OUT, TAKES, secret_store
 from sottovoce.auditing.speech_attacks import HOW, Exposure, Membership, exposure, exposures, membership, speaker_gain
 from sottovoce.config import Recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import users_of
+from sottovoce.evaluation.score import find_split
 from sottovoce.federated.engines import Engine
 from sottovoce.federated.server import Server
 from sottovoce.models.saved import Recogniser
@@ -124,7 +124,7 @@ def audit_speech(
 
 def _secrets(found: Federation, folder: Path, *, secrets: int, seed: int) -> Store:
     if not found.start.family.texts:
-        raise InputError(f"models of family={found.start.family.name} write nothing down: there is nothing to expose")
+        raise InputError(f"models of family={found.start.family.name} write no text: there is nothing to expose")
     return secret_store(folder / "store", count=secrets, language=found.start.language, seed=seed)
 
 
@@ -150,7 +150,7 @@ def _exposed(before: Recogniser, after: Recogniser, store: Store, *, seed: int) 
 
 
 def _utterances(store: Store, split: str) -> tuple[int, int]:
-    users = users_of(store, split)
+    users = find_split(store, split)
     return int(store.user_utterances[users.start]), int(store.user_utterances[users.stop])
 
 
@@ -162,7 +162,7 @@ def _people(found: Federation, *, seed: int) -> tuple[Rows, Rows]:
     places, rng = found.data, stream(seed, "attacked")
     order = rng.permutation(len(found.population))[:MOST_PEOPLE]
     members = [found.population.client(int(index)).utterances for index in np.sort(order)]
-    held_out = sorted({user for store, split in _held_out(places) for user in users_of(store, split)})
+    held_out = sorted({user for store, split in _held_out(places) for user in find_split(store, split)})
     chosen = np.sort(rng.permutation(len(held_out))[:MOST_PEOPLE])
     offsets = places.store.user_utterances
     strangers = [np.arange(offsets[held_out[i]], offsets[held_out[i] + 1]) for i in chosen]

@@ -36,9 +36,9 @@ def compare(
 
     Of runs that were tested on the same speech, what their results say is compared; nothing is recognised again.
     """
-    from sottovoce.evaluation.paired import compare as compared
-    from sottovoce.evaluation.paired import why_not
-    from sottovoce.evaluation.paired_table import comparison_table
+    from sottovoce.evaluation.compare import compare_tests as compared
+    from sottovoce.evaluation.compare import explain_incomparable
+    from sottovoce.evaluation.tables import format_comparison
     from sottovoce.models.family import find_family
 
     kept = _kept_tests(first), _kept_tests(second)
@@ -55,7 +55,7 @@ def compare(
             find_family(family)
         pairs = {on: _recognised((first, second), on, normaliser=normaliser, device=device)}
     for name, pair in pairs.items():
-        if reason := why_not(*pair):
+        if reason := explain_incomparable(*pair):
             raise InputError(f"{first} and {second} cannot be compared on {name}: {reason}; --on STORE tests both anew")
     found = {name: compared(*pair) for name, pair in pairs.items()}
     if json:
@@ -64,7 +64,7 @@ def compare(
         return
     for name, comparison in found.items():
         spelled = "" if normaliser == NormaliserName.OURS else f", texts spelled by {normaliser}"
-        stdout.print(comparison_table(comparison, title=f"WER on {name}{spelled}\nA: {first}\nB: {second}"))
+        stdout.print(format_comparison(comparison, title=f"WER on {name}{spelled}\nA: {first}\nB: {second}"))
 
 
 def _spelling(test: Test) -> dict[str, Any]:
@@ -91,9 +91,9 @@ def _kept_tests(path: Path) -> Mapping[str, Test]:
 
 
 def _recognised(models: tuple[Path, Path], on: str, *, normaliser: str, device: str | None) -> tuple[Test, Test]:
-    """What `evaluate` says of each of `models` on the same utterances."""
-    from sottovoce.evaluation.evaluate import evaluate, select
+    """What `evaluate_recogniser` says of each of `models` on the same utterances."""
     from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.evaluation.score import evaluate_recogniser, select_utterances
     from sottovoce.models.saved import Recogniser, load
     from sottovoce.store import Store
 
@@ -103,14 +103,14 @@ def _recognised(models: tuple[Path, Path], on: str, *, normaliser: str, device: 
     recognisers = [load(model) for model in models]
     for model, recogniser in zip(models, recognisers, strict=True):
         if recogniser.family.recognition is None:
-            raise InputError(f"{model}: models of family={recogniser.family.name} write nothing down: there is no WER")
-    total = len(select(store, split=split).rows)
+            raise InputError(f"{model}: models of family={recogniser.family.name} write no text: there is no WER")
+    total = len(select_utterances(store, split=split).rows)
 
     def tested(model: Path, recogniser: Recogniser) -> Test:
         with progress_bar(f"{model} on {on}") as bar:
             (task,) = bar.task_ids
             bar.update(task, total=total, note="utterances")
-            return evaluate(
+            return evaluate_recogniser(
                 recogniser,
                 store,
                 split=split,

@@ -68,11 +68,10 @@ def evaluate(
     """
     from sottovoce.audio.narrow_band import narrow_in
     from sottovoce.drawing import check_plot
-    from sottovoce.evaluation.decoder import choose_decoder
-    from sottovoce.evaluation.evaluate import check_language, score, select, told_collapsed
     from sottovoce.evaluation.figure import draw_evaluation
-    from sottovoce.evaluation.recognise import choose_device, recognise
-    from sottovoce.evaluation.table import evaluation_table
+    from sottovoce.evaluation.recognise import choose_decoder, choose_device, recognise_utterances
+    from sottovoce.evaluation.score import check_language, format_collapsed, score_hypotheses, select_utterances
+    from sottovoce.evaluation.tables import format_evaluation
     from sottovoce.models.saved import load
     from sottovoce.store import Store
     from sottovoce.training.marks import check_model_of_run
@@ -90,7 +89,7 @@ def evaluate(
         texts = ctc or normaliser != NormaliserName.OURS or plot is not None or out is not None
         if texts or any(option is not None for option in asked):
             raise InputError(
-                f"models of family={recogniser.family.name} write nothing down: there is neither a search nor a text"
+                f"models of family={recogniser.family.name} write no text: there is neither a search nor a text"
             )
         _measure(recogniser, store, split, on=on, device=chosen_device, longest=longest, model=model, json=json)
         return
@@ -112,11 +111,11 @@ def evaluate(
     )
     collapses: list[int] = []
     started = time.monotonic()
-    chosen = select(store, split=split, longest_seconds=longest)
+    chosen = select_utterances(store, split=split, longest_seconds=longest)
     with progress_bar(f"recognising {on}") as bar:
         (task,) = bar.task_ids
         bar.update(task, total=len(chosen.rows), note="utterances")
-        hypotheses = recognise(
+        hypotheses = recognise_utterances(
             recogniser,
             store,
             chosen.rows,
@@ -125,7 +124,7 @@ def evaluate(
             on_progress=lambda done: bar.update(task, completed=done),
             on_collapse=collapses.append,
         )
-    result = score(store, chosen, hypotheses, normaliser=rules, collapses=collapses)
+    result = score_hypotheses(store, chosen, hypotheses, normaliser=rules, collapses=collapses)
     elapsed = time.monotonic() - started
     if out is not None:
         _write_texts(out, chosen.ids, chosen.references, hypotheses)
@@ -133,13 +132,13 @@ def evaluate(
         taken = {"elapsed_seconds": elapsed, "real_time_factor": elapsed / result.audio_seconds}
         print_json({"model": str(model)} | result.as_json() | taken)
     else:
-        stdout.print(evaluation_table(result, title=f"{model} on {on}"))
+        stdout.print(format_evaluation(result, title=f"{model} on {on}"))
         speed = f"{result.audio_seconds:,.0f} s of audio in {elapsed:,.1f} s on {chosen_device}"
         stderr.print(f"{speed} ({result.audio_seconds / elapsed:,.0f} × real time)", highlight=False)
     if plot is not None:
         draw_evaluation(result, plot, title=f"{model.name} on {result.store}" + (f", {split}" if split else ""))
     if result.collapsed:
-        stderr.print(told_collapsed(result.collapsed, result.utterances))
+        stderr.print(format_collapsed(result.collapsed, result.utterances))
     if line := narrow_in(store, chosen.rows):
         say(line)
     for written in (place for place in (plot, out) if place is not None):
@@ -157,19 +156,21 @@ def _measure(
     model: Path,
     json: bool,
 ) -> None:
-    """The figures of a model that writes nothing down."""
-    from sottovoce.evaluation.losses import as_json, mean_figures, usable_speech
+    """The figures of a model that writes no text."""
+    from sottovoce.evaluation.losses import compute_mean_figures, select_speech, summarise_figures
 
     started = time.monotonic()
-    speech = usable_speech(recogniser, store, split=split, longest_seconds=longest)
+    speech = select_speech(recogniser, store, split=split, longest_seconds=longest)
     with progress_bar(f"listening to {on}") as bar:
         (task,) = bar.task_ids
         bar.update(task, total=len(speech.rows), note="utterances")
-        figures = mean_figures(
+        figures = compute_mean_figures(
             recogniser, store, device=device, speech=speech, on_progress=lambda done: bar.update(task, completed=done)
         )
     if json:
-        print_json({"model": str(model), **as_json(speech, figures), "elapsed_seconds": time.monotonic() - started})
+        print_json(
+            {"model": str(model), **summarise_figures(speech, figures), "elapsed_seconds": time.monotonic() - started}
+        )
         return
     say(f"{model} on {on}: loss {figures['loss']:.3f} on {speech}", to=stdout)
     if "accuracy" in figures:

@@ -224,7 +224,7 @@ def _use(finished: "Outcome") -> str:
     """What can be done with the model of a run."""
     assert finished.results is not None
     tests, folder = finished.results["test"].values(), finished.folder
-    if tests and not any("wer" in test for test in tests):  # it writes nothing down
+    if tests and not any("wer" in test for test in tests):  # it writes no text
         return f"to use it: start_from={folder} in a recipe, or sottovoce probe {folder} --on STORE:SPLIT"
     return f"to use it: sottovoce transcribe {folder} FILE"
 

@@ -78,17 +78,16 @@ def transcribe(
 
     Exit code 0: all were transcribed; 1: some could not be read; 2: none could be.
 
-    With --stream a model that hears the past alone writes while somebody speaks:
+    With --stream a model that is causal (streaming) writes while somebody speaks:
     arecord -t raw -f S16_LE -r 16000 | sottovoce transcribe runs/mine - --stream
 
     Example: sottovoce transcribe runs/demo/global interview.flac --format srt --out subtitles
     """
     from sottovoce.audio.narrow_band import is_narrow, told
-    from sottovoce.evaluation.decoder import choose_decoder
-    from sottovoce.evaluation.recognise import choose_device, recognition_of
-    from sottovoce.evaluation.sound import blocks
-    from sottovoce.evaluation.transcribe import Failure, Transcript, find_files
-    from sottovoce.evaluation.transcribe import transcribe as transcripts_of
+    from sottovoce.evaluation.recognise import choose_decoder, choose_device, require_recognition
+    from sottovoce.evaluation.transcribe import FailedFile, Transcript, find_audio_files
+    from sottovoce.evaluation.transcribe import transcribe_files as transcripts_of
+    from sottovoce.evaluation.windows import read_audio_blocks
     from sottovoce.models.saved import load
 
     if stream:
@@ -99,13 +98,13 @@ def transcribe(
             )
         _write_live(model, places, device, family=family)
         return
-    files = find_files(places)
+    files = find_audio_files(places)
     if format is Format.srt and out is None and len(files) > 1 and not json:
         raise InputError(f"{len(files)} files do not make one .srt: name a folder with --out")
     one_document = json or (format is Format.json and out is None)
     targets = {} if out is None else _targets(files, out, places=places, ending=ENDINGS[format])
     recogniser = load(model, family=family)
-    recognition_of(recogniser)  # refuses who writes nothing down, before any file is read
+    require_recognition(recogniser)  # refuses who writes no text, before any file is read
     decode = choose_decoder(
         recogniser.family,
         recogniser.tokens.pieces(),
@@ -121,7 +120,7 @@ def transcribe(
         longest_shift=longest_shift,
     )
     found: list[Transcript] = []
-    failed: list[Failure] = []
+    failed: list[FailedFile] = []
     with progress_bar("transcribing") as bar:
         (task,) = bar.task_ids
         bar.update(task, total=len(files), note="files")
@@ -129,13 +128,13 @@ def transcribe(
             recogniser, files, device=choose_device(device), decode=decode, window_seconds=window
         ):
             bar.advance(task)
-            if isinstance(result, Failure):
+            if isinstance(result, FailedFile):
                 failed.append(result)
                 stderr.print(f"{result.path}: {result.reason}", highlight=False, soft_wrap=True, markup=False)
                 continue
             found.append(result)
             if result.collapsed:
-                counted = f"{result.path}: the model stopped listening in {result.collapsed:,} windows"
+                counted = f"{result.path}: the attention collapsed in {result.collapsed:,} windows"
                 stderr.print(counted, highlight=False, soft_wrap=True, markup=False)
             if out is not None:
                 _write(targets[result.path], _formatted(result, format))
@@ -146,7 +145,7 @@ def transcribe(
         print_json({"transcripts": [r.as_json() for r in found], "failed": [r.as_json() for r in failed]})
     if out is not None:
         stderr.print(f"wrote {len(found):,} {ENDINGS[format]} files to {out}", highlight=False, soft_wrap=True)
-    if line := told(is_narrow(next(blocks(result.path))) for result in found):
+    if line := told(is_narrow(next(read_audio_blocks(result.path))) for result in found):
         say(line)
     if failed:
         raise typer.Exit(1 if found else 2)
@@ -154,8 +153,8 @@ def transcribe(
 
 def _write_live(model: Path, places: Sequence[Path], device: str | None, *, family: str | None) -> None:
     """Text on standard output as it is heard, until the pipe ends or somebody stops it."""
-    from sottovoce.evaluation.live import CHUNK_SECONDS, chunks, transcribe_live
     from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.evaluation.streaming import CHUNK_SECONDS, read_chunks, transcribe_stream
     from sottovoce.models.saved import load
 
     if len(places) != 1:
@@ -163,7 +162,9 @@ def _write_live(model: Path, places: Sequence[Path], device: str | None, *, fami
     seconds, computing = 0.0, [0.0]
     try:
         with sys.stdin.buffer if str(places[0]) == "-" else _opened(places[0]) as pipe:
-            for increment in transcribe_live(load(model, family=family), chunks(pipe), device=choose_device(device)):
+            for increment in transcribe_stream(
+                load(model, family=family), read_chunks(pipe), device=choose_device(device)
+            ):
                 print(increment.text, end="", flush=True)
                 seconds = increment.audio_seconds
                 computing.append(increment.compute_seconds)
@@ -205,10 +206,10 @@ def _targets(files: Sequence[Path], out: Path, *, places: Sequence[Path], ending
 
 
 def _formatted(transcript: "Transcript", format: Format) -> str:
-    from sottovoce.evaluation.subtitles import srt
+    from sottovoce.evaluation.subtitles import format_srt
 
     if format is Format.srt:
-        return srt(transcript.words)
+        return format_srt(transcript.words)
     if format is Format.json:
         return serial.dumps(transcript.as_json(), indent=2, ensure_ascii=False) + "\n"
     return transcript.text + "\n"

@@ -201,7 +201,7 @@ class Federation(Section):
 
     `seed_model` is a recipe, which is run first if its result is not there, or the folder of a model; None starts
     from nothing. `measure` is what the best checkpoint is chosen by on the dev speakers; None is the WER, or the
-    loss where models write nothing down. `patience` stops after so many evaluations without a better one. `engine:
+    loss where models write no text. `patience` stops after so many evaluations without a better one. `engine:
     auto` measures which one is the fastest here, and says so in the run folder's `engine.json`; `shared` is for clients
     of one local step (FedSGD), whose gradients at the server's model are computed as one batch. `trainable` names
     the part of the model that is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides

@@ -196,7 +196,7 @@ class Central(Section):
     Processes share a step's batches: one takes them in turn, eight take one of eight each, more of them parts of one.
     `order: ascending` takes the shortest utterances first in every epoch; None shuffles. `newbob` lowers the schedule's
     learning rate when an evaluation brings too little. `measure` is what the best checkpoint is chosen by on the dev
-    speakers; None is the WER, or the loss where models write nothing down. With `repeatable` a GPU gives the same bits
+    speakers; None is the WER, or the loss where models write no text. With `repeatable` a GPU gives the same bits
     again, more slowly.
     """
 

@@ -11,7 +11,7 @@ from sottovoce.deployment.invitation import Invitation
 from sottovoce.deployment.masks import Words
 from sottovoce.deployment.own_speech import own_client
 from sottovoce.deployment.payloads import words_of
-from sottovoce.evaluation.evaluate import check_language
+from sottovoce.evaluation.score import check_language
 from sottovoce.federated.client_wer import ListenersHere
 from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
 from sottovoce.federated.engines.engine import Engine

@@ -8,9 +8,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
-from sottovoce.evaluation.evaluate import Evaluation, Group
-from sottovoce.evaluation.per_speaker import rates
-from sottovoce.evaluation.table import error_table_of, evaluation_notes, group_words, largest_groups, rate_text
+from sottovoce.evaluation.error_rates import compute_rates
+from sottovoce.evaluation.score import Evaluation, SpeakerGroup
+from sottovoce.evaluation.tables import (
+    format_evaluation_notes,
+    format_rate,
+    keep_largest_groups,
+    tabulate_errors,
+)
 
 _BINS = (5, 40)
 SPEAKERS, OVERALL, *FACT_COLOURS = COLOURS
@@ -29,16 +34,14 @@ def _page(evaluation: Evaluation, *, title: str) -> Page:
     return Page(
         title=title,
         description="Speakers by word error rate, and groups of speakers",
-        table=error_table_of(evaluation),
-        notes=(*evaluation_notes(evaluation), _NOTE),
+        table=tabulate_errors(evaluation),
+        notes=(*format_evaluation_notes(evaluation), _NOTE),
     )
 
 
 def _figure(evaluation: Evaluation, *, title: str) -> Figure:
     """Speakers by their error rate above; below, each group's rate with its interval."""
-    lines = sum(len(largest_groups(groups, group_words)) for groups in evaluation.groups.values()) + len(
-        evaluation.groups
-    )
+    lines = sum(len(keep_largest_groups(groups)) for groups in evaluation.groups.values()) + len(evaluation.groups)
     heights = [3.4, 0.32 * lines + 0.5] if lines else [3.4]
     figure = Figure(figsize=(9, sum(heights) + 1.2), layout="constrained")
     panels = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -50,7 +53,7 @@ def _figure(evaluation: Evaluation, *, title: str) -> Figure:
 
 
 def _draw_speakers(axes: Axes, evaluation: Evaluation) -> None:
-    rates_S = rates(evaluation.speaker_counts_S4)
+    rates_S = compute_rates(evaluation.speaker_counts_S4)
     percents_S = 100 * rates_S[~np.isnan(rates_S)]
     highest = max(float(percents_S.max()), 1.0)
     heights, edges = np.histogram(
@@ -58,9 +61,9 @@ def _draw_speakers(axes: Axes, evaluation: Evaluation) -> None:
     )
     axes.stairs(heights, edges, color=SPEAKERS, linewidth=1.8)
     axes.stairs(heights, edges, color=SPEAKERS, fill=True, alpha=0.12)
-    median = f"median speaker: {rate_text(evaluation.spread.median)}"
+    median = f"median speaker: {format_rate(evaluation.spread.median)}"
     axes.axvline(100 * evaluation.spread.median, color=SPEAKERS, linestyle=(0, (1, 1.5)), linewidth=1.6, label=median)
-    axes.axvline(100 * evaluation.wer, color=OVERALL, linewidth=1.6, label=f"all words: {rate_text(evaluation.wer)}")
+    axes.axvline(100 * evaluation.wer, color=OVERALL, linewidth=1.6, label=f"all words: {format_rate(evaluation.wer)}")
     if evaluation.interval is not None:
         low, high = evaluation.interval
         axes.axvspan(100 * low, 100 * high, color=OVERALL, alpha=0.15, linewidth=0, label="its 95 % interval")
@@ -77,7 +80,7 @@ def _draw_groups(axes: Axes, evaluation: Evaluation) -> None:
     labels: list[str] = []
     for number, (fact, groups) in enumerate(evaluation.groups.items()):
         labels.append(f"{fact}:")
-        for group in largest_groups(groups, group_words):
+        for group in keep_largest_groups(groups):
             _draw_group(axes, group, place=len(labels), colour=FACT_COLOURS[number % len(FACT_COLOURS)])
             labels.append(f"{group.name} ({group.speakers:,})")
     axes.axvline(100 * evaluation.wer, color=OVERALL, linewidth=1.6, zorder=0.5)
@@ -89,7 +92,7 @@ def _draw_groups(axes: Axes, evaluation: Evaluation) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _draw_group(axes: Axes, group: Group, *, place: int, colour: str) -> None:
+def _draw_group(axes: Axes, group: SpeakerGroup, *, place: int, colour: str) -> None:
     if group.words.rate is None:
         return
     if group.interval is not None:

@@ -67,6 +67,6 @@ class Score:
         return f"{self.measure.title} {self.value:{self.measure.form}}"
 
 
-def scored(figures: Mapping[str, float]) -> tuple[Score, dict[str, float]]:
+def score_from_figures(figures: Mapping[str, float]) -> tuple[Score, dict[str, float]]:
     """The loss among `figures` as a score, and the others as they are written down beside it."""
     return Score(LOSS, figures["loss"]), {f"dev_{name}": value for name, value in figures.items() if name != "loss"}

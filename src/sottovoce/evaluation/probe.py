@@ -25,10 +25,10 @@ from torch.nn.utils.rnn import pad_sequence
 from sottovoce.audio.batches import plan_epoch
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import LONGEST_SECONDS, speakers_in, users_of
+from sottovoce.evaluation.error_rates import count_character_errors, sum_counts
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.evaluation.recognise import batch_seconds_on, placed, spell
-from sottovoce.evaluation.wer import count_characters, tally
+from sottovoce.evaluation.recognise import choose_batch_seconds, join_tokens, place_for_evaluation
+from sottovoce.evaluation.score import LONGEST_SECONDS, find_speakers, find_split
 from sottovoce.models import ctc
 from sottovoce.models.decoding import greedy
 from sottovoce.models.family import recordings_heard
@@ -122,12 +122,12 @@ def choose_speech(
     recogniser: Recogniser, store: Store, *, split: str | None, minutes: float, seed: int
 ) -> tuple[Speech, NDArray[np.int64]]:
     """Up to `MOST_UTTERANCES` of each speaker, speaker after speaker in an order by chance, and whose each is."""
-    users = range(store.user_count) if split is None else users_of(store, split)
+    users = range(store.user_count) if split is None else find_split(store, split)
     rows = np.arange(int(store.user_utterances[users.start]), int(store.user_utterances[users.stop]))
     speech = load_speech(
         store, rows, None, family=recogniser.family, settings=recogniser.settings, longest_seconds=LONGEST_SECONDS
     )
-    names, _, owners = speakers_in(store, speech.rows)
+    names, _, owners = find_speakers(store, speech.rows)
     keys = np.array([name_key(name) for name in names], dtype=np.uint64)
     shuffled = keyed_order(utterance_keys(store, speech.rows), derive(seed, "probe"), "utterances")
     left, chosen = minutes * 60 * SAMPLE_RATE, list[NDArray[np.int64]]()
@@ -147,9 +147,14 @@ def encoded(
 ) -> list[Tensor]:
     """The vectors of each utterance, in float32 on the host."""
     plan = plan_epoch(
-        speech.lengths, max_seconds=batch_seconds_on(device), seed=0, epoch=0, fixed_shapes=False, allow_overlong=True
+        speech.lengths,
+        max_seconds=choose_batch_seconds(device),
+        seed=0,
+        epoch=0,
+        fixed_shapes=False,
+        allow_overlong=True,
     )
-    recogniser, done = placed(recogniser, device), 0
+    recogniser, done = place_for_evaluation(recogniser, device), 0
     family, settings = recogniser.family, recogniser.settings
     assert family.encode is not None
     vectors: dict[int, Tensor] = {}
@@ -238,8 +243,8 @@ def probe_letters(
         weight, bias = _linear_letters(scaled, ids, trained_on, outputs=tokens.size + 1, seed=seed)
         log_probs_UTV = F.linear(pad_sequence([scaled[n] for n in tried_on], batch_first=True), weight, bias)
         lengths_U = torch.tensor([len(scaled[n]) for n in tried_on])
-        written = spell(tokens, greedy(log_probs_UTV.log_softmax(dim=-1), lengths_U))
-        rate = tally(count_characters([texts[n] for n in tried_on], written)).rate
+        written = join_tokens(tokens, greedy(log_probs_UTV.log_softmax(dim=-1), lengths_U))
+        rate = sum_counts(count_character_errors([texts[n] for n in tried_on], written)).rate
         assert rate is not None, "every utterance has a letter"
         rates.append(rate)
     return LetterProbe(rates[0], rates[1], 1.0, tokens.size, len(trained_on), len(tried_on))

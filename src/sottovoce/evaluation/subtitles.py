@@ -23,7 +23,7 @@ class Subtitle:
     end: float
 
 
-def subtitles(words: Sequence[TimedWord]) -> list[Subtitle]:
+def group_subtitles(words: Sequence[TimedWord]) -> list[Subtitle]:
     """Words grouped into subtitles that neither overlap nor reach into a long silence."""
     groups: list[list[TimedWord]] = []
     for word in words:
@@ -40,17 +40,17 @@ def subtitles(words: Sequence[TimedWord]) -> list[Subtitle]:
     ]
 
 
-def srt(words: Sequence[TimedWord]) -> str:
+def format_srt(words: Sequence[TimedWord]) -> str:
     """The subtitles of `words` as the content of an .srt file.
 
-    >>> print(srt([TimedWord("ciao", 0.3, 0.9), TimedWord("bella", 0.96, 1.5)]), end="")
+    >>> print(format_srt([TimedWord("ciao", 0.3, 0.9), TimedWord("bella", 0.96, 1.5)]), end="")
     1
     00:00:00,300 --> 00:00:01,500
     ciao bella
     """
     entries = [
         "\n".join([str(number), f"{_time(subtitle.start)} --> {_time(subtitle.end)}", *subtitle.lines]) + "\n"
-        for number, subtitle in enumerate(subtitles(words), start=1)
+        for number, subtitle in enumerate(group_subtitles(words), start=1)
     ]
     return "\n".join(entries)
 

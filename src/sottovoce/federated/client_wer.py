@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import LONGEST_SECONDS
-from sottovoce.evaluation.recognise import placed, recognise
-from sottovoce.evaluation.wer import count_words, tally
+from sottovoce.evaluation.error_rates import count_word_errors, sum_counts
+from sottovoce.evaluation.recognise import place_for_evaluation, recognise_utterances
+from sottovoce.evaluation.score import LONGEST_SECONDS
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
@@ -57,7 +57,7 @@ class ListenersHere:
     def wer(self, server_P: Tensor, cohort: Indices, *, layout: Layout, plan: Plan, step: int) -> CohortSum:
         """One after another, so that nobody's words hang on who else is in the cohort."""
         model = replace(self.start, parameters=self.frozen.merged(layout.views(server_P)))
-        model, total = placed(model, self.device), plan.new_total()
+        model, total = place_for_evaluation(model, self.device), plan.new_total()
         # In a release whatever goes wrong with one client is theirs, and private.
         forgiven = Exception if plan.settings.mode is Mode.SECURE else (InputError, OSError)
         for index in cohort.tolist():
@@ -73,8 +73,8 @@ class ListenersHere:
         assert isinstance(store, Store)
         spoken = held_out_speech(store, self.population.client(index))
         rows = np.array([row for row, _ in spoken], dtype=np.int64)
-        heard = recognise(model, store, rows, device=self.device) if spoken else []
-        found = tally(count_words([text for _, text in spoken], heard))
+        heard = recognise_utterances(model, store, rows, device=self.device) if spoken else []
+        found = sum_counts(count_word_errors([text for _, text in spoken], heard))
         return contribution(found.errors, found.length, most_words=most_words)
 
 

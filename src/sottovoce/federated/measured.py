@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.evaluation.recognise import recognise
-from sottovoce.evaluation.wer import word_error_rate
+from sottovoce.evaluation.error_rates import compute_wer
+from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.federated.client import ClientRoom
 from sottovoce.models.family import Parameters
 from sottovoce.models.saved import Recogniser
@@ -68,4 +68,4 @@ def _wer(
 ) -> float:
     whole = room.frozen.with_trained(parameters)
     recogniser = Recogniser(room.family, room.model, room.tokens, whole, store.language)
-    return word_error_rate(said, recognise(recogniser, store, rows, device=device))
+    return compute_wer(said, recognise_utterances(recogniser, store, rows, device=device))

@@ -113,7 +113,7 @@ class Found(Hypothesis):
 
     @property
     def collapsed(self) -> bool:
-        """Whether the attention has stopped listening: the text never ended, or all of it is heard in one frame."""
+        """Whether the attention collapsed: the text never ended, or all of it is heard in one frame."""
         return not self.ended or (len(self.frames) >= STUCK_TOKENS and len(set(self.frames)) == 1)
 
 

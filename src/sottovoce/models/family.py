@@ -99,7 +99,7 @@ class Recognition(Generic[S]):
     `search(parameters, features, settings=…, how=…)`, where `how` is a `Search`, gives the best texts of each
     utterance, the best first. It is used unless CTC is asked for. `beam` is the search that is meant where only its
     width is named, `options` are what else of it may be chosen. A family has at least one of both.
-    `stream(parameters, samples, before, settings=…)`, where a family hears the past alone, takes the next samples and
+    `stream(parameters, samples, before, settings=…)`, where a family is causal (streaming), takes the next samples and
     what it gave the last time (None at first): the tokens that follow, each with its frame, and from where to go on.
     """
 

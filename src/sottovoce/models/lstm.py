@@ -83,7 +83,7 @@ def at_rest(x: Tensor, cells: Sequence[Cell]) -> State:
 
 
 def forwards(x_WTI: Tensor, cells: Sequence[Cell], state: State | None = None) -> tuple[Tensor, State]:
-    """Layers that hear the past alone, by torch's own kernels: [W, T, D], and where they stand behind the last step."""
+    """Layers that are causal, by torch's own kernels: [W, T, D], and where they stand behind the last step."""
     before = at_rest(x_WTI, cells) if state is None else state
     weights = [weight for cell in cells for weight in cell]
     with warnings.catch_warnings():

@@ -4,10 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.evaluation.gaps import WORST_GROUP, Gap, gap_from_json, worst_by_totals, worst_group
-from sottovoce.evaluation.paired import LESS_START, difference, why_not
-from sottovoce.evaluation.paired_table import between, points
-from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.evaluation.compare import (
+    LESS_START,
+    WORST_GROUP,
+    GroupGap,
+    compute_difference,
+    explain_incomparable,
+    find_worst_group,
+    find_worst_group_by_totals,
+    read_gap,
+)
+from sottovoce.evaluation.error_rates import Interval
+from sottovoce.evaluation.tables import format_interval, format_points
 from sottovoce.reporting.cells import percent
 from sottovoce.reporting.records import RunRecord
 
@@ -44,12 +52,12 @@ class PrivacyCost:
         if self.base is None or self.difference is None:
             return f"{told}."
         beside = "the model it started from" if self.base == ITS_START else f"{self.base}, the same without noise"
-        by = f"{points(self.difference)} points beside {beside}"
+        by = f"{format_points(self.difference)} points beside {beside}"
         if self.interval is None:
             return f"{told}, {by}; too few speakers for an interval."
         low, high = self.interval
         meaning = "fewer errors" if high < 0 else "more errors" if low > 0 else "not told apart"
-        return f"{told}, {by} (95 % interval {between(self.interval)}, paired by speaker): {meaning}."
+        return f"{told}, {by} (95 % interval {format_interval(self.interval)}, paired by speaker): {meaning}."
 
     def as_json(self) -> dict[str, Any]:
         beside = {"beside": self.base, "difference": self.difference, "difference_interval": self.interval}
@@ -63,8 +71,8 @@ def cost_of(run: RunRecord, runs: Sequence[RunRecord]) -> PrivacyCost | None:
     if name is None or "wer" not in test:
         return None
     for other in runs:
-        if _is_noiseless_twin(other, run) and not why_not(test, theirs := other.tests.get(name, {})):
-            found = difference(test, theirs)
+        if _is_noiseless_twin(other, run) and not explain_incomparable(test, theirs := other.tests.get(name, {})):
+            found = compute_difference(test, theirs)
             return PrivacyCost(name, test["wer"], other.label, found.difference, found.interval)
     if (told := test.get(LESS_START)) is not None:
         low_high = told["difference_interval"]
@@ -72,33 +80,37 @@ def cost_of(run: RunRecord, runs: Sequence[RunRecord]) -> PrivacyCost | None:
             name, test["wer"], ITS_START, told["difference"], None if low_high is None else tuple(low_high)
         )
     start = run.start_tests.get(name, {})
-    if not start or why_not(test, start):
+    if not start or explain_incomparable(test, start):
         return PrivacyCost(name, test["wer"])
-    found = difference(test, start)
+    found = compute_difference(test, start)
     return PrivacyCost(name, test["wer"], ITS_START, found.difference, found.interval)
 
 
-def gap_of(run: RunRecord) -> Gap | None:
+def gap_of(run: RunRecord) -> GroupGap | None:
     """The worst group of the test set that the run is known by, as far as it can be told."""
     name = run.headline_test
     test = {} if name is None else run.tests[name]
     if "wer" not in test:
         return None
-    return gap_from_json(test[WORST_GROUP]) if WORST_GROUP in test else worst_group(test) or worst_by_totals(test)
+    return (
+        read_gap(test[WORST_GROUP])
+        if WORST_GROUP in test
+        else find_worst_group(test) or find_worst_group_by_totals(test)
+    )
 
 
-def gap_words(gap: Gap | None) -> str:
+def gap_words(gap: GroupGap | None) -> str:
     if gap is None:
         return "Not known: no two groups of at least five test speakers each can be told apart."
     told = (
         f"Worst understood of {gap.groups} groups: {gap.fact} {gap.group}, {percent(gap.wer)} against "
-        f"{percent(gap.others_wer)} of everybody else, {points(gap.gap)} points"
+        f"{percent(gap.others_wer)} of everybody else, {format_points(gap.gap)} points"
     )
     if gap.interval is None:
         return f"{told}; without an interval, since nobody’s words were counted."
     at_once = f", for all {gap.groups} groups at once" if gap.groups > 1 else ""
     chance = "" if gap.interval[0] > 0 else "; chance alone may do that"
-    return f"{told} (95 % interval {between(gap.interval)}{at_once}){chance}."
+    return f"{told} (95 % interval {format_interval(gap.interval)}{at_once}){chance}."
 
 
 def _is_noiseless_twin(other: RunRecord, run: RunRecord) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from sottovoce.evaluation.paired import LESS_START, difference, why_not
-from sottovoce.evaluation.paired_table import between, points
+from sottovoce.evaluation.compare import LESS_START, compute_difference, explain_incomparable
+from sottovoce.evaluation.tables import format_interval, format_points
 from sottovoce.reporting.cells import said_once
 from sottovoce.reporting.records import Record, RunRecord
 from sottovoce.tables import NOTHING, Row, Table
@@ -45,7 +45,9 @@ def difference_table(runs: Sequence[RunRecord], *, start: str) -> Table | None:
         if name in base and "wer" in test
     ]
     reasons = {
-        (pair.label, pair.name): "" if not others and LESS_START in pair.test else why_not(pair.test, pair.base)
+        (pair.label, pair.name): ""
+        if not others and LESS_START in pair.test
+        else explain_incomparable(pair.test, pair.base)
         for pair in pairs
     }
     rows = [_row(pair, first) for pair in pairs if not reasons[pair.label, pair.name]]
@@ -74,7 +76,7 @@ def _common_start(runs: Sequence[RunRecord]) -> Record:
 def _row(pair: _Pair, first: RunRecord) -> Row:
     which = pair.label, first.named(pair.name)
     if (told := pair.test.get(LESS_START)) is not None:  # a release, beside its start alone
-        return *which, points(told["difference"]), between(told["difference_interval"]), NOTHING
-    found = difference(pair.test, pair.base)
+        return *which, format_points(told["difference"]), format_interval(told["difference_interval"]), NOTHING
+    found = compute_difference(pair.test, pair.base)
     people = f"{found.better:,} / {found.worse:,} / {found.speakers - found.better - found.worse:,}"
-    return *which, points(found.difference), between(found.interval), people
+    return *which, format_points(found.difference), format_interval(found.interval), people

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sottovoce.evaluation.paired_table import between, points
+from sottovoce.evaluation.tables import format_interval, format_points
 from sottovoce.reporting.cells import epsilon_text, listed
 from sottovoce.reporting.parts import Chapter, Fold, MacroPart, PagePart, Paragraph
 from sottovoce.reporting.verdict import EVERY_TIME, Verdict, odds_words, of_hundred, told_together
@@ -54,8 +54,8 @@ def _cells(one: Verdict) -> Row:
         private = (epsilon_text(one.epsilon) + inside, right, odds_words(one.epsilon_of_one))
     base, cost = NOTHING, (NOTHING, NOTHING)
     if one.cost is not None and one.cost.base is not None:
-        base, cost = one.cost.base, (points(one.cost.difference), between(one.cost.interval))
+        base, cost = one.cost.base, (format_points(one.cost.difference), format_interval(one.cost.interval))
     group, gap = NOTHING, (NOTHING, NOTHING)
     if one.gap is not None:
-        group, gap = f"{one.gap.fact} {one.gap.group}", (points(one.gap.gap), between(one.gap.interval))
+        group, gap = f"{one.gap.fact} {one.gap.group}", (format_points(one.gap.gap), format_interval(one.gap.interval))
     return one.brief, group, base, *private, *cost, *gap

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sottovoce.drawing import COLOURS
-from sottovoce.evaluation.table import GROUPS_SHOWN
+from sottovoce.evaluation.tables import GROUPS_SHOWN
 from sottovoce.reporting.drawings import (
     Drawing,
     Pen,

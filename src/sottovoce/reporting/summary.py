@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table as TerminalTable
 
-from sottovoce.evaluation.evaluate import MANY_COLLAPSED, told_collapsed
+from sottovoce.evaluation.score import MANY_COLLAPSED, format_collapsed
 from sottovoce.files import as_utf8, written_atomically
 from sottovoce.privacy.calibration import Accountant
 from sottovoce.reporting.cells import epsilon_text
@@ -187,7 +187,7 @@ def _row(result: Mapping[str, Any], figures: tuple[str, ...]) -> list[str]:
 
 
 def _cells(result: Mapping[str, Any]) -> dict[str, str]:
-    """A test set by column: errors, or the figures of a model that writes nothing down."""
+    """A test set by column: errors, or the figures of a model that writes no text."""
     if "wer" in result:
         interval = result["wer_interval"]
         between = "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
@@ -261,10 +261,10 @@ def _understood(run: RunRecord) -> list[str]:
 
 
 def _deaf(run: RunRecord) -> list[str]:
-    """The test sets on which an attention stopped listening often."""
+    """The test sets on which an attention collapsed often."""
     tests = run.results.get("test", {})
     return [
-        f"{run.label}: {told_collapsed(test['collapsed'], test['utterances'])} of {name}"
+        f"{run.label}: {format_collapsed(test['collapsed'], test['utterances'])} of {name}"
         for name, test in tests.items()
         if test.get("collapsed") and test["collapsed"] >= MANY_COLLAPSED * test["utterances"]
     ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sottovoce.evaluation.gaps import Gap
+from sottovoce.evaluation.compare import GroupGap
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, accounted
 from sottovoce.privacy.odds import Odds, believed, odds
 from sottovoce.privacy.promise import Promise, both, written_out
@@ -52,7 +52,7 @@ class Verdict:
     delta: float | None = None
     odds: Odds | None = None
     cost: PrivacyCost | None = None
-    gap: Gap | None = None
+    gap: GroupGap | None = None
     against: str = ""
     unit: PrivacyUnit | None = None
     epsilon_inside: float | None = None
@@ -168,7 +168,7 @@ def verdict_on(run: RunRecord, runs: Sequence[RunRecord] = ()) -> Verdict:
 
 
 def _not_private(
-    run: RunRecord, measured: tuple[tuple[str, str], ...], cost: PrivacyCost | None, gap: Gap | None
+    run: RunRecord, measured: tuple[tuple[str, str], ...], cost: PrivacyCost | None, gap: GroupGap | None
 ) -> Verdict:
     headline = "Not private: nothing is promised to anybody."
     if run.promise is None:
@@ -184,7 +184,11 @@ def _not_private(
 
 
 def _private(
-    run: RunRecord, promise: Promise, measured: tuple[tuple[str, str], ...], cost: PrivacyCost | None, gap: Gap | None
+    run: RunRecord,
+    promise: Promise,
+    measured: tuple[tuple[str, str], ...],
+    cost: PrivacyCost | None,
+    gap: GroupGap | None,
 ) -> Verdict:
     delta, inside = promise.delta, promise.epsilon_inside
     # What is called a guarantee is one for people: of a silo, for each speaker inside.

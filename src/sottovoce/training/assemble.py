@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import Recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import check_language
 from sottovoce.evaluation.measures import Measure
+from sottovoce.evaluation.score import check_language
 from sottovoce.federated.client import SharedSpeech
 from sottovoce.federated.round import AfterStep
 from sottovoce.federated.server import Server
@@ -166,7 +166,7 @@ def starting_model(recipe: Recipe, parent: Seed | None, store: Store, *, say: Sa
         # A parent of another family hands on a part that knows no tokens, if any.
         is_same = found.family.name == recipe.model.family
         tokens = found.tokens if is_same else _own_tokens(recipe, store)
-        # Nor does it know a language, any more than a model that writes nothing down.
+        # Nor does it know a language, any more than a model that writes no text.
         speaks = is_same and found.family.recognition is not None
         start = central.starting_point(recipe, tokens, found, language=found.language if speaks else store.language)
         if not is_same:

@@ -15,10 +15,10 @@ from torch import Tensor
 from sottovoce.audio.augment import add_noise, perturb_speed
 from sottovoce.audio.batches import Piece
 from sottovoce.config import Augmentation, Central, Recipe
-from sottovoce.evaluation.evaluate import evaluate
-from sottovoce.evaluation.losses import mean_figures
-from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, scored
+from sottovoce.evaluation.losses import compute_mean_figures, select_speech
+from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, score_from_figures
 from sottovoce.evaluation.prefetch import ahead
+from sottovoce.evaluation.score import evaluate_recogniser
 from sottovoce.federated.client import gradients_of
 from sottovoce.flat.layout import Layout
 from sottovoce.models.decoding import greedy
@@ -202,10 +202,12 @@ class CentralLoop(Loop):
         store, split = self._dev
         besides = self._log.norms_by_layer()
         if self._measure is LOSS:
-            score, figures = scored(mean_figures(self._model, store, split=split, device=self._device))
+            score, figures = score_from_figures(
+                compute_mean_figures(self._model, select_speech(self._model, store, split=split), device=self._device)
+            )
             return score, {**figures, **besides}
         decode = greedy if self._measure is CTC_WER else None
-        result = evaluate(self._model, store, split=split, device=self._device, decode=decode)
+        result = evaluate_recogniser(self._model, store, split=split, device=self._device, decode=decode)
         return Score(self._measure, result.wer), {"dev_cer": result.cer, **note_collapsed(result, self._say), **besides}
 
     def paused(self) -> AbstractContextManager[None]:

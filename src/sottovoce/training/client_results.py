@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from sottovoce.config import Recipe
 from sottovoce.errors import promise
-from sottovoce.evaluation.per_speaker import rates, spread, sum_by
-from sottovoce.evaluation.wer import Counts, count_words
+from sottovoce.evaluation.error_rates import Counts, compute_rates, count_word_errors, measure_spread, sum_by_owner
 from sottovoce.federated.client_wer import held_out_speech
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.settings import Mode
@@ -89,7 +88,7 @@ def client_results(
     store = population.store
     assert isinstance(store, Store)
     before_C4, after_C4 = (_counts(tested, team.recognise(model, store, tested.rows)) for model in (start, best))
-    before_C, after_C = rates(before_C4), rates(after_C4)
+    before_C, after_C = compute_rates(before_C4), compute_rates(after_C4)
     seconds_C = np.array([client.seconds for client in tested.clients])
     order = np.lexsort((seconds_C, before_C, after_C))
     return common | {
@@ -111,19 +110,19 @@ def client_results(
 
 
 def _counts(tested: TestedClients, heard: Sequence[str]) -> Counts:
-    return sum_by(count_words(tested.texts, heard), tested.owners, owner_count=len(tested.clients))
+    return sum_by_owner(count_word_errors(tested.texts, heard), tested.owners, owner_count=len(tested.clients))
 
 
 def summary(counts_C4: Counts) -> dict[str, Any]:
     """The mean over clients, with and without those above 100 %, how many are above 50 % and 100 %, and the spread."""
-    rates_C = rates(counts_C4)
+    rates_C = compute_rates(counts_C4)
     within = rates_C[rates_C <= 1.0]
     return {
         "wer": float(counts_C4[:, 1:].sum() / counts_C4[:, 0].sum()),
         "mean": float(rates_C.mean()),
         "mean_without_above_100": float(within.mean()) if len(within) else None,
         **{f"share_above_{100 * limit:.0f}": float((rates_C > limit).mean()) for limit in LIMITS},
-        "spread": spread(counts_C4).as_json(),
+        "spread": measure_spread(counts_C4).as_json(),
     }
 
 

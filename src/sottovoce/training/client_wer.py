@@ -25,7 +25,7 @@ def check_client_wer(recipe: Recipe, start: Recogniser, population: Population, 
 
 def check_writes(recipe: Recipe, start: Recogniser) -> None:
     if recipe.federated.client_wer is not None and start.family.recognition is None:
-        raise InputError(f"federation.client_wer: models of family={start.family.name} write nothing down")
+        raise InputError(f"federation.client_wer: models of family={start.family.name} write no text")
 
 
 def listeners_here(

@@ -21,7 +21,7 @@ from sottovoce.config import Federation as FederationSettings
 from sottovoce.config import as_yaml
 from sottovoce.digests import safetensors_digest
 from sottovoce.errors import InputError
-from sottovoce.evaluation.measures import CTC_WER, LOSS, Score, scored
+from sottovoce.evaluation.measures import CTC_WER, LOSS, Score, score_from_figures
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.round import Round, RoundState, run_round
@@ -301,7 +301,7 @@ class Federating(Loop):
     def evaluate(self) -> tuple[Score, Record]:
         model, (store, split), measure = self._model(), self._federation.data.dev, self._federation.measure
         if measure is LOSS:
-            score, besides = scored(self._team.mean_figures(model, store, split=split))
+            score, besides = score_from_figures(self._team.mean_figures(model, store, split=split))
             return score, {**besides, **self._tested_along(model)}
         result = self._team.evaluate(model, store, split=split, by_ctc=measure is CTC_WER)
         besides = {**note_collapsed(result, self._say), **self._tested_along(model)}

@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import MANY_COLLAPSED, Evaluation, told_collapsed
 from sottovoce.evaluation.measures import Measure, Score
+from sottovoce.evaluation.score import MANY_COLLAPSED, Evaluation, format_collapsed
 from sottovoce.interrupts import interruptible
 from sottovoce.models.saved import Recogniser
 from sottovoce.processes import ALONE, Processes
@@ -148,11 +148,11 @@ class Loop(ABC):
 
 
 def note_collapsed(result: Evaluation, say: Say) -> Record:
-    """In how many dev utterances an attention stopped listening, for the records, and said where they are many."""
+    """In how many dev utterances an attention collapsed, for the records, and said where they are many."""
     if result.collapsed is None:
         return {}
     if result.collapsed >= MANY_COLLAPSED * result.utterances:
-        say(f"dev: {told_collapsed(result.collapsed, result.utterances)}")
+        say(f"dev: {format_collapsed(result.collapsed, result.utterances)}")
     return {"dev_collapsed": result.collapsed}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from sottovoce.config import Recipe
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import select
+from sottovoce.evaluation.score import select_utterances
 from sottovoce.federated.client import SharedSpeech
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.settings import Weighting
@@ -19,7 +19,7 @@ def choose_shared_dev(recipe: Recipe, place: tuple[Store, str]) -> SharedSpeech:
     assert asked is not None
     store, split = place
     try:
-        chosen = select(store, split=split)
+        chosen = select_utterances(store, split=split)
     except InputError as error:
         raise InputError(f"federation.privacy.weighting=wer_released: {error}") from None
     spoken = [(row, text) for row, text in zip(chosen.rows.tolist(), chosen.references, strict=True) if text.split()]
@@ -30,7 +30,7 @@ def choose_shared_dev(recipe: Recipe, place: tuple[Store, str]) -> SharedSpeech:
 
 
 def check_understood(recipe: Recipe, start: Recogniser) -> None:
-    """Refuse to look at the errors of clients' models where models write nothing down."""
+    """Refuse to look at the errors of clients' models where models write no text."""
     settings = recipe.federated
     by_errors = settings.privacy.weighting in (Weighting.WER, Weighting.WER_RELEASED)
     asked = {
@@ -39,4 +39,4 @@ def check_understood(recipe: Recipe, start: Recogniser) -> None:
     }
     for what, is_asked in asked.items():
         if is_asked and start.family.recognition is None:
-            raise InputError(f"federation.{what}: models of family={start.family.name} write nothing down")
+            raise InputError(f"federation.{what}: models of family={start.family.name} write no text")

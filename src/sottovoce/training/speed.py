@@ -17,8 +17,8 @@ import torch
 from sottovoce.config import Recipe
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import select
 from sottovoce.evaluation.measures import LOSS, MEASURES
+from sottovoce.evaluation.score import select_utterances
 from sottovoce.federated.client import plan_client
 from sottovoce.federated.cohort import ClientsHere
 from sottovoce.models.saved import Recogniser
@@ -162,12 +162,12 @@ def _timed(step: Callable[[int], float], *, steps: int) -> tuple[float, float]:
 def _speed(
     recipe: Recipe, start: Recogniser, data: Places, device: torch.device, *, training: float, audio_per_step: float
 ) -> Speed:
-    """With the time that recognising takes, of some dev utterances; where models write nothing down, of the way
+    """With the time that recognising takes, of some dev utterances; where models write no text, of the way
     forwards."""
     evaluation = training * FORWARD / TRAINING
     if start.family.recognition is not None and MEASURES[recipe.measure or "wer"] is not LOSS:
         store, split = data.dev
-        rows = select(store, split=split).rows
+        rows = select_utterances(store, split=split).rows
         seconds = (store.audio_offsets[rows + 1] - store.audio_offsets[rows]) / SAMPLE_RATE
         some = slice(None, None, max(1, int(seconds.sum() / _affordable(start, device, each=FORWARD))))
         begun = time.perf_counter()

@@ -8,8 +8,8 @@ from sottovoce.config import ManifestCorpus, Recipe, SyntheticCorpus
 from sottovoce.corpora import synthetic, tsv
 from sottovoce.corpora.holdout import hold_out
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import check_language, select
-from sottovoce.evaluation.losses import usable_speech
+from sottovoce.evaluation.losses import select_speech
+from sottovoce.evaluation.score import check_language, select_utterances
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Progress, Store, pack
 from sottovoce.text.tokens import Tokens
@@ -19,10 +19,10 @@ def check_scored(places: Iterable[tuple[Store, str]], recogniser: Recogniser) ->
     """Find out before training, not at the first evaluation, that a set cannot be scored."""
     for store, split in places:
         if recogniser.family.recognition is None:
-            usable_speech(recogniser, store, split=split)
+            select_speech(recogniser, store, split=split)
             continue
         check_language(recogniser, store)
-        chosen = select(store, split=split)
+        chosen = select_utterances(store, split=split)
         if not any(_writable(recogniser.tokens, text) for text in chosen.references):
             raise InputError(
                 f"store {store.path}: not one of the {len(chosen.references):,} texts of split={split} can be written "

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import Evaluation, score, select
-from sottovoce.evaluation.losses import mean_figures
-from sottovoce.evaluation.recognise import Progress
-from sottovoce.evaluation.together import recognise_together
+from sottovoce.evaluation.losses import compute_mean_figures, select_speech
+from sottovoce.evaluation.recognise import Progress, recognise_across_processes
+from sottovoce.evaluation.score import Evaluation, score_hypotheses, select_utterances
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.flat.layout import Layout
 from sottovoce.interrupts import interruptible
@@ -75,15 +74,17 @@ class Team(AbstractContextManager["Team"]):
 
     def evaluate(self, model: Recogniser, store: Store, *, split: str, by_ctc: bool = False) -> Evaluation:
         """What `evaluate` gives, with the help of all."""
-        chosen, collapses = select(store, split=split), list[int]()
+        chosen, collapses = select_utterances(store, split=split), list[int]()
         texts = self.recognise(model, store, chosen.rows, by_ctc=by_ctc, on_collapse=collapses.append)
-        return score(store, chosen, texts, collapses=collapses)
+        return score_hypotheses(store, chosen, texts, collapses=collapses)
 
     def mean_figures(self, model: Recogniser, store: Store, *, split: str) -> dict[str, float]:
-        """What `mean_figures` gives, with the help of all."""
+        """What `compute_mean_figures` gives, with the help of all."""
         if self.processes.several:
             self._ask(_LossOrder(str(store.path), split), model)
-        return mean_figures(model, store, split=split, device=self.device, processes=self.processes)
+        return compute_mean_figures(
+            model, select_speech(model, store, split=split), device=self.device, processes=self.processes
+        )
 
     def follow(self, clients: ClientsOverRanks, plan: Plan) -> None:
         """In the others: do what is asked for, until nothing more is."""
@@ -119,7 +120,9 @@ class Team(AbstractContextManager["Team"]):
         model = replace(self.start, parameters=self._layout.views(parameters_P))
         store = self.stores[order.store]
         if isinstance(order, _LossOrder):
-            mean_figures(model, store, split=order.split, device=self.device, processes=self.processes)
+            compute_mean_figures(
+                model, select_speech(model, store, split=order.split), device=self.device, processes=self.processes
+            )
         else:
             self._recognise_together(model, store, order)
 
@@ -128,7 +131,7 @@ class Team(AbstractContextManager["Team"]):
     ) -> list[str]:
         decode = greedy if order.by_ctc else None
         around: dict[str, Any] = {"processes": self.processes, "device": self.device}
-        return recognise_together(model, store, order.rows, decode=decode, on_collapse=on_collapse, **around)
+        return recognise_across_processes(model, store, order.rows, decode=decode, on_collapse=on_collapse, **around)
 
     @property
     def _layout(self) -> Layout:

@@ -9,11 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 from sottovoce.config import Recipe, SyntheticCorpus
-from sottovoce.evaluation.evaluate import Selection, score, select
-from sottovoce.evaluation.gaps import WORST_GROUP, worst_group
-from sottovoce.evaluation.losses import as_json, usable_speech
-from sottovoce.evaluation.paired import LESS_START, difference
-from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS
+from sottovoce.evaluation.compare import LESS_START, WORST_GROUP, compute_difference, find_worst_group
+from sottovoce.evaluation.error_rates import FEWEST_SPEAKERS
+from sottovoce.evaluation.losses import select_speech, summarise_figures
+from sottovoce.evaluation.score import Selection, score_hypotheses, select_utterances
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Store
 from sottovoce.training.team import Team
@@ -38,7 +37,7 @@ def score_models(
     Of a release it names nobody, quotes nobody and counts nobody's words, and a group has at least five people: those
     who hold the corpus can look people up by each of these. Nobody can pair such results by speaker any more, so that
     of the first model it says how far it is from the second, which it started from, and of each which group it
-    understands worst. One person has one pseudonym in all that is returned. Of models that write nothing down it says
+    understands worst. One person has one pseudonym in all that is returned. Of models that write no text it says
     their loss, and what else they are measured by.
     """
     if any(model.family.recognition is None for model in models):
@@ -47,9 +46,9 @@ def score_models(
     if is_release:
         for first, second in pairwise(found):
             for name, test in first.items():
-                test[LESS_START] = difference(test, second[name]).in_brief()
+                test[LESS_START] = compute_difference(test, second[name]).in_brief()
         for test in (test for tested in found for test in tested.values()):
-            if (gap := worst_group(test)) is not None:
+            if (gap := find_worst_group(test)) is not None:
                 test[WORST_GROUP] = gap.as_json()
         hide_names([test for tested in found for test in tested.values()])
     return found
@@ -60,10 +59,12 @@ def _score_model(
 ) -> Tested:
     found = {}
     for name, (store, split) in tests.items():
-        chosen, collapses = select(store, split=split), list[int]()
+        chosen, collapses = select_utterances(store, split=split), list[int]()
         hypotheses = team.recognise(model, store, chosen.rows, on_collapse=collapses.append)
         smallest = FEWEST_SPEAKERS if is_release else 1
-        found[name] = score(store, chosen, hypotheses, smallest_group=smallest, collapses=collapses).as_json()
+        found[name] = score_hypotheses(
+            store, chosen, hypotheses, smallest_group=smallest, collapses=collapses
+        ).as_json()
         if may_quote(recipe, store) and not is_release:
             found[name]["samples"] = quotes(chosen, hypotheses)
     return found
@@ -71,7 +72,7 @@ def _score_model(
 
 def _measure_model(model: Recogniser, tests: Mapping[str, tuple[Store, str]], team: Team) -> Tested:
     return {
-        name: as_json(usable_speech(model, store, split=split), team.mean_figures(model, store, split=split))
+        name: summarise_figures(select_speech(model, store, split=split), team.mean_figures(model, store, split=split))
         for name, (store, split) in tests.items()
     }
 

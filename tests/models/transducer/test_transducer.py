@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.evaluation.decoder import choose_decoder
+from sottovoce.evaluation.decoder import DecodingOptions, choose_decoder
 from sottovoce.models import rnnt
 from sottovoce.models.attention_search import GREEDY, Search
 from sottovoce.models.family import find_family
@@ -239,12 +239,12 @@ def test_a_language_model_ranks_the_beams_texts() -> None:
 def test_options_of_attention_and_ctc_are_refused() -> None:
     pieces = ["", "a", "b", "c", "d"]
     assert choose_decoder(FAMILY, pieces) == GREEDY
-    chosen = choose_decoder(FAMILY, pieces, beam_width=4, temperature=1.2)
+    chosen = choose_decoder(FAMILY, pieces, DecodingOptions(beam_width=4, temperature=1.2))
     assert chosen == Search(width=4, temperature=1.2, end_threshold=None, longest_shift=None, normalised=False)
     with pytest.raises(InputError, match="longest_shift=9 means nothing to models of family=transducer"):
-        choose_decoder(FAMILY, pieces, longest_shift=9)
+        choose_decoder(FAMILY, pieces, DecodingOptions(longest_shift=9))
     with pytest.raises(InputError, match="family=transducer cannot be decoded by CTC"):
-        choose_decoder(FAMILY, pieces, by_ctc=True)
+        choose_decoder(FAMILY, pieces, DecodingOptions(by_ctc=True))
 
 
 TOKENS = CharacterTokens.seen_in("abc")

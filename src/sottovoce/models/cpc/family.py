@@ -1,4 +1,4 @@
-"""Contrastive predictive coding as a family: it reads no text, writes nothing down, and hands its encoder on.
+"""Contrastive predictive coding as a family: it reads no text, writes no text, and hands its encoder on.
 
 Shapes: U utterances, T steps, D width, R rivals of a step.
 """

@@ -6,35 +6,35 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import evaluate, score, select
 from sottovoce.evaluation.figure import draw_evaluation
-from sottovoce.evaluation.table import evaluation_notes
+from sottovoce.evaluation.score import evaluate_recogniser, score_hypotheses, select_utterances
+from sottovoce.evaluation.tables import format_evaluation_notes
 from sottovoce.models.saved import Recogniser
 from sottovoce.store import Store
 from sottovoce.text.normalisers import Normaliser, NormaliserName
 
 
 def test_select_counts_what_it_leaves_out(store: Store) -> None:
-    chosen = select(store, longest_seconds=2.5)
+    chosen = select_utterances(store, longest_seconds=2.5)
     assert chosen.references == ("hello there", "good day", "one two three", "yes", "far too long", "hello again")
     assert (chosen.without_text, chosen.too_long) == (1, 1)
-    assert select(store, split="dev").references == ("hello there", "good day")
-    assert select(store, split="test").ids == ("bob-0", "bob-2", "cyd-0", "cyd-1")
+    assert select_utterances(store, split="dev").references == ("hello there", "good day")
+    assert select_utterances(store, split="test").ids == ("bob-0", "bob-2", "cyd-0", "cyd-1")
 
 
 def test_select_mistakes(store: Store) -> None:
     with pytest.raises(InputError, match=r"split='eval' is not in .*: expected one of dev, test, train"):
-        select(store, split="eval")
+        select_utterances(store, split="eval")
     with pytest.raises(
         InputError, match=r"nothing to score in .*:dev: of 2 utterances 0 have no text and 2 are longer"
     ):
-        select(store, split="dev", longest_seconds=0.1)
+        select_utterances(store, split="dev", longest_seconds=0.1)
 
 
 def test_score_by_hand(store: Store) -> None:
-    chosen = select(store)
+    chosen = select_utterances(store)
     hypotheses = ["hello", "good day", "one to three", "yes", "far too long", "yes no", "hello again"]
-    result = score(store, chosen, hypotheses)
+    result = score_hypotheses(store, chosen, hypotheses)
     # "there" lost, "two" heard as "to", "yes" put in: 3 errors in 2+2+3+1+3+1+2 words.
     assert (result.words.length, result.words.substitutions) == (14, 1)
     assert (result.words.deletions, result.words.insertions) == (1, 1)
@@ -56,27 +56,27 @@ def test_score_by_hand(store: Store) -> None:
         assert sum(group.words.errors for group in groups) == result.words.errors
         assert sum(group.speakers for group in groups) == 3
     assert result.interval is None, "three speakers are too few"
-    assert result.as_json() == score(store, chosen, hypotheses).as_json()
+    assert result.as_json() == score_hypotheses(store, chosen, hypotheses).as_json()
 
 
 def test_other_rules_spell_references_as_the_corpus_wrote_them_and_hypotheses(store: Store) -> None:
     """With rules that let a text begin with its number of letters, every utterance is one word longer."""
-    chosen, heard = select(store, split="dev"), ["hello there", "good way"]
+    chosen, heard = select_utterances(store, split="dev"), ["hello there", "good way"]
     rules = Normaliser(NormaliserName.WHISPER_BASIC, "0.1", lambda text: f"{len(text)} {text}")
-    told = score(store, chosen, heard, normaliser=rules)
+    told = score_hypotheses(store, chosen, heard, normaliser=rules)
     assert (told.words.length, told.words.errors) == (6, 1)
     assert told.as_json()["normalisation"] == {"name": "whisper-basic", "version": "0.1"}
-    assert "texts spelled by whisper-basic 0.1" in evaluation_notes(told)
-    ours = score(store, chosen, heard)
+    assert "texts normalised by whisper-basic 0.1" in format_evaluation_notes(told)
+    ours = score_hypotheses(store, chosen, heard)
     assert (ours.words.length, ours.speech) == (4, told.speech), "the same speech, by other rules"
-    assert not any("spelled" in line for line in evaluation_notes(ours))
+    assert not any("normalised" in line for line in format_evaluation_notes(ours))
     nothing = Normaliser(NormaliserName.WHISPER_BASIC, "0.1", lambda text: "")
     with pytest.raises(InputError, match=r"normaliser=whisper-basic leaves no word of 2 references"):
-        score(store, chosen, heard, normaliser=nothing)
+        score_hypotheses(store, chosen, heard, normaliser=nothing)
 
 
 def test_evaluate_one_split(recogniser: Recogniser, store: Store) -> None:
-    result = evaluate(recogniser, store, split="test")
+    result = evaluate_recogniser(recogniser, store, split="test")
     assert (result.utterances, result.splits, result.without_text) == (4, ("test",), 1)
     assert result.audio_seconds == pytest.approx(0.5 + 0.5 * 1.74 + 2.0 + 2.74)
     assert result.wer > 0.9, "noise and an untrained model"
@@ -84,13 +84,13 @@ def test_evaluate_one_split(recogniser: Recogniser, store: Store) -> None:
 
 def test_language_must_be_the_same(recogniser: Recogniser, store: Store) -> None:
     with pytest.raises(InputError, match=r"the model writes language=fr, but store .* is in language=en"):
-        evaluate(replace(recogniser, language="fr"), store)
-    evaluate(replace(recogniser, language="en-GB"), store, split="dev")
+        evaluate_recogniser(replace(recogniser, language="fr"), store)
+    evaluate_recogniser(replace(recogniser, language="en-GB"), store, split="dev")
 
 
 @pytest.mark.parametrize("name", ["figure.png", "figure.svg", "figure.html"])
 def test_figure(store: Store, tmp_path: Path, name: str) -> None:
-    result = score(store, select(store), ["a [b] <c>"] * 7)
+    result = score_hypotheses(store, select_utterances(store), ["a [b] <c>"] * 7)
     draw_evaluation(result, tmp_path / name, title="tiny <model> on $made$")
     content = (tmp_path / name).read_bytes()
     draw_evaluation(result, tmp_path / name, title="tiny <model> on $made$")
@@ -102,7 +102,7 @@ def test_figure(store: Store, tmp_path: Path, name: str) -> None:
 
 
 def test_figure_mistakes(store: Store, tmp_path: Path) -> None:
-    result = score(store, select(store, split="dev"), ["", ""])
+    result = score_hypotheses(store, select_utterances(store, split="dev"), ["", ""])
     with pytest.raises(InputError, match=r"expected a file name that ends in \.png, \.svg, \.html"):
         draw_evaluation(result, tmp_path / "figure.jpg", title="")
     with pytest.raises(InputError, match="does not exist"):

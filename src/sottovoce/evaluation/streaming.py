@@ -1,7 +1,7 @@
-"""Speech that is still being spoken: from a pipe to text, written as it is heard.
+"""Streaming recognition: from a pipe to text, chunk by chunk, with causal models (`Recognition.stream`).
 
-For models of families that hear the past alone (`Recognition.stream`). A chunk is `CHUNK_SECONDS` of sound; text comes
-when the chunk is complete and computed. It is the text that the whole recording has, greedily decoded in one window.
+A chunk is `CHUNK_SECONDS` of sound; its text comes when it is complete and computed. All texts joined are those of the
+whole recording, greedily decoded in one window.
 """
 
 import struct
@@ -15,8 +15,8 @@ import torch
 
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
-from sottovoce.evaluation.recognise import placed, recognition_of
-from sottovoce.evaluation.sound import Samples
+from sottovoce.evaluation.recognise import place_for_evaluation, require_recognition
+from sottovoce.evaluation.windows import Samples
 from sottovoce.models.decoding import WORD_BOUNDARY
 from sottovoce.models.saved import Recogniser
 
@@ -28,32 +28,30 @@ MOST_BEFORE = 1 << 24  # bytes that may stand before the samples of a WAV file: 
 
 
 @dataclass(frozen=True, slots=True)
-class Increment:
-    """What a chunk has added to the text, how much was heard until then, and how long the chunk took to compute."""
+class StreamedText:
+    """What a chunk has added to the text, the audio until then, and how long the chunk took to compute."""
 
     text: str
     audio_seconds: float
     compute_seconds: float
 
 
-def transcribe_live(
+def transcribe_stream(
     recogniser: Recogniser, sound: Iterable[Samples], *, device: torch.device | str = "cpu"
-) -> Iterator[Increment]:
+) -> Iterator[StreamedText]:
     """The text of `sound`, chunk by chunk; all of it joined is the transcript."""
     family = recogniser.family
-    if (stream := recognition_of(recogniser).stream) is None:
-        raise InputError(
-            f"models of family={family.name} need whole utterances, expected one that hears the past alone"
-        )
+    if (stream := require_recognition(recogniser).stream) is None:
+        raise InputError(f"models of family={family.name} need whole utterances: expected a causal (streaming) one")
     # Not in bfloat16: a row at a time is bound by launches, and the words should be those of a processor.
-    recogniser = placed(recogniser, torch.device("cpu")).to(device)
+    recogniser = place_for_evaluation(recogniser, torch.device("cpu")).to(device)
     pieces, spelling, heard, samples = recogniser.tokens.pieces(), _Spelling(), None, 0
     for chunk in sound:
         began = time.perf_counter()
         tokens, heard = stream(recogniser.parameters, chunk, heard, settings=recogniser.settings)
         samples += len(chunk)
         text = spelling.add("".join(pieces[token] for token, _ in tokens))
-        yield Increment(text, samples / SAMPLE_RATE, time.perf_counter() - began)
+        yield StreamedText(text, samples / SAMPLE_RATE, time.perf_counter() - began)
 
 
 class _Spelling:
@@ -79,7 +77,7 @@ class _Spelling:
         return added
 
 
-def chunks(pipe: BinaryIO, *, chunk_seconds: float = CHUNK_SECONDS) -> Iterator[Samples]:
+def read_chunks(pipe: BinaryIO, *, chunk_seconds: float = CHUNK_SECONDS) -> Iterator[Samples]:
     """Samples from a pipe as they come, raw or behind a WAV header; the last chunk may be shorter.
 
     A pipe that ends within a sample ends before it.

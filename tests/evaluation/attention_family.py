@@ -16,7 +16,7 @@ from sottovoce.models.family import Recognition, find_family
 from sottovoce.models.utterances import Features, Recordings
 from sottovoce.text.tokens import CharacterTokens
 
-NAME = "tests.evaluation.attending:FAMILY"
+NAME = "tests.evaluation.attention_family:FAMILY"
 TOKENS = CharacterTokens("abcdefghijklmnopqrstuvwxyz ")
 FRAME_SAMPLES = 640
 LEVEL = 1_000

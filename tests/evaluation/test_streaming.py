@@ -7,23 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from tests.evaluation.talking import noise, talkative, wav
+from tests.evaluation.streaming_recogniser import noise, talkative, wav
 
 from sottovoce.errors import InputError
-from sottovoce.evaluation.live import chunks, transcribe_live
-from sottovoce.evaluation.transcribe import Transcript, transcribe
+from sottovoce.evaluation.streaming import read_chunks, transcribe_stream
+from sottovoce.evaluation.transcribe import Transcript, transcribe_files
 from sottovoce.models.saved import Recogniser
 
 TALKATIVE, SPEECH = talkative(), noise()
 
 
 def heard(recogniser: Recogniser, sound: bytes, **options: Any) -> str:
-    return "".join(increment.text for increment in transcribe_live(recogniser, chunks(io.BytesIO(sound), **options)))
+    return "".join(
+        increment.text for increment in transcribe_stream(recogniser, read_chunks(io.BytesIO(sound), **options))
+    )
 
 
 def test_the_words_are_those_of_the_whole_recording(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "speech.wav", SPEECH, 16_000)
-    (whole,) = transcribe(TALKATIVE, [tmp_path / "speech.wav"])
+    (whole,) = transcribe_files(TALKATIVE, [tmp_path / "speech.wav"])
     assert isinstance(whole, Transcript)
     assert len(whole.words) > 3
     for chunk_seconds in (0.02, 0.24, 9.0):
@@ -35,7 +37,7 @@ def test_the_words_are_those_of_the_whole_recording(tmp_path: Path) -> None:
 def test_text_comes_while_somebody_speaks() -> None:
     """Not one chunk is read ahead."""
     pipe = io.BytesIO(SPEECH.tobytes())
-    increments = transcribe_live(TALKATIVE, chunks(pipe))
+    increments = transcribe_stream(TALKATIVE, read_chunks(pipe))
     for number in range(1, 11):
         assert next(increments).audio_seconds == pytest.approx(0.24 * number)
         assert pipe.tell() == number * 2 * 3_840
@@ -51,7 +53,7 @@ def test_a_stream_that_stops_in_mid_sentence_has_its_words_so_far() -> None:
 
 def test_chunks_are_the_samples() -> None:
     for sound in (SPEECH.tobytes(), SPEECH.tobytes() + b"x", wav(SPEECH), wav(SPEECH) + b"behind the samples"):
-        assert np.array_equal(np.concatenate(list(chunks(io.BytesIO(sound)))), SPEECH)
+        assert np.array_equal(np.concatenate(list(read_chunks(io.BytesIO(sound)))), SPEECH)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +66,9 @@ def test_chunks_are_the_samples() -> None:
 )
 def test_what_is_no_such_sound_is_refused(sound: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        list(chunks(io.BytesIO(sound)))
+        list(read_chunks(io.BytesIO(sound)))
 
 
 def test_a_model_that_needs_whole_utterances_is_refused(recogniser: Recogniser) -> None:
     with pytest.raises(InputError, match="family=ctc_transformer need whole utterances"):
-        next(transcribe_live(recogniser, chunks(io.BytesIO(b"\0\0" * 9_000))))
+        next(transcribe_stream(recogniser, read_chunks(io.BytesIO(b"\0\0" * 9_000))))

@@ -8,17 +8,17 @@ import pytest
 import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.evaluation.attending import FAMILY, FRAME_SAMPLES, TOKENS, sound_of
+from tests.evaluation.attention_family import FAMILY, FRAME_SAMPLES, TOKENS, sound_of
 from tests.evaluation.conftest import identity
 
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.errors import InputError
-from sottovoce.evaluation.decoder import choose_decoder, usual_decoder
-from sottovoce.evaluation.evaluate import evaluate
-from sottovoce.evaluation.recognise import recognise
-from sottovoce.evaluation.stitching import WordsHeard, attended_spans, stitch_words
-from sottovoce.evaluation.transcribe import TimedWord, Transcript, transcribe
+from sottovoce.evaluation.decoder import DecodingOptions, choose_decoder, choose_greedy
+from sottovoce.evaluation.recognise import recognise_utterances
+from sottovoce.evaluation.score import evaluate_recogniser
+from sottovoce.evaluation.transcribe import TimedWord, Transcript, transcribe_files
+from sottovoce.evaluation.windows import WindowWords, align_attended_tokens, stitch_words
 from sottovoce.models.attention_search import GREEDY, Search
 from sottovoce.models.ctc import Word
 from sottovoce.models.decoding import BeamSearch, greedy
@@ -58,11 +58,11 @@ def test_a_store_is_read(attending: Recogniser, spoken: Store, decode: Any) -> N
     rows = np.arange(spoken.utterance_count)
     for batch_seconds in (0.5, None):
         options: dict[str, Any] = {"batch_seconds": batch_seconds, "on_collapse": collapsed.append}
-        found = recognise(attending, spoken, rows, decode=decode, **options)
+        found = recognise_utterances(attending, spoken, rows, decode=decode, **options)
         texts = [spoken.utterance(row).text for row in rows.tolist()]
         assert found == [text or "" for text in texts]
     assert collapsed == ([] if decode is greedy else [0, 0])  # CTC has no attention
-    assert evaluate(attending, spoken, decode=decode).wer == 0
+    assert evaluate_recogniser(attending, spoken, decode=decode).wer == 0
 
 
 def write(path: Path, frames: str, **options: Any) -> Path:
@@ -71,7 +71,7 @@ def write(path: Path, frames: str, **options: Any) -> Path:
 
 
 def test_words_are_timed_by_the_attention(attending: Recogniser, tmp_path: Path) -> None:
-    (found,) = transcribe(attending, [write(tmp_path / "short.wav", "..ab.c. .d")])
+    (found,) = transcribe_files(attending, [write(tmp_path / "short.wav", "..ab.c. .d")])
     assert isinstance(found, Transcript)
     expected = [("abc", 2, 6), ("d", 9, 10)]
     assert found.words == tuple(
@@ -93,8 +93,8 @@ def test_windows_are_stitched_by_word(
         for _ in range(120)
     )
     path = write(tmp_path / "long.wav", frames)
-    (whole,) = transcribe(attending, [path], decode=decode, window_seconds=60.0)
-    (pieces,) = transcribe(attending, [path], decode=decode, window_seconds=window_seconds)
+    (whole,) = transcribe_files(attending, [path], decode=decode, window_seconds=60.0)
+    (pieces,) = transcribe_files(attending, [path], decode=decode, window_seconds=window_seconds)
     assert isinstance(whole, Transcript)
     assert len(whole.words) == 120
     assert pieces == whole
@@ -102,7 +102,7 @@ def test_windows_are_stitched_by_word(
 
 def test_an_attention_that_stops_listening_is_counted(attending: Recogniser, tmp_path: Path) -> None:
     paths = [write(tmp_path / "deaf.wav", "ab", deaf=True), write(tmp_path / "fine.wav", "ab.")]
-    deaf, fine = transcribe(attending, paths)
+    deaf, fine = transcribe_files(attending, paths)
     assert isinstance(deaf, Transcript)
     assert isinstance(fine, Transcript)
     assert (deaf.text, deaf.collapsed, fine.collapsed) == ("aaa", 1, 0)
@@ -111,39 +111,39 @@ def test_an_attention_that_stops_listening_is_counted(attending: Recogniser, tmp
 
 def test_a_recording_shorter_than_a_frame_says_nothing(attending: Recogniser, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "short.wav", np.zeros(100), 16_000)
-    (found,) = transcribe(attending, [tmp_path / "short.wav"])
+    (found,) = transcribe_files(attending, [tmp_path / "short.wav"])
     assert isinstance(found, Transcript)
     assert found.words == ()
 
 
 @given(st.lists(st.integers(0, 20), max_size=8))
 def test_spans_are_in_order(frames: list[int]) -> None:
-    spans = attended_spans(list(range(len(frames))), frames)
+    spans = align_attended_tokens(list(range(len(frames))), frames)
     times = [time for span in spans for time in (span.start, span.end)]
     assert times == sorted(times)
     assert [span.token for span in spans] == list(range(len(frames)))
 
 
 def test_a_word_that_both_windows_hear_is_written_once() -> None:
-    first = WordsHeard(0, 20, [Word("a", 3, 6), Word("b", 13, 15), Word("cut", 18, 20)])
-    second = WordsHeard(12, 32, [Word("t", 12, 13), Word("b", 13, 16), Word("cute", 18, 22)])
+    first = WindowWords(0, 20, [Word("a", 3, 6), Word("b", 13, 15), Word("cut", 18, 20)])
+    second = WindowWords(12, 32, [Word("t", 12, 13), Word("b", 13, 16), Word("cute", 18, 22)])
     assert [word.text for word in stitch_words([first, second])] == ["a", "b", "cute"]
 
 
 def test_which_decoder() -> None:
     pieces = TOKENS.pieces()
     transformer = find_family("ctc_transformer")
-    assert usual_decoder(FAMILY) is choose_decoder(FAMILY, pieces) is GREEDY
-    assert usual_decoder(transformer) is choose_decoder(transformer, pieces) is greedy
-    assert choose_decoder(FAMILY, pieces, by_ctc=True) is greedy
-    assert choose_decoder(FAMILY, pieces, beam_width=7) == Search(width=7)
-    assert choose_decoder(FAMILY, pieces, temperature=2.0, ctc_weight=0.5, longest_shift=None) == Search(
-        temperature=2.0, ctc_weight=0.5
-    )
+    assert choose_greedy(FAMILY) is choose_decoder(FAMILY, pieces) is GREEDY
+    assert choose_greedy(transformer) is choose_decoder(transformer, pieces) is greedy
+    assert choose_decoder(FAMILY, pieces, DecodingOptions(by_ctc=True)) is greedy
+    assert choose_decoder(FAMILY, pieces, DecodingOptions(beam_width=7)) == Search(width=7)
+    assert choose_decoder(
+        FAMILY, pieces, DecodingOptions(temperature=2.0, ctc_weight=0.5, longest_shift=None)
+    ) == Search(temperature=2.0, ctc_weight=0.5)
     with pytest.raises(InputError, match="temperature=2 is for models that search with attention"):
-        choose_decoder(transformer, pieces, temperature=2)
+        choose_decoder(transformer, pieces, DecodingOptions(temperature=2))
     with pytest.raises(InputError, match=r"words=w\.txt: only CTC can be kept"):
-        choose_decoder(FAMILY, pieces, words=Path("w.txt"))
+        choose_decoder(FAMILY, pieces, DecodingOptions(words=Path("w.txt")))
 
 
 def test_a_language_model_is_the_same_file_for_both(tmp_path: Path) -> None:
@@ -154,17 +154,17 @@ def test_a_language_model_is_the_same_file_for_both(tmp_path: Path) -> None:
     bigrams = ["", "\\2-grams:", "-5.0\t<unk> <unk>", "", "\\end\\", ""]
     file.write_text("\n".join(["\\data\\", f"ngram 1={len(lines)}", "ngram 2=1", "", "\\1-grams:", *lines, *bigrams]))
     pieces = TOKENS.pieces()
-    chosen = choose_decoder(FAMILY, pieces, language_model=file, lm_weight=0.5)
+    chosen = choose_decoder(FAMILY, pieces, DecodingOptions(language_model=file, lm_weight=0.5))
     assert isinstance(chosen, Search)
     assert chosen.language_model is not None
     assert (chosen.width, chosen.lm_weight) == (80, 0.5)
     assert chosen.language_model(TOKENS.encode("a ab")) == pytest.approx(-0.25 - 0.5 - 0.25 - 5 - 1)
-    assert isinstance(choose_decoder(FAMILY, pieces, language_model=file, by_ctc=True), BeamSearch)
+    assert isinstance(choose_decoder(FAMILY, pieces, DecodingOptions(language_model=file, by_ctc=True)), BeamSearch)
     file.write_text("nothing")
     with pytest.raises(InputError, match=r"letters\.arpa cannot be read"):
-        choose_decoder(FAMILY, pieces, language_model=file)
+        choose_decoder(FAMILY, pieces, DecodingOptions(language_model=file))
 
 
 def test_a_transformer_has_no_search(recogniser: Recogniser, store: Store) -> None:
     with pytest.raises(InputError, match="models of family=ctc_transformer have no search but CTC's"):
-        recognise(recogniser, store, np.array([0]), decode=GREEDY)
+        recognise_utterances(recogniser, store, np.array([0]), decode=GREEDY)

@@ -1,6 +1,6 @@
-"""How well a recogniser understands the people of a store: overall, person by person, and group by group.
+"""The error rates of a recogniser on a store: overall, by speaker and by group.
 
-Shapes: U utterances, S speakers; columns as in `wer`.
+Shapes: U utterances, S speakers; columns as in `error_rates`.
 """
 
 import hashlib
@@ -17,9 +17,20 @@ from numpy.typing import NDArray
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import Decoder
-from sottovoce.evaluation.per_speaker import Interval, Spread, interval, rates, spread, sum_by
-from sottovoce.evaluation.recognise import Progress, recognise
-from sottovoce.evaluation.wer import Counts, Tally, count_characters, count_words, tally
+from sottovoce.evaluation.error_rates import (
+    Counts,
+    Interval,
+    SpeakerSpread,
+    Tally,
+    bootstrap_interval,
+    compute_rates,
+    count_character_errors,
+    count_word_errors,
+    measure_spread,
+    sum_by_owner,
+    sum_counts,
+)
+from sottovoce.evaluation.recognise import Progress, recognise_utterances
 from sottovoce.models.attention_search import Search
 from sottovoce.models.saved import Recogniser
 from sottovoce.seeds import stream
@@ -31,7 +42,7 @@ FACTS = ("gender", "age", "accent")
 UNKNOWN = "unknown"
 OTHERS = "others"
 LONGEST_SECONDS = 60.0
-MANY_COLLAPSED = 0.1  # of the utterances: then an attention that stopped listening is worth a word
+MANY_COLLAPSED = 0.1  # of the utterances: from here on it is reported
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +57,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SpeakerGroup:
     """The people who share a fact: female speakers, say."""
 
     name: str
@@ -64,7 +75,7 @@ class Evaluation:
 
     `facts` has for each speaker what is known of them, by group. `speech` is a digest of what was said, by which
     another evaluation of the same is known, `normalisation` the rules by which texts were spelled. `collapsed` counts
-    utterances in which an attention stopped listening; None where none was asked.
+    utterances in which the attention collapsed; None where nothing was searched with attention.
     """
 
     store: str
@@ -80,8 +91,8 @@ class Evaluation:
     facts: tuple[Mapping[str, str], ...]
     speech: str
     speaker_counts_S4: Counts
-    spread: Spread
-    groups: Mapping[str, tuple[Group, ...]]
+    spread: SpeakerSpread
+    groups: Mapping[str, tuple[SpeakerGroup, ...]]
     normalisation: Mapping[str, int | str]
     collapsed: int | None = None
 
@@ -97,7 +108,7 @@ class Evaluation:
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for machines. Rates are shares (0.05 is five per cent); intervals hold 95 % of the draws."""
-        speaker_rates = [None if np.isnan(rate) else float(rate) for rate in rates(self.speaker_counts_S4)]
+        speaker_rates = [None if np.isnan(rate) else float(rate) for rate in compute_rates(self.speaker_counts_S4)]
         lengths = self.speaker_counts_S4[:, 0].tolist()
         return {
             "store": self.store,
@@ -123,11 +134,11 @@ class Evaluation:
         }
 
 
-def told_collapsed(collapsed: int, utterances: int) -> str:
-    return f"the model stopped listening in {collapsed:,} of {utterances:,} utterances"
+def format_collapsed(collapsed: int, utterances: int) -> str:
+    return f"the attention collapsed in {collapsed:,} of {utterances:,} utterances"
 
 
-def evaluate(
+def evaluate_recogniser(
     recogniser: Recogniser,
     store: Store,
     *,
@@ -140,18 +151,18 @@ def evaluate(
     seed: int = 1,
     on_progress: Progress | None = None,
 ) -> Evaluation:
-    """Recognise `split` of `store` (all of it by default) and score the outcome; `seed` decides the bootstrap's draws.
+    """Recognise `split` of `store` (all of it by default) and score it; `seed` decides the bootstrap's draws.
 
     `normaliser` has the rules by which texts are compared: `sottovoce`, `whisper-english` or `whisper-basic`.
 
-    >>> evaluate(load("runs/demo"), Store("stores/crowd"), split="test").wer      # doctest: +SKIP
+    >>> evaluate(load_recogniser("runs/demo"), Store("stores/crowd"), split="test").wer      # doctest: +SKIP
     0.083
     """
     check_language(recogniser, store)
     rules = choose_normaliser(normaliser, language=store.language)
-    chosen = select(store, split=split, longest_seconds=longest_seconds)
+    chosen = select_utterances(store, split=split, longest_seconds=longest_seconds)
     collapses: list[int] = []
-    hypotheses = recognise(
+    hypotheses = recognise_utterances(
         recogniser,
         store,
         chosen.rows,
@@ -161,7 +172,7 @@ def evaluate(
         on_progress=on_progress,
         on_collapse=collapses.append,
     )
-    return score(store, chosen, hypotheses, normaliser=rules, seed=seed, collapses=collapses)
+    return score_hypotheses(store, chosen, hypotheses, normaliser=rules, seed=seed, collapses=collapses)
 
 
 def check_language(recogniser: Recogniser, store: Store) -> None:
@@ -175,9 +186,9 @@ def check_language(recogniser: Recogniser, store: Store) -> None:
         )
 
 
-def select(store: Store, *, split: str | None = None, longest_seconds: float = LONGEST_SECONDS) -> Selection:
+def select_utterances(store: Store, *, split: str | None = None, longest_seconds: float = LONGEST_SECONDS) -> Selection:
     """The utterances of `split` (of all splits by default) that have a text and are at most `longest_seconds` long."""
-    users = range(store.user_count) if split is None else users_of(store, split)
+    users = find_split(store, split)
     first, last = int(store.user_utterances[users.start]), int(store.user_utterances[users.stop])
     seconds = np.diff(store.audio_offsets[first : last + 1]) / SAMPLE_RATE
     rows, references, ids = [], [], []
@@ -190,22 +201,17 @@ def select(store: Store, *, split: str | None = None, longest_seconds: float = L
         rows.append(row)
         references.append(utterance.text)
         ids.append(utterance.id)
-    where = f"{store.path}" + (f":{split}" if split else "")
+    too_long = int((seconds > longest_seconds).sum())
     if not any(reference.split() for reference in references):
+        where = f"{store.path}" + (f":{split}" if split else "")
         raise InputError(
             f"nothing to score in {where}: of {last - first} utterances {without_text} have no text and "
-            f"{int((seconds > longest_seconds).sum())} are longer than {longest_seconds:g} s"
+            f"{too_long} are longer than {longest_seconds:g} s"
         )
-    return Selection(
-        rows=np.array(rows, dtype=np.int64),
-        references=tuple(references),
-        ids=tuple(ids),
-        without_text=without_text,
-        too_long=int((seconds > longest_seconds).sum()),
-    )
+    return Selection(np.array(rows, dtype=np.int64), tuple(references), tuple(ids), without_text, too_long)
 
 
-def score(
+def score_hypotheses(
     store: Store,
     chosen: Selection,
     hypotheses: Sequence[str],
@@ -217,19 +223,19 @@ def score(
 ) -> Evaluation:
     """Count the errors of `hypotheses`, one for each utterance of `chosen`, and put them together by speaker.
 
-    Groups of fewer than `smallest_group` people are put together as `OTHERS`. `collapses` is what `recognise` told of
-    attentions, if anything.
+    Groups of fewer than `smallest_group` people are put together as `OTHERS`. `collapses` are what
+    `recognise_utterances` has counted, if anything.
     """
     references = [normaliser.spell(text) for text in _references(store, chosen, normaliser)]
     hypotheses = [normaliser.spell(text) for text in hypotheses]
-    words_U4 = count_words(references, hypotheses)
+    words_U4 = count_word_errors(references, hypotheses)
     if not words_U4[:, 0].any():
         raise InputError(
             f"nothing to score: normaliser={normaliser.name} leaves no word of {len(references)} references"
         )
-    names, told, owners = speakers_in(store, chosen.rows)
-    facts = tuple({fact: _shared(fact, person[fact]) for fact in FACTS if person.get(fact)} for person in told)
-    counts_S4 = sum_by(words_U4, owners, owner_count=len(names))
+    names, metadata, owners = find_speakers(store, chosen.rows)
+    facts = tuple({fact: _shared(fact, known[fact]) for fact in FACTS if known.get(fact)} for known in metadata)
+    counts_S4 = sum_by_owner(words_U4, owners, owner_count=len(names))
     lengths_U = store.audio_offsets[chosen.rows + 1] - store.audio_offsets[chosen.rows]
     return Evaluation(
         store=store.name,
@@ -238,14 +244,14 @@ def score(
         audio_seconds=int(lengths_U.sum()) / SAMPLE_RATE,
         without_text=chosen.without_text,
         too_long=chosen.too_long,
-        words=tally(words_U4),
-        characters=tally(count_characters(references, hypotheses)),
-        interval=interval(counts_S4, generator=stream(seed, "evaluation", "bootstrap")),
+        words=sum_counts(words_U4),
+        characters=sum_counts(count_character_errors(references, hypotheses)),
+        interval=bootstrap_interval(counts_S4, generator=stream(seed, "evaluation", "bootstrap")),
         speakers=names,
         facts=facts,
         speech=_digest(chosen.ids, chosen.references, lengths_U.tolist()),
         speaker_counts_S4=counts_S4,
-        spread=spread(counts_S4),
+        spread=measure_spread(counts_S4),
         groups=_groups(counts_S4, facts, seed=seed, smallest=smallest_group),
         normalisation=normaliser.as_json(),
         collapsed=sum(collapses) if collapses else None,
@@ -258,8 +264,10 @@ def _references(store: Store, chosen: Selection, normaliser: Normaliser) -> Sequ
     return [store.utterance(row).raw_text or "" for row in chosen.rows.tolist()]
 
 
-def users_of(store: Store, split: str) -> range:
-    """The people of `split`; refuses one that is not there."""
+def find_split(store: Store, split: str | None) -> range:
+    """The users of `split`, of all splits if it is None; refuses one that is not there."""
+    if split is None:
+        return range(store.user_count)
     if split not in store.splits:
         raise InputError(f"split={split!r} is not in {store.path}: expected one of {', '.join(store.splits)}")
     return store.splits[split]
@@ -270,7 +278,7 @@ def _users(store: Store, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.searchsorted(store.user_utterances, rows, side="right").astype(np.int64) - 1
 
 
-def speakers_in(
+def find_speakers(
     store: Store, rows: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], list[Mapping[str, str]], NDArray[np.int64]]:
     """The people behind `rows`: their names, what is known of them, and the owner of each utterance.
@@ -293,21 +301,21 @@ def speakers_in(
 
 def _groups(
     counts_S4: Counts, facts: Sequence[Mapping[str, str]], *, seed: int, smallest: int
-) -> dict[str, tuple[Group, ...]]:
+) -> dict[str, tuple[SpeakerGroup, ...]]:
     """For each fact that is known of anybody: those who share a value, in alphabetical order; the unknown last."""
     found = {}
     for fact in FACTS:
-        values = pooled([person.get(fact, UNKNOWN) for person in facts], smallest=smallest)
-        present = in_order(values)
+        values = pool_small_groups([person.get(fact, UNKNOWN) for person in facts], smallest=smallest)
+        present = sort_groups(values)
         if {*present} - {OTHERS, UNKNOWN}:
             found[fact] = tuple(_group(counts_S4, values, fact=fact, value=value, seed=seed) for value in present)
     return found
 
 
-def in_order(values: Sequence[str]) -> list[str]:
+def sort_groups(values: Sequence[str]) -> list[str]:
     """The groups that there are, in alphabetical order, the unknown last; none where nothing is known of anybody.
 
-    >>> in_order(["male", "unknown", "female", "male"]), in_order(["unknown"])
+    >>> sort_groups(["male", "unknown", "female", "male"]), sort_groups(["unknown"])
     (['female', 'male', 'unknown'], [])
     """
     known = sorted({*values} - {UNKNOWN})
@@ -321,10 +329,10 @@ def _shared(fact: str, value: str) -> str:
     return value
 
 
-def pooled(values: Sequence[str], *, smallest: int) -> list[str]:
+def pool_small_groups(values: Sequence[str], *, smallest: int) -> list[str]:
     """Everybody's value, where at least `smallest` people share it, else `OTHERS`, who are as many themselves.
 
-    >>> pooled(["en", "en", "en", "fr", "de", "de"], smallest=2)
+    >>> pool_small_groups(["en", "en", "en", "fr", "de", "de"], smallest=2)
     ['en', 'en', 'en', 'others', 'others', 'others']
     """
     rest: set[str] = set()
@@ -337,10 +345,12 @@ def pooled(values: Sequence[str], *, smallest: int) -> list[str]:
     return [OTHERS if value in rest else value for value in values]
 
 
-def _group(counts_S4: Counts, values: Sequence[str], *, fact: str, value: str, seed: int) -> Group:
+def _group(counts_S4: Counts, values: Sequence[str], *, fact: str, value: str, seed: int) -> SpeakerGroup:
     members_S4 = counts_S4[[i for i, own in enumerate(values) if own == value]]
     generator = stream(seed, "evaluation", "bootstrap", fact, value)
-    return Group(value, len(members_S4), tally(members_S4), interval(members_S4, generator=generator))
+    return SpeakerGroup(
+        value, len(members_S4), sum_counts(members_S4), bootstrap_interval(members_S4, generator=generator)
+    )
 
 
 def _counts(words: Tally) -> dict[str, int]:

@@ -1,16 +1,26 @@
-"""Streaming a file gives the samples that `prepare` would store, and refuses what it would refuse."""
+"""Blocks are the samples that `prepare` would store, and stitched windows are the whole recording."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.corpora.problems import Kind, Unusable
 from sottovoce.corpora.recordings import decode
-from sottovoce.evaluation.sound import blocks, windows
+from sottovoce.evaluation.windows import (
+    Emissions,
+    cut_windows,
+    find_best_path,
+    find_token_spans,
+    read_audio_blocks,
+    stitch_emissions,
+)
+from sottovoce.models import ctc
+from sottovoce.models.ctc import BLANK
 
 
 def tone(rate: int, *, seconds: float = 25.0, channels: int = 1) -> np.ndarray:
@@ -25,7 +35,7 @@ def tone(rate: int, *, seconds: float = 25.0, channels: int = 1) -> np.ndarray:
 )
 def test_blocks_are_what_prepare_stores(tmp_path: Path, name: str, rate: int, channels: int) -> None:
     soundfile.write(tmp_path / name, tone(rate, channels=channels), rate)
-    streamed = np.concatenate(list(blocks(tmp_path / name)))
+    streamed = np.concatenate(list(read_audio_blocks(tmp_path / name)))
     stored, _ = decode(str(tmp_path / name))
     assert len(streamed) == len(stored)
     # The resampler rounds its sums otherwise when it is fed in blocks.
@@ -44,7 +54,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     kinds = {}
     for name in ("cut.wav", "cut.flac", "text.wav", "empty.wav", "none.wav", "nan.wav", "gone.wav"):
         with pytest.raises(Unusable) as caught:
-            list(blocks(tmp_path / name))
+            list(read_audio_blocks(tmp_path / name))
         kinds[name] = caught.value.kind
     assert kinds == {
         "cut.wav": Kind.TRUNCATED_AUDIO,
@@ -61,7 +71,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
 def test_windows_cover_everything_and_each_adds_something(sizes: list[int], window: int, step: int) -> None:
     step = min(step, window - 1)
     whole = np.arange(sum(sizes), dtype=np.int16)
-    found = list(windows(iter(np.split(whole, np.cumsum(sizes))), window_samples=window, step_samples=step))
+    found = list(cut_windows(iter(np.split(whole, np.cumsum(sizes))), window_samples=window, step_samples=step))
     reached = 0
     for number, (start, samples) in enumerate(found):
         assert start == number * step
@@ -78,10 +88,61 @@ def test_a_header_that_announces_too_much_is_refused_before_memory_is_asked_for(
     data[24:28] = (2_000_000_000).to_bytes(4, "little")  # ten seconds of it would be 80 GB
     (tmp_path / "a.wav").write_bytes(data)
     with pytest.raises(Unusable, match="sample rate 2000000000 Hz"):
-        list(blocks(tmp_path / "a.wav"))
+        list(read_audio_blocks(tmp_path / "a.wav"))
 
 
 @pytest.mark.parametrize(("name", "coding"), [("a.wav", "GSM610"), ("a.aiff", "GSM610"), ("a.au", "G721_32")])
 def test_formats_that_cannot_be_sought_are_streamed(tmp_path: Path, name: str, coding: str) -> None:
     soundfile.write(tmp_path / name, tone(16_000), 16_000, subtype=coding)
-    assert np.array_equal(np.concatenate(list(blocks(tmp_path / name))), decode(str(tmp_path / name))[0])
+    assert np.array_equal(np.concatenate(list(read_audio_blocks(tmp_path / name))), decode(str(tmp_path / name))[0])
+
+
+TOKENS = 3
+
+
+def certain(path: list[int]) -> torch.Tensor:
+    """Log-probabilities of somebody who is nearly sure of `path`."""
+    return torch.log_softmax(8.0 * torch.nn.functional.one_hot(torch.tensor(path), TOKENS + 1).float(), dim=-1)
+
+
+def cut_into_windows(whole: torch.Tensor, *, window: int, step: int, unsure: int) -> list[Emissions]:
+    """Windows of `whole` whose outermost `unsure` frames, at cuts only, are nonsense."""
+    pieces, start = [], 0
+    while True:
+        part = whole[start : start + window].clone()
+        last = start + window >= len(whole)
+        if start:
+            part[:unsure] = certain([2] * unsure)
+        if not last:
+            part[-unsure:] = certain([1] * unsure)
+        pieces.append(Emissions(start, part))
+        if last:
+            return pieces
+        start += step
+
+
+@given(st.lists(st.integers(0, TOKENS), min_size=1, max_size=100))
+def test_stitched_windows_are_the_whole(path: list[int]) -> None:
+    # The overlap is 8 frames, of which the outer quarter at each end may be wrong.
+    whole = certain(path)
+    pieces = list(stitch_emissions(cut_into_windows(whole, window=20, step=12, unsure=2), silent=[BLANK]))
+    assert torch.equal(torch.cat([piece.log_probs_TV for piece in pieces]), whole)
+    assert [piece.start for piece in pieces] == np.cumsum([0, *(len(p.log_probs_TV) for p in pieces[:-1])]).tolist()
+
+
+def test_cut_falls_into_the_longest_pause() -> None:
+    # Both windows hear the same word, but place it one frame apart: a cut inside it would double or lose a token.
+    before = certain([BLANK] * 12 + [BLANK, BLANK, 3, 1, 2, BLANK, BLANK, BLANK])
+    after = certain([BLANK, BLANK, BLANK, 3, 1, 2, BLANK, BLANK] + [BLANK] * 12)
+    joined = torch.cat(
+        [p.log_probs_TV for p in stitch_emissions([Emissions(0, before), Emissions(12, after)], silent=[BLANK])]
+    )
+    assert [span.token for span in find_token_spans(find_best_path(joined))] == [3, 1, 2]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 12))
+def test_greedy_spans_are_the_viterbi_alignment(seed: int, frames: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    log_probs_TV = torch.randn(frames, TOKENS + 1, generator=generator).log_softmax(dim=-1)
+    spans = find_token_spans(find_best_path(log_probs_TV))
+    assert spans == ctc.align(log_probs_TV, [span.token for span in spans])
