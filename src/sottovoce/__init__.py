@@ -22,7 +22,7 @@ _HOMES = {
     "SimulatedRound": "sottovoce.training.simulation:SimulatedRound",
     "Simulation": "sottovoce.training.simulation:Simulation",
     "Store": "sottovoce.store.reading:Store",
-    "Transcript": "sottovoce.evaluation.transcribe:Transcript",
+    "Transcript": "sottovoce.evaluation.transcripts:Transcript",
     "build_population": "sottovoce.users.population:build_population",
     "evaluate": "sottovoce.evaluation.score:evaluate_recogniser",
     "export_recogniser": "sottovoce.models.saved:export",

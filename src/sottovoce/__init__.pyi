@@ -4,8 +4,8 @@ from sottovoce.config.recipe import Recipe as Recipe
 from sottovoce.errors import InputError as InputError
 from sottovoce.evaluation.score import Evaluation as Evaluation
 from sottovoce.evaluation.score import evaluate_recogniser as evaluate
-from sottovoce.evaluation.transcribe import Transcript as Transcript
 from sottovoce.evaluation.transcribe import transcribe_files as transcribe
+from sottovoce.evaluation.transcripts import Transcript as Transcript
 from sottovoce.models.saved import Recogniser as Recogniser
 from sottovoce.models.saved import export as export_recogniser
 from sottovoce.models.saved import load as load_recogniser

@@ -72,7 +72,7 @@ def test_other_rules_need_texts_which_runs_do_not_keep(sottovoce: Command, place
     done = sottovoce("compare", place / "a", place / "b", "--on", on, "--normaliser", "whisper-basic", "--json")
     assert json.loads(done.out)["tests"][on]["normalisation"]["name"] == "whisper-basic"
     done = sottovoce("evaluate", place / "a", "--on", on, "--normaliser", "whisper-english")
-    assert "texts spelled by whisper-english" in done.out
+    assert "texts normalised by whisper-english" in done.out
 
 
 def test_what_runs_have_said_is_used_and_comes_to_the_same(sottovoce: Command, place: Path, runs: Path) -> None:

@@ -52,7 +52,7 @@ def test_evaluate_refuses_what_is_about_texts(option: tuple[Any, ...], sottovoce
 def test_transcribe_refuses_it(sottovoce: Command, place: Path) -> None:
     ended = sottovoce("transcribe", place / "model", place / "a.wav")
     assert ended.code == 2
-    assert "models of family=cpc do not write down what they hear" in ended.err
+    assert "models of family=cpc write no text" in ended.err
 
 
 def test_probe_says_what_it_tells(sottovoce: Command, place: Path) -> None:

@@ -111,7 +111,7 @@ def test_the_ledger_shows_accounts_of_open_sums_alone(tmp_path: Path, village_st
     served = place.run_here("served", secure=False).folder
     shown = CliRunner().invoke(app, ["ledger", str(served)])
     assert shown.exit_code == 0
-    assert "Everybody's own account" in shown.output
+    assert "Account of each client" in shown.output
     told = json.loads(CliRunner().invoke(app, ["ledger", str(served), "--json"]).output)
     assert told["accounts"].keys() == set(place.people)
     everybody = verify(served / LEDGER).epsilon  # all of them are in every round

@@ -17,7 +17,8 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.decoder import DecodingOptions, choose_decoder, choose_greedy
 from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.evaluation.score import evaluate_recogniser
-from sottovoce.evaluation.transcribe import TimedWord, Transcript, transcribe_files
+from sottovoce.evaluation.transcribe import transcribe_files
+from sottovoce.evaluation.transcripts import TimedWord, Transcript
 from sottovoce.evaluation.windows import WindowWords, align_attended_tokens, stitch_words
 from sottovoce.models.attention_search import GREEDY, Search
 from sottovoce.models.ctc import Word

@@ -11,7 +11,8 @@ from tests.evaluation.streaming_recogniser import noise, talkative, wav
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.streaming import read_chunks, transcribe_stream
-from sottovoce.evaluation.transcribe import Transcript, transcribe_files
+from sottovoce.evaluation.transcribe import transcribe_files
+from sottovoce.evaluation.transcripts import Transcript
 from sottovoce.models.saved import Recogniser
 
 TALKATIVE, SPEECH = talkative(), noise()

@@ -11,7 +11,8 @@ from sottovoce.audio.features import frame_lengths
 from sottovoce.errors import InputError
 from sottovoce.evaluation import transcribe as transcription
 from sottovoce.evaluation.recognise import recognise_utterances
-from sottovoce.evaluation.transcribe import FailedFile, Transcript, find_audio_files, transcribe_files
+from sottovoce.evaluation.transcribe import find_audio_files, transcribe_files
+from sottovoce.evaluation.transcripts import FailedFile, Transcript
 from sottovoce.models.decoding import BeamSearch
 from sottovoce.models.saved import Recogniser
 from sottovoce.models.transformer.network import SECONDS_PER_FRAME, output_lengths

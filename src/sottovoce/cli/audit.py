@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli.console import Json, end_interrupted, print_json, print_wide, say, stdout
-from sottovoce.cli.run import surroundings
+from sottovoce.cli.console import exit_interrupted, print_json, print_line, print_wide, stdout
+from sottovoce.cli.options import Json
+from sottovoce.cli.run import open_context
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,10 +75,10 @@ def audit(
     kept: dict[str, Mapping[str, Any]] = {}
     for label, (one, _) in wanted.items():
         if one.federation is not None and one.federation.privacy.mode is Mode.SECURE:
-            say(f"{label} is a release: {NOT_CHARGED}")
+            print_line(f"{label} is a release: {NOT_CHARGED}")
     try:
         for label, (one, place) in wanted.items():
-            with surroundings(label, runs=runs, stores=stores, device=device) as around:
+            with open_context(label, runs=runs, stores=stores, device=device) as around:
                 show = partial(_show, around)
                 around.on_stage(f"audit of {label}")
                 found[label] = audit_recipe(one, settings, around=around, on_round=show)
@@ -86,17 +87,17 @@ def audit(
                     attacked[label] = attack_recipe(one, settings, around=around, on_round=show)
             kept[label] = keep_audit(place, one, found[label], attacked.get(label))
     except KeyboardInterrupt:  # no verdict, whose exit code it must not have
-        end_interrupted(f"stopped: {len(kept):,} of {len(wanted):,} audits are kept; the same command begins anew")
+        exit_interrupted(f"stopped: {len(kept):,} of {len(wanted):,} audits are kept; the same command begins anew")
     if json:
         print_json(kept.get(recipe, kept))
     else:
         print_wide(_table(found))
         for label, one_audit in found.items():
-            say(f"{label}: {one_audit.verdict}: {one_audit.why}", to=stdout)
-            say(f"{label}: {one_audit.interval}", to=stdout)
+            print_line(f"{label}: {one_audit.verdict}: {one_audit.why}", to=stdout)
+            print_line(f"{label}: {one_audit.interval}", to=stdout)
         for label, attacks in attacked.items():
             for line in attack_words(attacks.as_json()):
-                say(f"{label}: {line}", to=stdout)
+                print_line(f"{label}: {line}", to=stdout)
     if any(one_audit.verdict is not AuditVerdict.CONSISTENT for one_audit in found.values()):
         raise typer.Exit(1)
 

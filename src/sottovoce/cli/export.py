@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say, stdout
-from sottovoce.cli.recognition import Model, OutsideFamily
+from sottovoce.cli.console import print_json, print_line, stdout
+from sottovoce.cli.options import Json, Model, OutsideFamily
 
 
 def export(
@@ -42,4 +42,4 @@ def export(
         print_json(written)
         return
     what = "the whole model" if written["whole"] else "the part that was trained"
-    say(f"{out}: {what}, {written['parameters']:,} parameters, {written['bytes'] / 1e6:,.2f} MB", to=stdout)
+    print_line(f"{out}: {what}, {written['parameters']:,} parameters, {written['bytes'] / 1e6:,.2f} MB", to=stdout)

@@ -5,7 +5,7 @@ from pathlib import Path
 from sottovoce.analysis import embeddings, maps
 from sottovoce.analysis.heterogeneity import Heterogeneity, as_json, measure
 from sottovoce.analysis.table import table
-from sottovoce.cli.console import print_json, progress_bar, say, stdout
+from sottovoce.cli.console import print_json, print_line, progress_bar, stdout
 from sottovoce.store import Store
 
 
@@ -21,7 +21,7 @@ def report_heterogeneity(
 ) -> None:
     chosen = embeddings.choose_embedding(embedding)
     if embedding is None and chosen is embeddings.SPECTRUM:
-        say(f"purity by statistics of the spectrum; for a trained speaker encoder: {embeddings.INSTALL}")
+        print_line(f"purity by statistics of the spectrum; for a trained speaker encoder: {embeddings.INSTALL}")
     found = [_listen(store, embedding=chosen, seed=seed, users=users, utterances=utterances) for store in stores]
     figures = as_json(found, seed=seed)
     if json:
@@ -32,9 +32,9 @@ def report_heterogeneity(
         from sottovoce.analysis.figure import draw
 
         if not maps.has_neighbourhoods():
-            say(f"the map shows two principal axes; for t-SNE: {maps.INSTALL}")
+            print_line(f"the map shows two principal axes; for t-SNE: {maps.INSTALL}")
         draw(found, figures, plot)
-        say(f"wrote {plot}")
+        print_line(f"wrote {plot}")
 
 
 def _listen(

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say, stdout
+from sottovoce.cli.console import print_json, print_line, stdout
+from sottovoce.cli.options import Json
 
 app = typer.Typer(no_args_is_help=True, help="Take over a model that another toolkit has trained.")
 
@@ -28,4 +29,4 @@ def speechbrain(
     if json:
         print_json(written)
         return
-    say(f"{out}: a model with {written['parameters']:,} parameters, {written['bytes'] / 1e6:,.2f} MB", to=stdout)
+    print_line(f"{out}: a model with {written['parameters']:,} parameters, {written['bytes'] / 1e6:,.2f} MB", to=stdout)

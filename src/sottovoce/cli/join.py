@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import say, stderr, stdout
+from sottovoce.cli.console import print_line, stderr, stdout
 from sottovoce.cli.serve import NEEDS
 from sottovoce.errors import InputError
 from sottovoce.interrupts import ended_in_order
@@ -87,7 +87,7 @@ def join(
     authority = load_certificate(ca)
     remedy = "ask whoever invited you for the new one"
     if (soon := check_valid(authority, name=str(ca), now=datetime.now(UTC), remedy=remedy)) is not None:
-        say(soon)
+        print_line(soon)
     home = home or (key if key.is_dir() else key.parent) / "home"
     claim(home)  # before recordings are prepared, which may take long: its owner can leave meanwhile
     participant = Participant(
@@ -100,7 +100,7 @@ def join(
         device=choose_device(device),
         quota=quota,
         largest_order=LARGEST_ORDER,
-        say=say,
+        say=print_line,
     )
     if accept is not None and not participant.has_accepted(digest := _digest(accept)):
         participant.accept(digest)
@@ -116,7 +116,7 @@ def join(
             stop=stop,
             is_here=participant.is_here,
             departure=participant.departure,
-            say=say,
+            say=print_line,
         )
 
     try:
@@ -136,7 +136,7 @@ def _packed(corpus: "Corpus[Speaker]", place: Path) -> None:
     from sottovoce.cli.prepare import amounts, packed, tell_narrow_band, tell_problems
 
     store = packed(corpus, place)
-    say(f"{amounts(store)}: your recordings, prepared; they stay here")
+    print_line(f"{amounts(store)}: your recordings, prepared; they stay here")
     tell_problems(store)
     tell_narrow_band(store)
 
@@ -159,11 +159,11 @@ def _attend(participant: "Participant", answer_orders: Callable[[], None], stop:
                 if (invited := participant.invited) is not None:
                     _ask(participant, invited)
                 if participant.has_left:
-                    say("left for good: nothing is answered any more")
+                    print_line("left for good: nothing is answered any more")
                     break
                 working.join(LOOK_AGAIN)
         except KeyboardInterrupt:
-            say("ending after the present order; the same command goes on")
+            print_line("ending after the present order; the same command goes on")
         finally:
             stop.set()
             working.join()
@@ -175,10 +175,10 @@ def _ask(participant: "Participant", invitation: "Invitation") -> None:
     """Show what somebody is invited to, and take down what they say."""
     from sottovoce.deployment.consent import words
 
-    say("You are invited to take part in this:")
+    print_line("You are invited to take part in this:")
     for line in words(invitation):
-        say(f"  {line}")
-    say(f"  digest {invitation.digest.hex()}")
+        print_line(f"  {line}")
+    print_line(f"  digest {invitation.digest.hex()}")
     if not sys.stdin.isatty() and participant.has_accepted(invitation.digest):
         raise InputError("nobody here can be asked: this was accepted for another run, and each needs a yes of its own")
     if not sys.stdin.isatty():
@@ -205,10 +205,10 @@ def _told(participant: "Participant", *, stop: threading.Event | None) -> Callab
         except Refused:
             return answered
         for line in sent.lines(order, answered):
-            say(line)
+            print_line(line)
         if (rounds := participant.ended) is not None:
             participant.ended = None
-            say(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
+            print_line(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
             if stop is not None:
                 stop.set()
         return answered
@@ -249,7 +249,7 @@ def show(home: Home) -> None:
     from sottovoce.deployment.own_ledger import account
 
     for line in account(home):
-        say(line, to=stdout)
+        print_line(line, to=stdout)
 
 
 @node.command()

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say, stdout
+from sottovoce.cli.console import print_json, print_line, stdout
+from sottovoce.cli.options import Json
 
 app = typer.Typer(no_args_is_help=True, help="Make, show, renew and revoke the keys of a federation over a network.")
 
@@ -27,7 +28,7 @@ def authority(
     from sottovoce.deployment.keys import AUTHORITY, AUTHORITY_DAYS, make_authority
 
     make_authority(folder, now=datetime.now(UTC), days=AUTHORITY_DAYS if days is None else days)
-    say(f"{folder}: an authority; give {folder / AUTHORITY} to everybody who joins", to=stdout)
+    print_line(f"{folder}: an authority; give {folder / AUTHORITY} to everybody who joins", to=stdout)
 
 
 @app.command()
@@ -46,7 +47,7 @@ def server(
     make_server(
         folder, authority=authority, hosts=host, now=datetime.now(UTC), days=SERVER_DAYS if days is None else days
     )
-    say(f"{folder}: a server's keys for {', '.join(host)}", to=stdout)
+    print_line(f"{folder}: a server's keys for {', '.join(host)}", to=stdout)
 
 
 @app.command()
@@ -62,8 +63,8 @@ def node(
     from sottovoce.deployment.roster import entry
 
     make_node(folder)
-    say(f"{folder}: a node's key; for the server's roster:", to=stdout)
-    say(entry(user or folder.name, load_public_key(folder / NODE)), to=stdout)
+    print_line(f"{folder}: a node's key; for the server's roster:", to=stdout)
+    print_line(entry(user or folder.name, load_public_key(folder / NODE)), to=stdout)
 
 
 @app.command()
@@ -78,7 +79,7 @@ def renew(
     """
     from sottovoce.deployment import keys
 
-    say(keys.renew(folder, now=datetime.now(UTC), authority=authority, days=days), to=stdout)
+    print_line(keys.renew(folder, now=datetime.now(UTC), authority=authority, days=days), to=stdout)
 
 
 @app.command()
@@ -93,7 +94,7 @@ def revoke(
     from sottovoce.deployment import keys
 
     name = keys.revoke(node, authority=authority)
-    say(f"{authority / keys.REVOKED}: {name} is revoked; give the server the new list", to=stdout)
+    print_line(f"{authority / keys.REVOKED}: {name} is revoked; give the server the new list", to=stdout)
 
 
 @app.command()
@@ -109,4 +110,4 @@ def show(folder: Folder, json: Json = False) -> None:
         print_json(found)
         return
     for what, value in found.items():
-        say(f"{what}: {value}", to=stdout)
+        print_line(f"{what}: {value}", to=stdout)

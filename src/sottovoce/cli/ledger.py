@@ -9,7 +9,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from sottovoce.cli.console import Json, print_json, say, stderr, stdout
+from sottovoce.cli.console import print_json, print_line, stdout
+from sottovoce.cli.options import Json
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,17 +40,17 @@ def ledger(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Verify a run's ledger line by line and against all that its folder says of it; print what is spent and promised.
+    """Verify a run's ledger line by line and against all that its folder says of it; print ε spent and guaranteed.
 
     Example: sottovoce ledger runs/demo/global
 
-    Model, checkpoints, recipe and results are held against the digests that the ledger has of them. That all of it was
-    not written anew since, only a head that you have kept (--expect-head) or a signature (--key) can show.
+    Model, checkpoints, recipe and results are compared with the digests that the ledger has of them. Only a head that
+    you have kept (--expect-head) or a signature (--key) can show that not all of it was rewritten since.
 
-    Of several runs it states what they promise together to somebody who is in all of them. Whether somebody is, folders
-    hardly ever show; unknown means shared.
+    Of several runs it states the joint guarantee for somebody who is in all of them. Folders hardly ever show whether
+    somebody is; unknown means shared.
 
-    Of a run that was served with open sums it shows everybody's own account besides: in how many rounds they were.
+    Of a run that was served with open sums it also shows, for each client, the number of rounds and ε.
     """
     from sottovoce.signatures import expected_fingerprint
 
@@ -57,7 +58,7 @@ def ledger(
     if len(runs) > 1:
         if expect_head is not None:
             raise InputError("--expect-head is about one run: expected no other")
-        _several(runs, disjoint or [], expected_key=expected, json=json)
+        _print_several(runs, disjoint or [], expected_key=expected, json=json)
         return
     if disjoint:
         raise InputError("--disjoint is about several runs: expected more than one")
@@ -66,21 +67,21 @@ def ledger(
 
     (run,) = runs
     try:
-        found = _checked(run, expected_key=expected)
-        _check_head(found.report, _ledger_of(run), expect_head)
+        found = _verify(run, expected_key=expected)
+        _check_head(found.report, _locate(run), expect_head)
     except InputError as error:
         problem = as_typed(str(error))
         if json:
-            print_json({"path": str(_ledger_of(run)), "valid": False, "problem": problem})
+            print_json({"path": str(_locate(run)), "valid": False, "problem": problem})
         raise InputError(problem) from None
-    place, path, report = open_path(run), _ledger_of(run), found.report
-    accounts = _accounts(place, report)
+    place, path, report = open_path(run), _locate(run), found.report
+    accounts = _read_accounts(place, report)
     promise = promise_of(report)  # of a ledger that does not say how many steps were planned: what is spent
     if json:
         promised = {name: value for name, value in figures(promise, report).items() if name != "spent"}
-        marks: dict[str, object] = {"agrees_with": found.agreeing, "unreadable": found.unread}
-        marks |= {"held": found.held, "notes": found.notes, "signature": found.signature.as_json()}
-        print_json({**report.as_json(), "promised": promised, **marks, **({"accounts": accounts} if accounts else {})})
+        checks: dict[str, object] = {"agrees_with": found.agreeing, "unreadable": found.unread}
+        checks |= {"held": found.held, "notes": found.notes, "signature": found.signature.as_json()}
+        print_json({**report.as_json(), "promised": promised, **checks, **({"accounts": accounts} if accounts else {})})
     else:
         table = report.table()
         table.add_row("promised", promise.words or "no guarantee")
@@ -89,22 +90,22 @@ def ledger(
         for note in found.notes:
             table.add_row("not held", escape(note))
         table.add_row("signature", found.signature.words)
-        table.add_row("proves", _proved(found.signature, expect_head))
+        table.add_row("proves", _format_proof(found.signature, expect_head))
         stdout.print(table)
-        say(f"head: {report.mark.head}", to=stdout)
+        print_line(f"head: {report.mark.head}", to=stdout)
         if accounts:
-            stdout.print(_table(accounts))
+            stdout.print(_tabulate_accounts(accounts))
     for file in found.unread:
-        say(f"warning: {run / file} cannot be read: the ledger could not be held against it")
+        print_line(f"warning: {run / file} cannot be read: the ledger could not be held against it")
     if not found.agreeing:
         advice = "the folder holds nothing else of the run" if place.is_dir() else "give the run folder"
-        say(f"{path}: chain valid; {END_UNKNOWN}: {advice}")
+        print_line(f"{path}: chain valid; {END_UNKNOWN}: {advice}")
     if report.torn_bytes:
-        stderr.print(f"[yellow]warning:[/] {path}: the last line was never finished", highlight=False, soft_wrap=True)
+        print_line(f"warning: {path}: the last line was never finished")
 
 
 def _check_head(report: "LedgerReport", path: Path, expected: str | None) -> None:
-    """Refuse a ledger that has never had the head that somebody has kept."""
+    """Refuse a ledger that has never had the head that the user has kept."""
     if expected is None:
         return
     if not re.fullmatch(r"[0-9a-fA-F]{64}", expected):
@@ -113,8 +114,8 @@ def _check_head(report: "LedgerReport", path: Path, expected: str | None) -> Non
         raise InputError(f"{path} never had the head {expected}: it was written anew, or is of another run")
 
 
-def _proved(signature: "SignatureCheck", head: str | None) -> str:
-    """What all this shows of a ledger, and what it cannot."""
+def _format_proof(signature: "SignatureCheck", head: str | None) -> str:
+    """What the checks prove of a ledger, and what they cannot."""
     if signature.is_expected:
         return "that the key's owner has signed these lines; not that the noise was really added"
     if head is not None:
@@ -125,16 +126,16 @@ def _proved(signature: "SignatureCheck", head: str | None) -> str:
     )
 
 
-def _ledger_of(run: Path) -> Path:
-    """Where the ledger of a run lies, as somebody would type it; `run` is its folder, or the ledger itself."""
+def _locate(run: Path) -> Path:
+    """The path of a run's ledger as a user would type it; `run` is its folder, or the ledger itself."""
     from sottovoce.reporting.archives import open_path
     from sottovoce.training.run_folder import LEDGER
 
     return run / LEDGER if open_path(run).is_dir() else run
 
 
-def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
-    """The ledger of a run, verified; raises InputError where it does not hold."""
+def _verify(run: Path, *, expected_key: str | None) -> "CheckedLedger":
+    """The ledger of a run, verified; raises InputError where it is not valid."""
     from sottovoce.files import named_inside
     from sottovoce.privacy.ledger import verify
     from sottovoce.privacy.ledger_signature import check_signature
@@ -142,7 +143,7 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
     from sottovoce.training.marks import CheckedLedger, check_ledger
     from sottovoce.training.run_folder import LEDGER
 
-    place, path = open_path(run), _ledger_of(run)
+    place, path = open_path(run), _locate(run)
     if place.is_dir() and not (place / LEDGER).exists() and (inside := named_inside(place, LEDGER)):
         raise InputError(f"{path}: no ledger there, but runs that have one each: expected one of {inside}")
     if place.is_dir():
@@ -154,8 +155,8 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
     return replace(found, report=replace(found.report, path=path))
 
 
-def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None, json: bool) -> None:
-    """Each run's promise, and what they promise together. One that does not hold ends it with exit code 2."""
+def _print_several(runs: list[Path], disjoint: list[str], *, expected_key: str | None, json: bool) -> None:
+    """Each run's guarantee, and their joint one. A ledger that is not valid ends it with exit code 2."""
     from sottovoce.privacy.promise import figures, promise_of
     from sottovoce.reporting.archives import as_typed, open_path
     from sottovoce.reporting.joint import groups_of, together
@@ -167,17 +168,17 @@ def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None,
         raise InputError("the same run is given twice: expected different ones")
     named = labelled(list(places.values()))
     declared = Declared.read(disjoint, list(named))
-    told: dict[str, dict[str, Any]] = {}
+    shown: dict[str, dict[str, Any]] = {}
     records, problems = [], []
     table = Table(title="What each promises")
     for heading in ("", "mode", "for each", "rounds", "ε promised (PLD / RDP)", "δ"):
         table.add_column(heading)
     for label, run in named.items():
         try:
-            report = _checked(run, expected_key=expected_key).report
+            report = _verify(run, expected_key=expected_key).report
         except InputError as error:
             problems.append(as_typed(str(error)))
-            told[label] = {"path": str(_ledger_of(run)), "valid": False, "problem": problems[-1]}
+            shown[label] = {"path": str(_locate(run)), "valid": False, "problem": problems[-1]}
             table.add_row(escape(label), "NOT SOUND", "", "", "", "")
             continue
         place = open_path(run)
@@ -185,33 +186,33 @@ def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None,
         records.append(record)
         promise = record.promise or promise_of(report)
         promised = {name: value for name, value in figures(promise, report).items() if name != "spent"}
-        told[label] = {**report.as_json(), "promised": promised}
-        table.add_row(escape(label), *map(escape, _row(promise, report)))
+        shown[label] = {**report.as_json(), "promised": promised}
+        table.add_row(escape(label), *map(escape, _format_row(promise, report)))
     lines = () if problems else together(records, declared)
     if json:
         joint = None if problems else [group.as_json() for group in groups_of(records, declared)]
-        print_json({"runs": told, "together": list(lines), "joint": joint})
+        print_json({"runs": shown, "together": list(lines), "joint": joint})
     else:
         stdout.print(table)
         for line in lines:
-            say(line, to=stdout)
+            print_line(line, to=stdout)
     if problems:
         raise InputError(f"{'; '.join(problems)}: what these runs promise together is not stated")
 
 
-def _row(promise: "Promise", report: "LedgerReport") -> tuple[str, ...]:
+def _format_row(promise: "Promise", report: "LedgerReport") -> tuple[str, ...]:
     from sottovoce.privacy.promise import both
 
     rounds = f"{promise.made:,} of {promise.steps:,}"
     if promise.words is None:
         return str(report.header["mode"]), "nobody", rounds, "no guarantee", ""
     inside = promise.epsilon_inside
-    told = both(promise.epsilon) if inside is None else f"{both(promise.epsilon)}; one inside {both(inside)}"
-    return str(report.header["mode"]), promise.unit.short, rounds, told, f"{promise.delta:g}"
+    epsilon = both(promise.epsilon) if inside is None else f"{both(promise.epsilon)}; one inside {both(inside)}"
+    return str(report.header["mode"]), promise.unit.short, rounds, epsilon, f"{promise.delta:g}"
 
 
-def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
-    """Of those whose updates the server has seen one by one, where they were written down: with ε of each as a unit."""
+def _read_accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
+    """Clients whose updates the server has seen one by one, where that was recorded: with the ε of each."""
     from sottovoce.deployment.accounts import find_accounts, read_accounts
     from sottovoce.privacy.events import GaussianRelease, event_from_json
     from sottovoce.privacy.secret_files import SECRETS
@@ -220,7 +221,9 @@ def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
     if path is None:
         return {}
     if path.parent == place and report.header["mode"] == "secure":
-        say(f"warning: {path} names people, and lies in a folder that may be published: move it into {place / SECRETS}")
+        print_line(
+            f"warning: {path} names people, and lies in a folder that may be published: move it into {place / SECRETS}"
+        )
     release, found = event_from_json(report.header["event"]), {}
     measurement: GaussianRelease | None = None
     if report.measured_attempts:
@@ -243,10 +246,10 @@ def _accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, Any]]:
     return found
 
 
-def _table(accounts: dict[str, dict[str, Any]]) -> Table:
+def _tabulate_accounts(accounts: dict[str, dict[str, Any]]) -> Table:
     from sottovoce.privacy.promise import written_out
 
-    table = Table(title="Everybody's own account, for who knows the rounds that they are in")
+    table = Table(title="Account of each client, against somebody who knows the rounds that they are in")
     for heading in ("client", "summed in", "clipped again", "missing", "ε (PLD)", "ε (RDP)"):
         table.add_column(heading)
     for name, one in accounts.items():

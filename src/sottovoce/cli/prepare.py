@@ -6,7 +6,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from sottovoce.cli.console import INTERRUPTED, Json, print_json, progress_bar, say, stdout
+from sottovoce.cli.console import INTERRUPTED, print_json, print_line, progress_bar, stdout
+from sottovoce.cli.options import Json
 from sottovoce.corpora.corpus import Corpus, Speaker
 from sottovoce.errors import InputError
 from sottovoce.store import Progress, Store, pack, unfinished
@@ -309,7 +310,7 @@ def _pack(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> None
         print_json({key: value for key, value in store.header.items() if key != "sizes"} | {"seconds": store.seconds})
         tell_narrow_band(store)
         return
-    say(f"{amounts(store)} ({store.seconds / elapsed:,.0f} s of audio per second)", to=stdout)
+    print_line(f"{amounts(store)} ({store.seconds / elapsed:,.0f} s of audio per second)", to=stdout)
     tell_problems(store)
     tell_narrow_band(store)
 
@@ -321,7 +322,7 @@ def packed(corpus: Corpus[S], out: Path, workers: int | None = None) -> Store:
 
         def show(progress: Progress) -> None:
             if progress.resumed:
-                say(f"{out}: going on after {progress.tasks_done:,} of {progress.tasks:,} pieces of work")
+                print_line(f"{out}: going on after {progress.tasks_done:,} of {progress.tasks:,} pieces of work")
             note = f"pieces of work, {progress.audio_seconds / 3600:.1f} h"
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note=note)
 
@@ -329,7 +330,9 @@ def packed(corpus: Corpus[S], out: Path, workers: int | None = None) -> Store:
             pack(corpus, out, workers=workers, on_progress=show)
         except (KeyboardInterrupt, SystemExit) as signalled:
             kept = unfinished(out)
-            say(f"interrupted: {'the same command goes on from' if kept else 'nothing half-written is left in'} {out}")
+            print_line(
+                f"interrupted: {'the same command goes on from' if kept else 'nothing half-written is left in'} {out}"
+            )
             code = signalled.code if isinstance(signalled, SystemExit) else None
             raise typer.Exit(code if isinstance(code, int) else INTERRUPTED) from None
     return Store(out)
@@ -343,9 +346,9 @@ def amounts(store: Store) -> str:
 def tell_problems(store: Store) -> None:
     """What of a corpus is not in its store, or not as it was, with examples."""
     for kind, found in store.header["problems"].items():
-        say(f"{found['count']:,} × {kind} ({'kept' if found['kept'] else 'left out'})")
+        print_line(f"{found['count']:,} × {kind} ({'kept' if found['kept'] else 'left out'})")
         for example in found["examples"]:
-            say(f"      {example}")
+            print_line(f"      {example}")
 
 
 def tell_narrow_band(store: Store) -> None:
@@ -353,4 +356,4 @@ def tell_narrow_band(store: Store) -> None:
     from sottovoce.audio.narrow_band import narrow_in
 
     if line := narrow_in(store):
-        say(line)
+        print_line(line)

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr, stdout
-from sottovoce.cli.evaluate import store_and_split
-from sottovoce.cli.recognition import Device, Model, OutsideFamily
+from sottovoce.cli.console import print_json, print_line, progress_bar, stderr, stdout
+from sottovoce.cli.options import Device, Json, Model, OutsideFamily, split_store_name
 
 
 def probe(
@@ -34,7 +33,7 @@ def probe(
     from sottovoce.models.saved import load
     from sottovoce.store import Store
 
-    path, split = store_and_split(on)
+    path, split = split_store_name(on)
     store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)
     store.check()
     started = time.monotonic()
@@ -65,5 +64,5 @@ def probe(
         table.add_row(f"{letters.letters:,} letters: errors", *rates, f"{letters.tried_on:,} utterances")
     stdout.print(table)
     for what, why in found.missing.items():
-        say(f"{what}: {why}")
+        print_line(f"{what}: {why}")
     stderr.print(f"{found.audio_seconds:,.0f} s of speech, {elapsed:,.1f} s on {chosen_device}", highlight=False)

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say
+from sottovoce.cli.console import print_json, print_line
+from sottovoce.cli.options import Json
 from sottovoce.errors import InputError
 
 
@@ -82,16 +83,16 @@ def report(
         )
     else:
         for line in (summary.verdict, *summary.together):
-            say(line)
-        say(f"wrote {out}" + (f" and {len(written) - 1:,} files beside it" if written[1:] else ""))
+            print_line(line)
+        print_line(f"wrote {out}" + (f" and {len(written) - 1:,} files beside it" if written[1:] else ""))
         sound = [(r.label, r.ledger.signature.words) for r in records if r.ledger and r.ledger.report]
         for labels, words in said_once(sound):
-            say(f"{labels}: ledger {words}")
+            print_line(f"{labels}: ledger {words}")
     for alarm in made.alarms:
-        say(f"error: NOT SOUND: {alarm}")
+        print_line(f"error: NOT SOUND: {alarm}")
     damaged = [f"{record.label}: {problem}" for record in records for problem in record.damaged]
     for problem in damaged:
-        say(f"error: DAMAGED: {problem}")
+        print_line(f"error: DAMAGED: {problem}")
     if made.alarms or damaged:
         raise typer.Exit(2)
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, end_interrupted, print_json, say
-from sottovoce.cli.run import label_of, show_finished, surroundings
+from sottovoce.cli.console import exit_interrupted, print_json, print_line
+from sottovoce.cli.options import Json
+from sottovoce.cli.run import label_run, open_context, print_finished
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def serve(
     host, port = _address(listen)
     certificates = check_server(keys)
     for line in certificates.check_valid(_now()):
-        say(line)
+        print_line(line)
     people = load_roster(roster, revoked=revoked_in(keys / REVOKED))
     able = {user.node.hex(): user.key for user in people.users if not user.revoked}
     usual = least or min(experiment.federation.cohort_size, len(able))
@@ -141,7 +142,7 @@ def serve(
 
     served = folder_of(recipe, runs)
     folder = out or served.with_name(f"{served.name}-served")
-    with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+    with open_context(recipe, runs=runs, stores=stores, device=device) as around:
 
         def listening(digest: bytes) -> "Link":
             link = FlowerLink(
@@ -175,13 +176,13 @@ def serve(
         around = replace(around, sign=keys / ORDERS_KEY)  # what nodes are asked with, they can check the ledger by
         outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
     if outcome.stopped_at is None:
-        show_finished({label_of(recipe, out): outcome}, folder, title=experiment.about, quietly=json)
+        print_finished({label_run(recipe, out): outcome}, folder, title=experiment.about, quietly=json)
     if json:
         print_json(outcome.as_json())
     if outcome.results is not None and outcome.results["ended"]["reason"] == TOO_FEW:
         raise typer.Exit(2)  # the run has ended in order, and has said why; somebody should look at it
     if outcome.stopped_at is not None:
-        end_interrupted(f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on")
+        exit_interrupted(f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on")
 
 
 def _now() -> datetime:

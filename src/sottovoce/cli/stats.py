@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say, stdout
+from sottovoce.cli.console import print_json, print_line, stdout
+from sottovoce.cli.options import Json
 from sottovoce.errors import InputError
 
 
@@ -122,4 +123,4 @@ def stats(
         from sottovoce.users.figure import draw
 
         draw(stores[0], plot, speakers_per_device=speakers_per_device, seed=1 if seed is None else seed)
-        say(f"wrote {plot}")
+        print_line(f"wrote {plot}")

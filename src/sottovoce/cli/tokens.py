@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say, stdout
+from sottovoce.cli.console import print_json, print_line, stdout
+from sottovoce.cli.options import Json
 from sottovoce.errors import InputError
 
 
@@ -43,4 +44,4 @@ def tokens(
     if json:
         print_json({"size": pieces.size, "digest": pieces.digest, "file": str(out), "made_from": [source]})
     else:
-        say(f"wrote {out}: {pieces.size:,} sentence pieces", to=stdout)
+        print_line(f"wrote {out}: {pieces.size:,} sentence pieces", to=stdout)

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -75,6 +76,13 @@ class _Spelling:
                 added += WORD_BOUNDARY * (self._begun and self._waiting) + word
                 self._begun, self._waiting = True, False
         return added
+
+
+def open_pipe(place: Path) -> BinaryIO:
+    """A file or a named pipe, whose writer is waited for. Devices, which give samples without end, are refused."""
+    if place.is_char_device() or place.is_block_device() or place.is_socket():
+        raise InputError(f"{place} is a device or a socket, expected a file or a pipe; `cat {place} |` and - read one")
+    return place.open("rb")
 
 
 def read_chunks(pipe: BinaryIO, *, chunk_seconds: float = CHUNK_SECONDS) -> Iterator[Samples]:

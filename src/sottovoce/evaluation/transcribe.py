@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from sottovoce.evaluation.recognise import (
     require_recognition,
     search_texts,
 )
+from sottovoce.evaluation.transcripts import FailedFile, TimedWord, Transcript
 from sottovoce.evaluation.windows import (
     SUFFIXES,
     Emissions,
@@ -54,45 +54,6 @@ from sottovoce.models.utterances import record_lines
 WINDOW_SECONDS = 30.0
 OVERLAP_SECONDS = 4.0
 LONGEST_WINDOW = 600.0  # an attention over more takes gigabytes
-
-
-@dataclass(frozen=True, slots=True)
-class TimedWord:
-    """A word, and when in the recording it is said, in seconds."""
-
-    text: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """What was said in a file, and in how many of its windows the attention collapsed."""
-
-    path: Path
-    seconds: float
-    words: tuple[TimedWord, ...]
-    collapsed: int = 0
-
-    @property
-    def text(self) -> str:
-        return " ".join(word.text for word in self.words)
-
-    def as_json(self) -> dict[str, Any]:
-        words = [{"text": word.text, "start": word.start, "end": word.end} for word in self.words]
-        found = {"path": str(self.path), "seconds": self.seconds, "text": self.text, "words": words}
-        return found | ({"collapsed_windows": self.collapsed} if self.collapsed else {})
-
-
-@dataclass(frozen=True, slots=True)
-class FailedFile:
-    """A file that could not be transcribed, and why."""
-
-    path: Path
-    reason: str
-
-    def as_json(self) -> dict[str, str]:
-        return {"path": str(self.path), "reason": self.reason}
 
 
 def find_audio_files(places: Sequence[Path]) -> list[Path]:

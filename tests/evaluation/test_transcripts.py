@@ -6,8 +6,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.evaluation.subtitles import LINE_CHARACTERS, LINES, LONGEST_SUBTITLE_SECONDS, format_srt, group_subtitles
-from sottovoce.evaluation.transcribe import TimedWord
+from sottovoce.evaluation.transcripts import (
+    LINE_CHARACTERS,
+    LINES,
+    LONGEST_SUBTITLE_SECONDS,
+    TimedWord,
+    format_srt,
+    group_subtitles,
+)
 
 
 @st.composite
