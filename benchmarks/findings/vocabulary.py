@@ -147,7 +147,7 @@ class Vocabulary:
     def compared(self, first: str, second: str) -> str:
         """The first's WER less the second's, as `sottovoce compare` says it."""
         run, other = each(self.kept.run, (first, second))
-        found = paired.difference(scored(run), scored(other))
+        found = paired.compute_difference(scored(run), scored(other))
         told = f"{format_points(found.difference)} points, {format_interval(found.interval)}"
         return f"{told} ({self.kept.link(run, first)} and {self.kept.link(other, second)})"
 

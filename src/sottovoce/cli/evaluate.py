@@ -2,7 +2,6 @@
 
 import json as serial
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,7 +75,7 @@ def evaluate(
         speech = select_speech(recogniser, store, split=split, longest_seconds=longest)
         found = _compute_figures(recogniser, speech, title=title, device=chosen_device, json=json)
         if json:
-            print_json({"model": str(model)} | found)
+            print_json({"model": str(model), **found})
         return
     check_language(recogniser, store)
     rules = choose_normaliser(normaliser, language=store.language)
@@ -117,7 +116,7 @@ def evaluate(
 
 def _compute_figures(
     recogniser: "Recogniser", speech: "Speech", *, title: str, device: "torch.device", json: bool
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """The figures of a model that writes no text, printed unless they are for JSON."""
     from sottovoce.evaluation.losses import compute_mean_figures, summarise_figures
 

@@ -90,11 +90,15 @@ def plan(
     from sottovoce.privacy import planner
     from sottovoce.privacy.events import Measured
 
-    sizes = {"--population": population, "--cohort": cohort, "--steps": steps, "--delta": delta}
-    for_one_plan = {"--scale": scale, "--plot": plot, "--smallest-population": smallest_population or None}
+    sizes: dict[str, object] = {"--population": population, "--cohort": cohort, "--steps": steps, "--delta": delta}
+    for_one_plan: dict[str, object] = {
+        "--scale": scale,
+        "--plot": plot,
+        "--smallest-population": smallest_population or None,
+    }
     if mechanism is not None:
-        others = {"--cohort": cohort, "--noise-multiplier": noise_multiplier, "--parameters": parameters}
-        others |= {"--client-wers": client_wers, "--paper": paper, **for_one_plan}
+        others: dict[str, object] = {"--cohort": cohort, "--noise-multiplier": noise_multiplier}
+        others |= {"--parameters": parameters, "--client-wers": client_wers, "--paper": paper, **for_one_plan}
         if given := _given(others):
             raise InputError(f"--mechanism {mechanism} with {given}: expected --max-cohort and what is wanted")
         if max_cohort is None or steps is None or delta is None:

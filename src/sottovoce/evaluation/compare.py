@@ -29,6 +29,7 @@ from sottovoce.evaluation.score import FACTS, OTHERS, UNKNOWN, pool_small_groups
 from sottovoce.parsing import Record
 from sottovoce.seeds import stream
 
+SEED = 1  # of the bootstrap's draws
 PAIRED_DRAWS = 10_000  # intervals of few speakers lie far out, where only a few draws are
 LESS_START = "less_start"  # in a release's results: the difference from the model that it started from
 WORST_GROUP = "worst_group"  # in a release's results, which no longer say who was in which group
@@ -119,8 +120,8 @@ class GroupGap:
         return {**asdict(self), "gap": self.gap}
 
 
-def compare_tests(first: Record, second: Record, *, seed: int = 1) -> Comparison:
-    """The first's rates less the second's, of two tests on the same speech; `seed` decides the bootstrap's draws."""
+def compare_tests(first: Record, second: Record) -> Comparison:
+    """The first's rates less the second's, of two tests on the same speech."""
     counts_S3 = _paired_counts(first, second)
     by_name = sorted(first["per_speaker"], key=lambda speaker: str(speaker["speaker"]))
     known = [speaker.get("groups") or {} for speaker in by_name]
@@ -129,14 +130,14 @@ def compare_tests(first: Record, second: Record, *, seed: int = 1) -> Comparison
         values = [speaker.get(fact, UNKNOWN) for speaker in known]
         if present := sort_groups(values):
             members = {value: [place for place, own in enumerate(values) if own == value] for value in present}
-            groups[fact] = tuple(_difference(counts_S3, who, fact, value, seed=seed) for value, who in members.items())
-    intersections, too_small = _intersections(counts_S3, known, seed=seed)
-    return Comparison(_overall_difference(counts_S3, seed=seed), groups, intersections, too_small)
+            groups[fact] = tuple(_difference(counts_S3, who, fact, value) for value, who in members.items())
+    intersections, too_small = _intersections(counts_S3, known)
+    return Comparison(_overall_difference(counts_S3), groups, intersections, too_small)
 
 
-def compute_difference(first: Record, second: Record, *, seed: int = 1) -> Difference:
+def compute_difference(first: Record, second: Record) -> Difference:
     """`compare_tests` for all speakers together only."""
-    return _overall_difference(_paired_counts(first, second), seed=seed)
+    return _overall_difference(_paired_counts(first, second))
 
 
 def explain_incomparable(first: Record, second: Record) -> str:
@@ -218,7 +219,7 @@ def find_worst_group(test: Record) -> GroupGap | None:
 
     worst = max(members, key=lambda name: rates(name)[0] - rates(name)[1])
     sides = members[worst], ~members[worst]
-    generator = stream(1, "evaluation", "gap", *worst)
+    generator = stream(SEED, "evaluation", "gap", *worst)
     inside_D, outside_D = (
         bootstrap_rates(words_S[who], errors_S[who], generator=generator, draws=PAIRED_DRAWS) for who in sides
     )
@@ -264,7 +265,7 @@ def _paired_counts(first: Record, second: Record) -> NDArray[np.int64]:
 
 
 def _intersections(
-    counts_S3: NDArray[np.int64], known: Sequence[Mapping[str, str]], *, seed: int
+    counts_S3: NDArray[np.int64], known: Sequence[Mapping[str, str]]
 ) -> tuple[dict[str, tuple[Difference, ...]], int]:
     """Intersections of two or more facts, of speakers of whom they are known; and how many have too few speakers.
 
@@ -282,23 +283,21 @@ def _intersections(
         too_small += len(cells) - len(large)
         if large:
             fact = CROSSED.join(facts)
-            found[fact] = tuple(_difference(counts_S3, who, fact, value, seed=seed) for value, who in large.items())
+            found[fact] = tuple(_difference(counts_S3, who, fact, value) for value, who in large.items())
     return found, too_small
 
 
-def _overall_difference(counts_S3: NDArray[np.int64], *, seed: int) -> Difference:
-    return _difference(counts_S3, range(len(counts_S3)), "", "all", seed=seed)
+def _overall_difference(counts_S3: NDArray[np.int64]) -> Difference:
+    return _difference(counts_S3, range(len(counts_S3)), "", "all")
 
 
-def _difference(
-    counts_S3: NDArray[np.int64], members: Sequence[int], fact: str, value: str, *, seed: int
-) -> Difference:
+def _difference(counts_S3: NDArray[np.int64], members: Sequence[int], fact: str, value: str) -> Difference:
     """Of the speakers in the rows `members`."""
     words_S, first_S, second_S = counts_S3[list(members)].T
     words, less_S = int(words_S.sum()), first_S - second_S
     interval, speaking = None, int((words_S > 0).sum())
     if speaking >= FEWEST_SPEAKERS:
-        generator = stream(seed, "evaluation", "paired", fact, value)
+        generator = stream(SEED, "evaluation", "paired", fact, value)
         drawn_D = bootstrap_rates(words_S, less_S, generator=generator, draws=PAIRED_DRAWS)
         interval = percentile_interval(drawn_D, confidence=expand_confidence(CONFIDENCE, speakers=speaking))
     return Difference(

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.audio.batches import plan_epoch
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.evaluation.prefetch import ahead
-from sottovoce.evaluation.recognise import Progress, choose_batch_seconds, place_for_evaluation
+from sottovoce.evaluation.recognise import Progress, choose_batch_seconds, place_for_evaluation, plan_batches
 from sottovoce.evaluation.score import LONGEST_SECONDS, check_language, find_split
 from sottovoce.models.family import recordings_heard
 from sottovoce.models.saved import Recogniser
@@ -90,27 +89,21 @@ def compute_mean_figures(
     """
     device = torch.device(device)
     own = deal(speech.lengths, processes.world)[processes.rank]
-    plan = plan_epoch(
-        speech.lengths[own],
-        max_seconds=choose_batch_seconds(device) if batch_seconds is None else batch_seconds,
-        seed=0,
-        epoch=0,
-        fixed_shapes=device.type == "cuda",  # as in `recognise`
-        allow_overlong=True,
-    )
+    max_seconds = choose_batch_seconds(device) if batch_seconds is None else batch_seconds
+    batches = plan_batches(speech.lengths[own], max_seconds=max_seconds, device=device)
     recogniser = place_for_evaluation(recogniser, device)
     sums: dict[str, Tensor] = {}
     done = 0
-    batches = (replace(batch, rows=own[batch.rows]) for batch in plan.batches)
+    shares = (replace(batch, rows=own[batch.rows]) for batch in batches)
     with torch.no_grad():
-        for batch in ahead(load_batch(speech, batch, device=device) for batch in batches):
+        for batch in ahead(load_batch(speech, share, device=device) for share in shares):
             for name, mean in compute_figures(recogniser, batch).items():
                 own_sum = len(batch) * mean.double()
                 sums[name] = sums[name] + own_sum if name in sums else own_sum
             done += len(batch)
             if on_progress is not None:
                 on_progress(done)
-    shares = [share for share in processes.gather({name: float(total) for name, total in sums.items()}) if share]
+    gathered = [part for part in processes.gather({name: float(total) for name, total in sums.items()}) if part]
     if not processes.first:
         return {"loss": math.nan}
-    return {name: math.fsum(share[name] for share in shares) / len(speech.rows) for name in shares[0]}
+    return {name: math.fsum(part[name] for part in gathered) / len(speech.rows) for name in gathered[0]}

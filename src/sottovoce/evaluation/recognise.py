@@ -96,6 +96,16 @@ def choose_batch_seconds(device: torch.device, decode: Decoder | Search | None =
     return min(seconds, SEARCH_SECONDS.get(device.type, CPU_SEARCH_SECONDS) / decode.width)
 
 
+def plan_batches(lengths: NDArray[np.int64], *, max_seconds: float, device: torch.device) -> tuple[Batch, ...]:
+    """Full batches of like lengths, in the same order every time.
+
+    On a GPU they are padded to few lengths, so that a compiled family is compiled few times; elsewhere padding costs.
+    """
+    fixed_shapes = device.type == "cuda"
+    plan = plan_epoch(lengths, max_seconds=max_seconds, seed=0, epoch=0, fixed_shapes=fixed_shapes, allow_overlong=True)
+    return plan.batches
+
+
 def recognise_utterances(
     recogniser: Recogniser,
     store: Store,
@@ -110,20 +120,14 @@ def recognise_utterances(
     """The text of each utterance in `rows` of `store`, words separated by single spaces; greedily by default.
 
     `on_progress` gets the number of utterances that are done; `on_collapse`, of a search with attention, the number in
-    which the attention collapsed. On a GPU batches are padded to few lengths, so that a compiled family is compiled
-    few times.
+    which the attention collapsed.
     """
     device = torch.device(device)
     recogniser = place_for_evaluation(recogniser, device)
     decode = choose_greedy(recogniser.family) if decode is None else decode
-    plan = plan_epoch(
-        store.audio_offsets[rows + 1] - store.audio_offsets[rows],
-        max_seconds=choose_batch_seconds(device, decode) if batch_seconds is None else batch_seconds,
-        seed=0,
-        epoch=0,
-        fixed_shapes=device.type == "cuda",  # elsewhere nothing is gained by it, and padding costs
-        allow_overlong=True,
-    )
+    lengths = store.audio_offsets[rows + 1] - store.audio_offsets[rows]
+    max_seconds = choose_batch_seconds(device, decode) if batch_seconds is None else batch_seconds
+    batches = plan_batches(lengths, max_seconds=max_seconds, device=device)
     texts = [""] * len(rows)
     waiting: deque[tuple[Batch, Future[list[str]]]] = deque()
     done = collapsed = 0
@@ -134,7 +138,7 @@ def recognise_utterances(
             texts[place] = text
 
     with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="decode") as thread:
-        for batch, speech in ahead(_read_batches(store, rows, plan.batches, device)):
+        for batch, speech in ahead(_read_batches(store, rows, batches, device)):
             if isinstance(decode, Search):
                 found = search_texts(recogniser, speech, decode)
                 collapsed += sum(hypothesis.collapsed for hypothesis in found)

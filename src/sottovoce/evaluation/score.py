@@ -346,11 +346,9 @@ def pool_small_groups(values: Sequence[str], *, smallest: int) -> list[str]:
 
 
 def _group(counts_S4: Counts, values: Sequence[str], *, fact: str, value: str, seed: int) -> SpeakerGroup:
-    members_S4 = counts_S4[[i for i, own in enumerate(values) if own == value]]
-    generator = stream(seed, "evaluation", "bootstrap", fact, value)
-    return SpeakerGroup(
-        value, len(members_S4), sum_counts(members_S4), bootstrap_interval(members_S4, generator=generator)
-    )
+    members_S4 = counts_S4[[own == value for own in values]]
+    interval = bootstrap_interval(members_S4, generator=stream(seed, "evaluation", "bootstrap", fact, value))
+    return SpeakerGroup(value, len(members_S4), sum_counts(members_S4), interval)
 
 
 def _counts(words: Tally) -> dict[str, int]:

@@ -121,7 +121,8 @@ def _tabulate_groups(
     row: Callable[[OfSpeakers], Row],
 ) -> Table:
     """A row for all speakers, then for each fact its name in a row of its own and its groups."""
-    rows, begins, nothing = [row(everybody)], [], [""] * (len(headings) - 1)
+    rows, begins = [row(everybody)], list[int]()
+    nothing = ("",) * (len(headings) - 1)
     for fact, groups in facts.items():
         shown = keep_largest_groups(groups)
         begins.append(len(rows))
