@@ -214,9 +214,9 @@ DATA = _chunk(b"data", bytes(2_000))
 @pytest.mark.parametrize(
     ("stream", "message"),
     [
-        (_wav(DATA), "does not say what its samples are"),
-        (_wav(DATA, FORMAT), "does not say what its samples are"),
-        (_wav(_chunk(b"fmt ", b"\1\0"), DATA), "does not say what its samples are"),
+        (_wav(DATA), "without a description of its samples"),
+        (_wav(DATA, FORMAT), "without a description of its samples"),
+        (_wav(_chunk(b"fmt ", b"\1\0"), DATA), "without a description of its samples"),
         (_wav(FORMAT, DATA, form=b"AVI "), "RIFF with b'AVI ' inside"),
         (_wav(_chunk(b"junk", b"", 0xFFFFFFF0), FORMAT, DATA), "more than 16,777,216 bytes before its samples"),
         (_wav(*[_chunk(b"junk", b"", 0)] * 3, FORMAT), "ends before its first sample"),

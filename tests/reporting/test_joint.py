@@ -201,7 +201,7 @@ def test_ledger_states_nothing_together_where_one_does_not_hold(copied: MakeRun)
     (release / "ledger.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     said = CliRunner().invoke(app, ["ledger", str(noisy), str(release)])
     assert isinstance(said.exception, InputError), "which ends the command with exit code 2"
-    assert "what these runs promise together is not stated" in str(said.exception)
+    assert "their joint guarantee is not stated" in str(said.exception)
     assert "NOT SOUND" in said.output
     assert "Together" not in said.output
     told = CliRunner().invoke(app, ["ledger", str(noisy), str(release), "--json"])

@@ -37,7 +37,7 @@ from sottovoce.cli import (
 from sottovoce.cli.console import stderr
 from sottovoce.errors import InputError
 
-ABOUT = "Train speech recognisers on speech that never leaves its speaker, and prove how little they tell about anyone."
+ABOUT = "Train speech recognisers on speech that never leaves its speaker, and prove a bound on what they reveal of anyone."
 
 app = typer.Typer(
     name="sottovoce",
@@ -67,7 +67,7 @@ app.add_typer(import_.app, name="import")
 app.add_typer(keys.app, name="keys")
 
 
-_MENDABLE = {
+_USERS_MISTAKES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
 }
@@ -97,25 +97,25 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            _checking_numbers(typer.main.get_command(app))()
+            _refuse_nan(typer.main.get_command(app))()
         finally:
-            sys.stdout.flush()  # not left to the end of the program, where nobody can say what went wrong
+            sys.stdout.flush()  # not left to the end of the program, where errors are no longer reported
     except InputError as error:
-        _end(str(error))
+        _exit_with_error(str(error))
     except OSError as error:
-        # A full disk, a missing permission or a wrong path is the user's to mend; anything else keeps its traceback.
-        if error.errno not in _MENDABLE:
+        # A full disk, a missing permission or a wrong path is for the user to correct; anything else keeps its traceback.
+        if error.errno not in _USERS_MISTAKES:
             raise
         if error.filename is None:  # every file has a name by now
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _end(f"{error.filename or 'standard output'}: {error.strerror}")
+        _exit_with_error(f"{error.filename or 'standard output'}: {error.strerror}")
 
 
-def _checking_numbers(command: Any) -> Any:
-    """The same, refusing options that are not a number: NaN is neither too large nor too small for any check."""
+def _refuse_nan(command: Any) -> Any:
+    """The same, refusing NaN: it is neither too large nor too small for any check."""
     if isinstance(command, TyperGroup):
         for below in command.commands.values():
-            _checking_numbers(below)
+            _refuse_nan(below)
     elif isinstance(command, TyperCommand) and command.callback is not None:
         command.callback = partial(_call, command, command.callback)
     return command
@@ -129,6 +129,6 @@ def _call(command: TyperCommand, called: Callable[..., Any], **options: Any) -> 
     return called(**options)
 
 
-def _end(words: str) -> NoReturn:
-    stderr.print(f"[bold red]error:[/] {escape(words)}", highlight=False, soft_wrap=True)
+def _exit_with_error(message: str) -> NoReturn:
+    stderr.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
     sys.exit(2)

@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="Take over a model that another too
 
 @app.command(name="speechbrain")
 def speechbrain(
-    folder: Annotated[Path, typer.Argument(help="Where model.ckpt (or asr.ckpt) and tokenizer.ckpt lie.")],
+    folder: Annotated[Path, typer.Argument(help="Where model.ckpt (or asr.ckpt) and tokenizer.ckpt are.")],
     out: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")],
     language: Annotated[str, typer.Option(help="The language of the model, such as fr.")],
     json: Json = False,

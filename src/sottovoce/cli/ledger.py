@@ -25,7 +25,7 @@ END_UNKNOWN = "alone it cannot show that its end is missing"
 def ledger(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Folders of runs, or their ledger.jsonl; each may lie in an archive."),
+        typer.Argument(metavar="RUN…", help="Folders of runs, or their ledger.jsonl; each may be in an archive."),
     ],
     expect_head: Annotated[
         str | None, typer.Option(metavar="HASH", help="Refuse a ledger that never had this head, which you have kept.")
@@ -40,7 +40,7 @@ def ledger(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Verify a run's ledger line by line and against all that its folder says of it; print ε spent and guaranteed.
+    """Verify a run's ledger line by line and against its whole folder; print ε spent and guaranteed.
 
     Example: sottovoce ledger runs/demo/global
 
@@ -170,7 +170,7 @@ def _print_several(runs: list[Path], disjoint: list[str], *, expected_key: str |
     declared = Declared.read(disjoint, list(named))
     shown: dict[str, dict[str, Any]] = {}
     records, problems = [], []
-    table = Table(title="What each promises")
+    table = Table(title="Guarantee of each run")
     for heading in ("", "mode", "for each", "rounds", "ε promised (PLD / RDP)", "δ"):
         table.add_column(heading)
     for label, run in named.items():
@@ -197,7 +197,7 @@ def _print_several(runs: list[Path], disjoint: list[str], *, expected_key: str |
         for line in lines:
             print_line(line, to=stdout)
     if problems:
-        raise InputError(f"{'; '.join(problems)}: what these runs promise together is not stated")
+        raise InputError(f"{'; '.join(problems)}: their joint guarantee is not stated")
 
 
 def _format_row(promise: "Promise", report: "LedgerReport") -> tuple[str, ...]:
@@ -222,7 +222,7 @@ def _read_accounts(place: Path, report: "LedgerReport") -> dict[str, dict[str, A
         return {}
     if path.parent == place and report.header["mode"] == "secure":
         print_line(
-            f"warning: {path} names people, and lies in a folder that may be published: move it into {place / SECRETS}"
+            f"warning: {path} names people, and is in a folder that may be published: move it into {place / SECRETS}"
         )
     release, found = event_from_json(report.header["event"]), {}
     measurement: GaussianRelease | None = None

@@ -37,7 +37,7 @@ from sottovoce.seeds import stream
 from sottovoce.store import Store
 from sottovoce.text.normalisers import OURS, Normaliser, choose_normaliser
 
-# What a corpus may tell of a person, and what stands for a person of whom it does not.
+# What a corpus may know of a speaker, and what stands for a speaker of whom it is unknown.
 FACTS = ("gender", "age", "accent")
 UNKNOWN = "unknown"
 OTHERS = "others"
@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerGroup:
-    """The people who share a fact: female speakers, say."""
+    """The speakers who share a fact, such as female speakers."""
 
     name: str
     speakers: int

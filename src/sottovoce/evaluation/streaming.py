@@ -46,10 +46,10 @@ def transcribe_stream(
         raise InputError(f"models of family={family.name} need whole utterances: expected a causal (streaming) one")
     # Not in bfloat16: a row at a time is bound by launches, and the words should be those of a processor.
     recogniser = place_for_evaluation(recogniser, torch.device("cpu")).to(device)
-    pieces, spelling, heard, samples = recogniser.tokens.pieces(), _Spelling(), None, 0
+    pieces, spelling, state, samples = recogniser.tokens.pieces(), _Spelling(), None, 0
     for chunk in sound:
         began = time.perf_counter()
-        tokens, heard = stream(recogniser.parameters, chunk, heard, settings=recogniser.settings)
+        tokens, state = stream(recogniser.parameters, chunk, state, settings=recogniser.settings)
         samples += len(chunk)
         text = spelling.add("".join(pieces[token] for token, _ in tokens))
         yield StreamedText(text, samples / SAMPLE_RATE, time.perf_counter() - began)
@@ -109,17 +109,17 @@ def read_chunks(pipe: BinaryIO, *, chunk_seconds: float = CHUNK_SECONDS) -> Iter
 def _data_bytes(pipe: BinaryIO) -> int | None:
     """How many bytes of samples a WAV file has, whose first samples come next; None where it does not know.
 
-    What is written to a pipe does not know its length: it says 0, or the most there can be.
+    What is written to a pipe does not know its length: it has 0, or the largest number, instead.
     """
-    told = pipe.read(8)  # the file's length, and what it is
-    if told[4:] != b"WAVE":
-        raise InputError(f"the stream is RIFF with {told[4:]!r} inside, {EXPECTED}")
+    header = pipe.read(8)  # the file's length, and what it is
+    if header[4:] != b"WAVE":
+        raise InputError(f"the stream is RIFF with {header[4:]!r} inside, {EXPECTED}")
     described, left = False, MOST_BEFORE
     while len(header := pipe.read(8)) == 8:
         name, length = struct.unpack("<4sI", header)
         if name == b"data":
             if not described:
-                raise InputError(f"the stream is WAV that does not say what its samples are, {EXPECTED}")
+                raise InputError(f"the stream is WAV without a description of its samples, {EXPECTED}")
             return None if length in (0, 0xFFFFFFFF) or length >= 0x7FFFF000 else length
         if (left := left - length) < 0:
             raise InputError(f"the stream is WAV with more than {MOST_BEFORE:,} bytes before its samples, {EXPECTED}")

@@ -127,7 +127,7 @@ def stitch_emissions(windows: Iterable[Emissions], *, silent: Sequence[int]) -> 
     """Pieces that follow one another without gap or overlap, from windows that overlap their neighbours.
 
     A window knows least near its ends, where it lacks what comes before or after: so each overlap is cut in its
-    middle half, at the longest pause that both windows hear there (frames of nothing but `silent` tokens: the blank
+    middle half, at the longest pause that both windows have there (frames of nothing but `silent` tokens: the blank
     and the word boundary), or else in the middle. A word is then rarely cut in two, however the windows differ.
     """
     start, last = 0, None
@@ -174,16 +174,16 @@ def stitch_words(windows: Iterable[WindowWords]) -> Iterator[Word]:
         yield from last.said_in(start, last.end + 1)
 
 
-def _speech(heard: WindowWords, start: int, end: int) -> NDArray[np.bool_]:
+def _speech(window: WindowWords, start: int, end: int) -> NDArray[np.bool_]:
     """Which of the frames [start, end) are inside a word."""
     spoken_O = np.zeros(end - start, dtype=np.bool_)
-    for word in heard.words:
+    for word in window.words:
         spoken_O[max(word.start - start, 0) : max(word.end - start, 0)] = True
     return spoken_O
 
 
 def align_attended_tokens(tokens: Sequence[int], frames: Sequence[int]) -> list[Span]:
-    """Tokens that were each heard at one of `frames`: a frame long, less where the next follows, never before the last.
+    """Tokens, each attended to at one of `frames`: a frame long, less where the next follows, never before the last.
 
     >>> align_attended_tokens([5, 6, 7], [2, 1, 4])
     [Span(token=5, start=2, end=2), Span(token=6, start=2, end=3), Span(token=7, start=4, end=5)]

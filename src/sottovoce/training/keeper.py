@@ -205,7 +205,7 @@ class _Standing:
         best = self.best or here
         if score is None:
             return replace(self, best=best)
-        if score.better_than(self.best_score):
+        if score.is_better_than(self.best_score):
             return replace(self, best=here, best_score=score, since_best=0, evaluated=self.step)
         return replace(self, best=best, since_best=self.since_best + 1, evaluated=self.step)
 
