@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from faulty import damage
-from faulty.children import Case
+from faulty.cases import Case
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.models import saved
@@ -77,6 +77,7 @@ def ledgers(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
             ledger.intend(event, step=step, clip_bound=1.0, parameters="0" * 64, cohort="0" * 64)
             mark = ledger.commit(step=step, result="0" * 64)
     model = saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
+    model = replace(model, about={"step": 6})
     known = checkpoint.Checkpoint(6, model, {}, checkpoint.name(6), {"ledger": asdict(mark)})
     checkpoint.save(run / "checkpoints", known)
     return _cases(LEDGERS, run, _read_ledger, count=count, seed=seed, only="*.jsonl", kinds=(*damage.TEXT, *EDITS))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from faulty.children import Case
+from faulty.cases import Case
 from sottovoce.cli import main
 from sottovoce.cli.serve import NEEDS
 

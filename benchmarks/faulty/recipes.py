@@ -1,4 +1,4 @@
-"""Damaged recipes and strange overrides: everything that a run works out of them before it reads any speech."""
+"""Damaged recipes and invalid overrides: everything that a run works out of them before it reads any speech."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from faulty import damage
-from faulty.children import Case
+from faulty.cases import Case
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe
 from sottovoce.config.smoke import smoke
 from sottovoce.errors import InputError

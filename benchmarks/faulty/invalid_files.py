@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from faulty import damage, rig
-from faulty.children import Case
+from faulty import damage, fixtures
+from faulty.cases import Case
 from faulty.commands import Asked, command_case
 from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.seeds import stream
@@ -109,7 +109,7 @@ INSIDE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 def special(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     """Every input of every command once with each of these in its place, as far as `count` goes."""
-    rig.build(folder)
+    fixtures.build(folder)
     with zipfile.ZipFile(KEPT) as kept:
         kept.extractall(folder / "kept")
     run = next(path.parent for path in (folder / "kept").rglob("config.yaml"))
@@ -219,7 +219,7 @@ PACKED: Mapping[str, Callable[[Path, np.random.Generator], object]] = {
 
 def streams(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     """WAV headers as pipes bring them, right and wrong, through `transcribe --stream`."""
-    rig.build(folder)
+    fixtures.build(folder)
     samples = stream(seed, "samples").integers(-9_000, 9_000, SAMPLE_RATE // 4).astype("<i2").tobytes()
     right = _chunk(b"fmt ", struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16))
     data = _chunk(b"data", samples)

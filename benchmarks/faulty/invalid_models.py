@@ -1,4 +1,4 @@
-"""Models from strangers: checkpoints of another toolkit, and folders of ours that say what their files do not hold."""
+"""Untrusted models: checkpoints of another toolkit, and folders of ours whose settings do not fit their files."""
 
 import math
 import shutil
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from faulty import damage, rig
-from faulty.children import Case
+from faulty import damage, fixtures
+from faulty.cases import Case
 from faulty.commands import Asked, command_case
 from sottovoce.seeds import stream
 
@@ -45,7 +45,7 @@ FILES = ("model.ckpt", "tokenizer.ckpt", "normalizer.ckpt")
 
 def checkpoints(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     """Two thirds of them tensors that are not what they should be, one third files with damaged bytes."""
-    rig.build(folder)
+    fixtures.build(folder)
     whole = torch.load(folder / "theirs" / "model.ckpt", weights_only=True)
     for number in range(count):
         rng = stream(seed, CHECKPOINTS, number)
@@ -82,10 +82,10 @@ def folders(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     """Another value in the place of any of a model's settings, or of what is beside them."""
     import json
 
-    rig.build(folder)
+    fixtures.build(folder)
     for number in range(count):
         rng = stream(seed, FOLDERS, number)
-        name = list(rig.MODELS)[int(rng.integers(len(rig.MODELS)))]
+        name = list(fixtures.MODELS)[int(rng.integers(len(fixtures.MODELS)))]
         copy = folder / f"model-{number}"
         shutil.copytree(folder / "models" / name, copy)
         config = json.loads((copy / "config.json").read_text())
@@ -95,12 +95,12 @@ def folders(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
             key = ("architecture", "language", "tokens", "settings", "about", "sample_rate", "part", "parameters")[
                 int(rng.integers(8))
             ]
-            rig.change_config(copy, {key: value})
+            fixtures.change_config(copy, {key: value})
             due = key not in ("about", "language", "part") and (key, value) != ("language", "x")
             due = due and not (key == "part" and value is None)
         else:
             key = list(keys)[int(rng.integers(len(keys)))]
-            rig.change_config(copy, {}, settings={key: value})
+            fixtures.change_config(copy, {}, settings={key: value})
             due = key not in FREE and value != keys[key] and not (value is True and keys[key] == 1)
         words = _use(name, copy, folder, number)
         yield command_case(FOLDERS, f"case {number}, {name} with {key}={value!r:.40}", Asked(words, folder), due=due)
@@ -128,9 +128,9 @@ MODULES = ("venv.__main__:F", "this:F", "antigravity:F", "idlelib.idle:F", "os:s
 
 def outside(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     """A model's folder, a run's recipe or an override that names a module: nothing of it may be run."""
-    rig.build(folder)
+    fixtures.build(folder)
     mark = folder / "was-run"
-    (folder / "strange_module.py").write_text(f"open({str(mark)!r}, 'w').close()\nFAMILY = F = 1\n")
+    (folder / "untrusted_module.py").write_text(f"open({str(mark)!r}, 'w').close()\nFAMILY = F = 1\n")
     keys = (
         "model.family={}",
         "federation.server.optimiser={{name: '{}'}}",
@@ -138,13 +138,13 @@ def outside(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     )
     for number in range(count):
         rng = stream(seed, OUTSIDE, number)
-        name = ("strange_module:FAMILY", *MODULES)[int(rng.integers(1 + len(MODULES)))]
+        name = ("untrusted_module:FAMILY", *MODULES)[int(rng.integers(1 + len(MODULES)))]
         if number % 2:
             words: tuple[object, ...] = ("recipes", "show", "demo/global", keys[int(rng.integers(3))].format(name))
         else:
             copy = folder / f"model-{number}"
             shutil.copytree(folder / "models" / "ctc_transformer", copy)
-            rig.change_config(copy, {"architecture": name})
+            fixtures.change_config(copy, {"architecture": name})
             words = _use("ctc_transformer", copy, folder, number)
         case = command_case(OUTSIDE, f"case {number}, {name}", Asked(words, folder), due=True)
         yield Case(case.what, case.words, partial(_unmarked, case.read, mark), case.loss)

@@ -1,6 +1,6 @@
 """Commands in processes of their own that start in milliseconds and are waited for to the last of their children.
 
-A nursery has everything loaded. For each command it forks a guard, to whom Linux gives the orphans among its
+A fork server has everything loaded. For each command it forks a guard, to whom Linux gives the orphans among its
 descendants: so it knows exactly when nobody is left.
 """
 
@@ -38,8 +38,8 @@ class Ended:
         return "Traceback (most recent call last)" in self.said
 
 
-class Nursery:
-    """Made by `nursery`."""
+class ForkServer:
+    """Made by `fork_server`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -52,20 +52,20 @@ class Nursery:
 
 
 @contextmanager
-def nursery() -> Iterator[Nursery]:
+def fork_server() -> Iterator[ForkServer]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,))
     process.start()
     theirs.close()
     try:
-        yield Nursery(ours)
+        yield ForkServer(ours)
     finally:
         ours.close()
         process.join()
 
 
-# In the nursery.
+# In the fork server.
 
 
 def _serve(connection: Connection) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from faulty import rig
-from faulty.children import Case
+from faulty import fixtures
+from faulty.cases import Case
 from faulty.commands import Asked, command_case
 from sottovoce.seeds import stream
 
@@ -54,7 +54,7 @@ SEARCH = ("--ctc-weight", "--temperature", "--end-threshold", "--longest-shift",
 
 
 def others(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
-    rig.build(folder)
+    fixtures.build(folder)
     bases: dict[tuple[object, ...], tuple[str, ...]] = {
         ("stats", "store"): ("--speakers-per-device", "--seed"),
         ("stats", "store", "--table2"): ("--seed",),
@@ -91,7 +91,7 @@ HOSTS = (
 
 def network(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     """Keys that hold for ever, addresses where nobody can be, quotas of nothing, audits without end."""
-    rig.build(folder)
+    fixtures.build(folder)
     join = ("--data", "store", "--key", "keys/node", "--ca", "keys/authority/ca.pem")
     keys = {
         ("keys", "authority"): "--days",

@@ -1,17 +1,53 @@
-"""Cases in forked children: whatever one of them does (die, spin, fill the memory), the next one is tried."""
+"""Cases tried in forked children, how each ended, and how many ended in which way.
+
+Whatever a case does (die, spin, fill the memory), the next one is tried.
+"""
 
 import os
 import resource
 import signal
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import islice
+from pathlib import Path
 
-from faulty.outcome import Outcome, Tally
 from sottovoce.corpora.problems import Unusable
 from sottovoce.errors import InputError
+
+
+class Outcome(StrEnum):
+    """`UNHARMED`: the result is as without the fault. The last three must never occur."""
+
+    UNHARMED = "unharmed"
+    CLEAN_ERROR = "clean error"
+    TRACEBACK = "traceback"
+    HANG = "hang"
+    SILENT_LOSS = "silent loss"
+
+
+BAD = (Outcome.TRACEBACK, Outcome.HANG, Outcome.SILENT_LOSS)
+
+
+@dataclass
+class Tally:
+    """Counts by what was tried ("audio files", "kills of a federated run"), and a line for each bad outcome."""
+
+    counts: dict[str, Counter[Outcome]] = field(default_factory=lambda: defaultdict(Counter))
+    bad: list[str] = field(default_factory=list)
+
+    def add(self, what: str, outcome: Outcome, *, words: str = "") -> None:
+        self.counts[what][outcome] += 1
+        if outcome in BAD:
+            self.bad.append(f"{what}: {outcome}: {words}")
+
+    def as_json(self) -> Mapping[str, Mapping[str, int]]:
+        return {what: {"tried": found.total(), **{o: found[o] for o in Outcome}} for what, found in self.counts.items()}
+
 
 # Of CPU time, so that a busy machine makes no difference; the slowest case that ends takes a tenth of it.
 CPU_SECONDS = 20
@@ -34,6 +70,16 @@ class Case:
     words: str
     read: Callable[[], object]
     loss: Callable[[object], bool] = lambda _: False
+
+
+MakeCases = Callable[..., Iterator[Case]]
+
+
+def try_shares(shares: Mapping[MakeCases, int], tally: Tally, *, count: int, seed: int) -> None:
+    """Try about `count` cases, so many of each kind as its share; the same ones for the same `seed`."""
+    for make, share in shares.items():
+        with tempfile.TemporaryDirectory(prefix="sottovoce-faults-") as folder:
+            try_all(make(Path(folder), count=-(-count * share // sum(shares.values())), seed=seed), tally)
 
 
 def try_all(cases: Iterable[Case], tally: Tally) -> None:
