@@ -21,7 +21,7 @@ from findings.rates import difference
 from jinja2 import Environment
 from jinja2.nodes import Const
 from tests.benchmarks.rendering import archived, rendered
-from tests.doctoring import rechain
+from tests.tampering import rechain
 
 from sottovoce.auditing.of_recipe import AUDIT_SUFFIX as AUDIT
 from sottovoce.auditing.of_recipe import config_digest, kept_at

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.several import in_processes
+from tests.ranks import in_processes
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.losses import compute_loss, compute_mean_figures, select_speech

@@ -18,8 +18,8 @@ from tests.federated import test_ranks, test_round
 from tests.federated.small import CPU, EXACT, Small, furthest, small, small_settings, start_stream, tokens_of
 from tests.federated.test_stacked import relative, updates_of
 from tests.guides import DOCS, blocks
+from tests.ranks import in_processes
 from tests.reference_round import SGD
-from tests.several import in_processes
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.audio.features import Ears

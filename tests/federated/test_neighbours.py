@@ -16,7 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.federated.small import CPU, Small, as_model, furthest, small
-from tests.several import in_processes
+from tests.ranks import in_processes
 from torch import Tensor
 
 from sottovoce.audio.augment import SpecAugmentSettings

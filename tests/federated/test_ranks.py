@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from tests.federated.small import Small, furthest, small
+from tests.ranks import in_processes
 from tests.reference_round import Model
-from tests.several import in_processes
 
 from sottovoce.errors import InputError
 from sottovoce.federated.cohort import ClientsHere, CohortSum

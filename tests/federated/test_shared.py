@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from tests.federated.small import CPU, EXACT, UNIT, Small, as_model, furthest, rounding, small
 from tests.federated.test_stacked import relative, updates_of
+from tests.ranks import in_processes
 from tests.reference_round import Model, plus, times
-from tests.several import in_processes
 
 from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.errors import BrokenPromise, InputError

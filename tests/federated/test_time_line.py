@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.federated.small import CPU, EXACT, UNIT, Small, small, small_room
 from tests.federated.test_stacked import relative
-from tests.several import in_processes
+from tests.ranks import in_processes
 
 from sottovoce.audio.batches import batches_in_order
 from sottovoce.corpora.corpus import SAMPLE_RATE

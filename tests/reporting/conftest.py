@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.doctoring import rechain
+from tests.tampering import rechain
 from tests.tones import pack_tones
 
 from sottovoce.config import load_recipe

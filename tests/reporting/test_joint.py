@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.doctoring import rechain
 from tests.reporting.conftest import MakeRun
+from tests.tampering import rechain
 from typer.testing import CliRunner
 
 from sottovoce.cli import app

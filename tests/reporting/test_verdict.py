@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.doctoring import rechain
 from tests.reporting.conftest import MakeRun, with_event
+from tests.tampering import rechain
 from typer.testing import CliRunner
 
 from sottovoce.auditing.audit import DRAWN_BY_CHANCE, HOLDS_TRUTH

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.federated.small import MODELS, start_stream
 from tests.federated.trouble import Trouble
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.training.test_distributed_runs import run_here
 
 from sottovoce.config import load_recipe

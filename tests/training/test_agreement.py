@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.points import Watch
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.tones import pack_tones, rename
 from tests.training.forked import run_command
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.points import SAVED, Gate, Point, Watch, hold
-from tests.several import processes, result
+from tests.ranks import processes, result
 from tests.training import forked
 from tests.training.launched import launch, said
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.tones import pack_tones
 
 from sottovoce.config import as_yaml, load_recipe

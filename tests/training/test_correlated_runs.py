@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.points import CHARGED, SAVED, Point
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.training import forked
 from tests.training.test_agreement import command, expect, folders, run_arguments
 from tests.training.test_distributed_runs import run_here

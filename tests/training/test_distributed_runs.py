@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.points import CHARGED, SAVED, Gate, Point, Watch, hold
-from tests.several import in_processes, processes, result
+from tests.ranks import in_processes, processes, result
 from tests.training.launched import Kills, calls, launch
 from tests.training.running import run_here
 

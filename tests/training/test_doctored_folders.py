@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from tests.doctoring import edit, older, read, rechain
+from tests.tampering import edit, older, read, rechain
 
 from sottovoce.cli import main
 from sottovoce.config import load_recipe

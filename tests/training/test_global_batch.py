@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.several import in_processes
+from tests.ranks import in_processes
 from torch import Tensor
 
 from sottovoce.config import load_recipe

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.doctoring import older, rechain
+from tests.tampering import older, rechain
 from typer.testing import CliRunner
 
 from sottovoce.cli import app, main

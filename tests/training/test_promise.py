@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.doctoring import rechain
+from tests.tampering import rechain
 from tests.training.test_federation import _asked_at_once
 from typer.testing import CliRunner
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.tones import FEW_WORDS, pack_tones
 from tests.training.running import run_here
 

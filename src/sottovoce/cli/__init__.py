@@ -37,7 +37,9 @@ from sottovoce.cli import (
 from sottovoce.cli.console import stderr
 from sottovoce.errors import InputError
 
-ABOUT = "Train speech recognisers on speech that never leaves its speaker, and prove a bound on what they reveal of anyone."
+ABOUT = (
+    "Train speech recognisers on speech that never leaves its speaker, and prove a bound on what they reveal of anyone."
+)
 
 app = typer.Typer(
     name="sottovoce",
@@ -103,7 +105,7 @@ def main() -> None:
     except InputError as error:
         _exit_with_error(str(error))
     except OSError as error:
-        # A full disk, a missing permission or a wrong path is for the user to correct; anything else keeps its traceback.
+        # A full disk, a missing permission or a wrong path is the user's to correct; anything else keeps its traceback.
         if error.errno not in _USERS_MISTAKES:
             raise
         if error.filename is None:  # every file has a name by now

@@ -18,7 +18,7 @@ GROUPS_SHOWN = 8
 ERRORS_BY_GROUP = ("group", "speakers", "words", "WER", "95 % interval", "subst.", "del.", "ins.")
 RATES_OF_BOTH = ("group", "speakers", "words", "A", "B", "A − B", "95 % interval")
 
-OfSpeakers = TypeVar("OfSpeakers", SpeakerGroup, Difference)
+OfSpeakers = TypeVar("OfSpeakers", bound=SpeakerGroup | Difference)
 
 
 def format_evaluation(evaluation: Evaluation, *, title: str) -> Lines:

@@ -1,4 +1,4 @@
-"""Several processes on one machine, as torchrun would start them, but forked from a server that has loaded everything.
+"""Ranks on one machine, as torchrun would start them, but forked from a server that has loaded everything.
 
 Nothing is timed: a process that dies closes its connections, and the others fail at their next exchange.
 """

@@ -1,4 +1,4 @@
-"""A run's folder, edited by somebody who knows how it is made: chains and seals are made anew to fit."""
+"""A run folder, tampered with by somebody who knows how it is made: chains and seals are recomputed to fit."""
 
 import json
 from collections.abc import Callable
