@@ -25,7 +25,7 @@ from sottovoce.evaluation.error_rates import (
     bootstrap_rates,
     percentile_interval,
 )
-from sottovoce.evaluation.score import FACTS, OTHERS, UNKNOWN, pool_small_groups, sort_groups
+from sottovoce.evaluation.score import FACTS, OTHERS, UNKNOWN, group_speakers
 from sottovoce.parsing import Record
 from sottovoce.seeds import stream
 
@@ -125,19 +125,17 @@ def compare_tests(first: Record, second: Record) -> Comparison:
     counts_S3 = _paired_counts(first, second)
     by_name = sorted(first["per_speaker"], key=lambda speaker: str(speaker["speaker"]))
     known = [speaker.get("groups") or {} for speaker in by_name]
-    groups = {}
-    for fact in FACTS:
-        values = [speaker.get(fact, UNKNOWN) for speaker in known]
-        if present := sort_groups(values):
-            members = {value: [place for place, own in enumerate(values) if own == value] for value in present}
-            groups[fact] = tuple(_difference(counts_S3, who, fact, value) for value, who in members.items())
+    groups = {
+        fact: tuple(_difference(counts_S3[who], fact, value) for value, who in found.items())
+        for fact, found in group_speakers(known).items()
+    }
     intersections, too_small = _intersections(counts_S3, known)
-    return Comparison(_overall_difference(counts_S3), groups, intersections, too_small)
+    return Comparison(_difference(counts_S3, "", "all"), groups, intersections, too_small)
 
 
 def compute_difference(first: Record, second: Record) -> Difference:
     """`compare_tests` for all speakers together only."""
-    return _overall_difference(_paired_counts(first, second))
+    return _difference(_paired_counts(first, second), "", "all")
 
 
 def explain_incomparable(first: Record, second: Record) -> str:
@@ -283,17 +281,13 @@ def _intersections(
         too_small += len(cells) - len(large)
         if large:
             fact = CROSSED.join(facts)
-            found[fact] = tuple(_difference(counts_S3, who, fact, value) for value, who in large.items())
+            found[fact] = tuple(_difference(counts_S3[who], fact, value) for value, who in large.items())
     return found, too_small
 
 
-def _overall_difference(counts_S3: NDArray[np.int64]) -> Difference:
-    return _difference(counts_S3, range(len(counts_S3)), "", "all")
-
-
-def _difference(counts_S3: NDArray[np.int64], members: Sequence[int], fact: str, value: str) -> Difference:
-    """Of the speakers in the rows `members`."""
-    words_S, first_S, second_S = counts_S3[list(members)].T
+def _difference(counts_S3: NDArray[np.int64], fact: str, value: str) -> Difference:
+    """Of the speakers in the rows of `counts_S3`, the group `value` of `fact`."""
+    words_S, first_S, second_S = counts_S3.T
     words, less_S = int(words_S.sum()), first_S - second_S
     interval, speaking = None, int((words_S > 0).sum())
     if speaking >= FEWEST_SPEAKERS:
@@ -302,7 +296,7 @@ def _difference(counts_S3: NDArray[np.int64], members: Sequence[int], fact: str,
         interval = percentile_interval(drawn_D, confidence=expand_confidence(CONFIDENCE, speakers=speaking))
     return Difference(
         name=value,
-        speakers=len(members),
+        speakers=len(counts_S3),
         words=words,
         first=int(first_S.sum()) / words if words else None,
         second=int(second_S.sum()) / words if words else None,
@@ -314,17 +308,14 @@ def _difference(counts_S3: NDArray[np.int64], members: Sequence[int], fact: str,
 
 def _large_groups(test: Record, speaks_S: NDArray[np.bool_]) -> dict[tuple[str, str], NDArray[np.bool_]]:
     """(fact, value) of groups that are large enough, with who is in them. Small ones are one, as in a release."""
-    found = {}
     known = [speaker.get("groups") or {} for speaker in test["per_speaker"]]
-    for fact in FACTS:
-        values = np.array(
-            pool_small_groups([speaker.get(fact, UNKNOWN) for speaker in known], smallest=FEWEST_SPEAKERS)
-        )
-        for value in sorted({*values.tolist()} - {OTHERS, UNKNOWN}):
-            inside_S = values == value
-            if min((inside_S & speaks_S).sum(), (~inside_S & speaks_S).sum()) >= FEWEST_SPEAKERS:
-                found[fact, value] = inside_S
-    return found
+    return {
+        (fact, value): inside_S
+        for fact, groups in group_speakers(known, smallest=FEWEST_SPEAKERS).items()
+        for value, inside_S in groups.items()
+        if value not in (OTHERS, UNKNOWN)
+        and min((inside_S & speaks_S).sum(), (~inside_S & speaks_S).sum()) >= FEWEST_SPEAKERS
+    }
 
 
 def _totals(counted: Record) -> tuple[int, int]:

@@ -252,7 +252,10 @@ def score_hypotheses(
         speech=_digest(chosen.ids, chosen.references, lengths_U.tolist()),
         speaker_counts_S4=counts_S4,
         spread=measure_spread(counts_S4),
-        groups=_groups(counts_S4, facts, seed=seed, smallest=smallest_group),
+        groups={
+            fact: tuple(_score_group(counts_S4[who], fact=fact, value=value, seed=seed) for value, who in found.items())
+            for fact, found in group_speakers(facts, smallest=smallest_group).items()
+        },
         normalisation=normaliser.as_json(),
         collapsed=sum(collapses) if collapses else None,
     )
@@ -299,27 +302,21 @@ def find_speakers(
     return tuple(index), facts, owner_of_user[user_of_row]
 
 
-def _groups(
-    counts_S4: Counts, facts: Sequence[Mapping[str, str]], *, seed: int, smallest: int
-) -> dict[str, tuple[SpeakerGroup, ...]]:
-    """For each fact that is known of anybody: those who share a value, in alphabetical order; the unknown last."""
+def group_speakers(facts: Sequence[Mapping[str, str]], *, smallest: int = 1) -> dict[str, dict[str, NDArray[np.bool_]]]:
+    """For each fact that is known of anybody, who shares each value: in alphabetical order, the unknown last.
+
+    Groups of fewer than `smallest` people are put together as `OTHERS`.
+
+    >>> {value: who.tolist() for value, who in group_speakers([{}, {"age": "old"}])["age"].items()}
+    {'old': [False, True], 'unknown': [True, False]}
+    """
     found = {}
     for fact in FACTS:
-        values = pool_small_groups([person.get(fact, UNKNOWN) for person in facts], smallest=smallest)
-        present = sort_groups(values)
-        if {*present} - {OTHERS, UNKNOWN}:
-            found[fact] = tuple(_group(counts_S4, values, fact=fact, value=value, seed=seed) for value in present)
+        values_S = np.array(pool_small_groups([known.get(fact, UNKNOWN) for known in facts], smallest=smallest))
+        values = sorted({*values_S.tolist()}, key=lambda value: (value == UNKNOWN, value))
+        if {*values} - {OTHERS, UNKNOWN}:
+            found[fact] = {value: values_S == value for value in values}
     return found
-
-
-def sort_groups(values: Sequence[str]) -> list[str]:
-    """The groups that there are, in alphabetical order, the unknown last; none where nothing is known of anybody.
-
-    >>> sort_groups(["male", "unknown", "female", "male"]), sort_groups(["unknown"])
-    (['female', 'male', 'unknown'], [])
-    """
-    known = sorted({*values} - {UNKNOWN})
-    return [*known, UNKNOWN] if known and UNKNOWN in values else known
 
 
 def _shared(fact: str, value: str) -> str:
@@ -345,8 +342,7 @@ def pool_small_groups(values: Sequence[str], *, smallest: int) -> list[str]:
     return [OTHERS if value in rest else value for value in values]
 
 
-def _group(counts_S4: Counts, values: Sequence[str], *, fact: str, value: str, seed: int) -> SpeakerGroup:
-    members_S4 = counts_S4[[own == value for own in values]]
+def _score_group(members_S4: Counts, *, fact: str, value: str, seed: int) -> SpeakerGroup:
     interval = bootstrap_interval(members_S4, generator=stream(seed, "evaluation", "bootstrap", fact, value))
     return SpeakerGroup(value, len(members_S4), sum_counts(members_S4), interval)
 
