@@ -44,7 +44,7 @@ def noise_user(number: int, *, samples: int) -> RenderedSpeaker:
     return RenderedSpeaker(name=name, split="train", utterances=[spoken])
 
 
-def make_room(folder: Path, *, users: int, cohort: int, seconds: float) -> ClientRoom:
+def make_context(folder: Path, *, users: int, cohort: int, seconds: float) -> ClientRoom:
     render = partial(noise_user, samples=int(seconds * SAMPLE_RATE))
     pack(Corpus("noise", "en", range(users), render, ProblemLog()), folder, workers=1)
     return ClientRoom(
@@ -91,11 +91,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        room = make_room(Path(name) / "store", users=options.users, cohort=options.cohort, seconds=options.seconds)
-        parameters = room.family.init(room.model, generator=torch_stream(SEED, "init"))
+        context = make_context(
+            Path(name) / "store", users=options.users, cohort=options.cohort, seconds=options.seconds
+        )
+        parameters = context.family.init(context.model, generator=torch_stream(SEED, "init"))
         layout = Layout.of(parameters)
         settings = PrivacySettings(
-            population_size=len(room.population),
+            population_size=len(context.population),
             privacy_unit="speaker",
             cohort_size=options.cohort,
             clip_bound=0.1,
@@ -104,7 +106,7 @@ def main() -> None:
             root_seed=SEED,
         )
         plan = Plan(settings, layout)
-        engine = WatchedEngine(room, layout, device=torch.device("cpu"))
+        engine = WatchedEngine(context, layout, device=torch.device("cpu"))
         engine.every = max(1, options.rounds * options.cohort // 10)
         server_P = layout.flatten(parameters)
         for step in range(options.rounds):

@@ -115,8 +115,8 @@ def by_telephone(sound: Sound, chance: np.random.Generator) -> Sound:
     band += level * 10 ** (-NOISE_DB / 20) * chance.normal(size=len(band))
     pressed = np.sign(band) * np.log1p(255 * np.abs(band.clip(-1, 1))) / np.log(256)
     rounded = np.rint((pressed + 1) / 2 * 255) / 255 * 2 - 1
-    heard: Sound = np.sign(rounded) * (256 ** np.abs(rounded) - 1) / 255
-    return heard
+    decoded: Sound = np.sign(rounded) * (256 ** np.abs(rounded) - 1) / 255
+    return decoded
 
 
 def spoken_elsewhere(voices: Mapping[str, str], folder: Path) -> Iterator[Row]:
@@ -180,16 +180,16 @@ def table(kept: Mapping[str, Mapping[str, Mapping[str, Record]]]) -> str:
 
 def _cell(own: Sequence[Record], way: str, kept: Mapping[str, Any], test: str, seeds: Sequence[str]) -> str:
     ours, before = pooled(own), pooled([kept["before"][seed][test] for seed in seeds])
-    told = compute_difference(ours, before)
-    assert told.first is not None
-    assert told.difference is not None
-    rate = f"{told.first:.1%}".replace("%", " %")
+    found = compute_difference(ours, before)
+    assert found.first is not None
+    assert found.difference is not None
+    rate = f"{found.first:.1%}".replace("%", " %")
     if way == "before":
         return rate
-    if told.interval is None:  # too few people for one
-        return f"{rate} ({100 * told.difference:+.1f})"
-    low, high = told.interval
-    return f"{rate} ({100 * told.difference:+.1f}, {100 * low:+.1f} to {100 * high:+.1f})"
+    if found.interval is None:  # too few people for one
+        return f"{rate} ({100 * found.difference:+.1f})"
+    low, high = found.interval
+    return f"{rate} ({100 * found.difference:+.1f}, {100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def pooled(tests: Sequence[Record]) -> Record:

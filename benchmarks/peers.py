@@ -75,7 +75,7 @@ class Contestant:
     about: Answer = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
 
-    def listen(self) -> Answer:
+    def read_answer(self) -> Answer:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -87,7 +87,7 @@ class Contestant:
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
-        self.answers.append(self.listen())
+        self.answers.append(self.read_answer())
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -121,7 +121,7 @@ def start(
             env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
         )
     contestant = Contestant(name, process, log)
-    contestant.about = contestant.listen()
+    contestant.about = contestant.read_answer()
     return contestant
 
 
@@ -257,7 +257,7 @@ what is compared and what bounds it. {hardware}
 
 
 def hardware_name() -> str:
-    """The processor and the system, as far as they tell."""
+    """The processor and the system, as far as they are known."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else []
     processor = names[0] if names else platform.processor() or "an unknown processor"

@@ -77,7 +77,7 @@ def member(arguments: argparse.Namespace) -> None:
     layout = Layout.of(parameters)
     local = LocalTraining(batch_seconds=arguments.seconds / 2, lr=1e-6, local_steps=arguments.local_steps)
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
-    room = ClientRoom(population, tokens, FAMILY, model, local, seed=SEED, cohort_size=arguments.cohort)
+    context = ClientRoom(population, tokens, FAMILY, model, local, seed=SEED, cohort_size=arguments.cohort)
     settings = PrivacySettings(
         population_size=len(population),
         privacy_unit="speaker",
@@ -91,7 +91,7 @@ def member(arguments: argparse.Namespace) -> None:
     plan = Plan(settings, layout)
     server_settings = ServerSettings(optimiser={"name": "lamb"}, schedule={"name": "constant", "lr": 1e-9})
     server = Server(server_settings, layout, layout.flatten(parameters))
-    engine = SequentialEngine(room, layout, device=CPU)
+    engine = SequentialEngine(context, layout, device=CPU)
     with process_group(CPU) as processes:
         over_ranks = ClientsOverRanks(engine, processes, seconds=population.seconds)
         if not processes.first:
@@ -121,9 +121,9 @@ class Members:
         command += ["--ledger", str(folder / f"ledger-{world}.jsonl")]
         self._processes = []
         for rank in range(world):
-            told = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            told |= {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1}
-            environment = os.environ | {name: str(value) for name, value in told.items()}
+            settings_of_rank = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            settings_of_rank |= {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1}
+            environment = os.environ | {name: str(value) for name, value in settings_of_rank.items()}
             self._processes.append(
                 subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, bufsize=1

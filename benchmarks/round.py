@@ -91,7 +91,7 @@ class Setting:
     """Everything that the rows share."""
 
     arguments: argparse.Namespace
-    room: ClientRoom
+    context: ClientRoom
     layout: Layout
     start_P: torch.Tensor
     device: torch.device
@@ -104,26 +104,26 @@ class Setting:
     @property
     def long_run(self) -> dict[str, Any]:
         """A run of so many steps is worth compiling for."""
-        return {"steps": 10**6, "batch_seconds": self.room.local.batch_seconds, "device": self.device}
+        return {"steps": 10**6, "batch_seconds": self.context.local.batch_seconds, "device": self.device}
 
     def faster(self, working: Parameters) -> Family[Any, Any]:
-        return sped_up(self.room.family, working, settings=self.room.model, **self.long_run)
+        return sped_up(self.context.family, working, settings=self.context.model, **self.long_run)
 
     def engine(self, name: str, *, private: bool) -> Engine:
         common: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if name in ("stacked", "shared"):
-            stacked = self.room.family.shared if name == "shared" and not private else self.room.family.stacked
+            stacked = self.context.family.shared if name == "shared" and not private else self.context.family.stacked
             if stacked is not None and stacked.faster is not None:
                 stacked = stacked.faster(stacked, **self.long_run)
             common |= {"stacked": stacked, "size": self.arguments.stack}
         if name == "shared":
-            return SharedEngine(self.room, self.layout, summed=not private, **common)
+            return SharedEngine(self.context, self.layout, summed=not private, **common)
         if name == "stacked":
-            return StackedEngine(self.room, self.layout, **common)
-        return SequentialEngine(self.room, self.layout, faster=self.faster, **common)
+            return StackedEngine(self.context, self.layout, **common)
+        return SequentialEngine(self.context, self.layout, faster=self.faster, **common)
 
     def plan(self, *, private: bool, cohort: int) -> Plan:
-        population = len(self.room.population)
+        population = len(self.context.population)
         settings = PrivacySettings(
             population_size=population,
             privacy_unit="speaker",
@@ -184,17 +184,17 @@ class Floor(Row):
     """
 
     def __init__(self, setting: Setting, cohort: int) -> None:
-        room, self._device = setting.room, setting.device
+        context, self._device = setting.context, setting.device
         self._plan = setting.plan(private=False, cohort=cohort)
         self._weights = Weights(
             setting.layout,
-            room.local.built_optimiser(),
+            context.local.built_optimiser(),
             device=setting.device,
             dtype=setting.dtype,
-            statistics=room.family.statistics(room.model),
+            statistics=context.family.statistics(context.model),
         )
         self._weights.reset(setting.start_P)
-        self._room = replace(room, family=setting.faster(self._weights.working))
+        self._room = replace(context, family=setting.faster(self._weights.working))
         self._before = HeardBefore(room_for_hearing(setting.device))
         self._loaded: list[LoadedClient] = []
 
@@ -207,11 +207,13 @@ class Floor(Row):
         self._loaded = [load_client(self._room, client, step=step, **where) for client in planned]
 
     def work(self, step: int) -> float:
-        room, weights, local = self._room, self._weights, self._room.local
+        context, weights, local = self._room, self._weights, self._room.local
         for client in self._loaded:
-            heard = client.hear(self._before, room, dtype=weights.dtype)
+            heard = client.hear(self._before, context, dtype=weights.dtype)
             for lines, draws in zip(client.lines, client.draws, strict=True):
-                loss = step_loss(room.family, weights.working, heard.take(lines), settings=room.model, draws=draws)
+                loss = step_loss(
+                    context.family, weights.working, heard.take(lines), settings=context.model, draws=draws
+                )
                 weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
                 weights.step(lr=local.lr, max_norm=local.clip_gradients)
         return sum(client.audio_seconds for client in self._loaded)
@@ -261,8 +263,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
         clip_gradients=math.inf if "shared" in arguments.engines else 1.0,
     )
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
-    room = ClientRoom(population, tokens, family, model, local, seed=SEED, cohort_size=arguments.cohort)
-    setting = Setting(arguments, room, layout, layout.flatten(parameters).to(device), device, folder)
+    context = ClientRoom(population, tokens, family, model, local, seed=SEED, cohort_size=arguments.cohort)
+    setting = Setting(arguments, context, layout, layout.flatten(parameters).to(device), device, folder)
     rows: dict[str, Row] = {}
     if "sequential" in arguments.engines:
         rows["floor"] = Floor(setting, arguments.cohort)
@@ -288,7 +290,7 @@ def table(rows: dict[str, Row], arguments: argparse.Namespace, device: torch.dev
     waits: dict[str, float] = {}
     memory: dict[str, float] = {}
     for repeat in range(arguments.rounds + 1):  # the first compiles
-        heard: list[float] = []
+        audio_of_rows: list[float] = []
         for name, row in rows.items():
             row.prepare(repeat)
             if device.type == "cuda":
@@ -304,8 +306,8 @@ def table(rows: dict[str, Row], arguments: argparse.Namespace, device: torch.dev
                 rates[name].append(audio / spent)
                 seconds[name].append(spent)
                 waits[name] = row.waited / spent
-            heard.append(audio)
-            assert math.isclose(audio, heard[0]), "all rows train on the same batches"
+            audio_of_rows.append(audio)
+            assert math.isclose(audio, audio_of_rows[0]), "all rows train on the same batches"
             print(f"{name}: {spent:.2f} s, {audio / spent:,.0f} audio s/s", flush=True)
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     for name, found in rates.items():

@@ -91,7 +91,7 @@ def sampling(arguments: argparse.Namespace) -> list[tuple[str, str]]:
             "commitment to it for the ledger",
             f"{timed(lambda step: cohort_commitment(cohort, nonce=seeded.cohort_nonce(step))) * 1e3:.1f} ms",
         ),
-        ("the cohort as bytes, told to every process", f"{cohort.nbytes / 1e6:.1f} MB"),
+        ("the cohort as bytes, sent to every process", f"{cohort.nbytes / 1e6:.1f} MB"),
     ]
 
 

@@ -71,13 +71,13 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     chunks = round(arguments.seconds / CHUNK_SECONDS) + WARM_UP
     print(f"{arguments.size} on {arguments.device}, {arguments.threads} threads, {arguments.seconds:g} s of sound")
-    for writes, told in ((False, "writes nothing"), (True, "writes all it may")):
-        heard = transcribe_stream(model(arguments.size, writes=writes), sound(chunks), device=arguments.device)
-        computing = [increment.compute_seconds for increment in heard][WARM_UP:]
+    for writes, label in ((False, "writes nothing"), (True, "writes all it may")):
+        streamed = transcribe_stream(model(arguments.size, writes=writes), sound(chunks), device=arguments.device)
+        computing = [increment.compute_seconds for increment in streamed][WARM_UP:]
         lag = lags(computing)
         middle, most_of_all = (1000 * float(np.quantile(lag, share)) for share in (0.5, 0.99))
         print(
-            f"{told:18}: {100 * sum(computing) / arguments.seconds:5.1f} % of real time; lag behind a chunk "
+            f"{label:18}: {100 * sum(computing) / arguments.seconds:5.1f} % of real time; lag behind a chunk "
             f"{middle:5.1f} ms, 99 % within {most_of_all:5.1f}, all within {1000 * max(lag):5.1f}; with the window "
             f"{1000 * (max(lag) + BEHIND_SECONDS):5.1f}"
         )

@@ -146,10 +146,10 @@ def _read_store(folder: Path) -> object:
     store = Store(folder)
     store.check(audio=True)
     people = [store.user(row) for row in range(store.user_count)]
-    said = [store.utterance(row) for row in range(store.utterance_count)]
+    utterances = [store.utterance(row) for row in range(store.utterance_count)]
     found = [store.find(person.name, split=person.split).row for person in people]
     columns = [store.user_keys.tolist(), store.seconds, store.digest, store.splits]
-    texts = [(one.id, one.text, one.raw_text, one.metadata, one.samples.tobytes()) for one in said]
+    texts = [(one.id, one.text, one.raw_text, one.metadata, one.samples.tobytes()) for one in utterances]
     return people, texts, found, columns
 
 
@@ -171,7 +171,7 @@ def _read_pieces(folder: Path) -> object:
 
 
 def _read_ledger(run: Path) -> object:
-    """What it says was spent. A last line that was never finished is no part of it, and is said."""
+    """What it records as spent, without a last line that was never finished."""
     checked = check_ledger(run)
     report = checked.report
     return (

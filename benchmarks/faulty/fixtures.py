@@ -82,7 +82,7 @@ def write_model(folder: Path, name: str, settings: Mapping[str, Any]) -> None:
 
 
 def change_config(folder: Path, change: Mapping[str, Any], *, settings: Mapping[str, Any] | None = None) -> None:
-    """Another description of a model, without the seal that would tell so; dots lead into sections."""
+    """Another description of a model, without the seal that would show it; dots lead into sections."""
     path = folder / saved.CONFIG
     content = {name: value for name, value in json.loads(path.read_text()).items() if name != "seal"} | dict(change)
     for name, value in (settings or {}).items():

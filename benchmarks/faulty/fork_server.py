@@ -30,12 +30,12 @@ class Ended:
     """How a command ended, when the last of its processes was gone; `code` is None where that never came."""
 
     code: int | None
-    said: str
+    output: str
     points: tuple[str, ...]
 
     @property
     def traceback(self) -> bool:
-        return "Traceback (most recent call last)" in self.said
+        return "Traceback (most recent call last)" in self.output
 
 
 class ForkServer:
@@ -104,10 +104,10 @@ def _load() -> None:
 def _guarded(arguments: list[str], folder: Path, kill_at: str | None) -> Ended:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
-        said, log = Path(place) / "said", Path(place) / "points"
+        output, log = Path(place) / "output", Path(place) / "points"
         log.touch()
         if (first := os.fork()) == 0:
-            _be_the_command(arguments, folder, kill_at, said=said, log=log)
+            _be_the_command(arguments, folder, kill_at, output=output, log=log)
         hung, statuses = False, dict[int, int]()
 
         def give_up(*_: object) -> None:
@@ -123,7 +123,7 @@ def _guarded(arguments: list[str], folder: Path, kill_at: str | None) -> Ended:
                 statuses[pid] = os.waitstatus_to_exitcode(status)
         signal.alarm(0)
         return Ended(
-            None if hung else statuses[first], said.read_text(errors="replace"), tuple(log.read_text().splitlines())
+            None if hung else statuses[first], output.read_text(errors="replace"), tuple(log.read_text().splitlines())
         )
 
 
@@ -134,14 +134,14 @@ def _kill_all() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.1)
 
 
-def _be_the_command(arguments: list[str], folder: Path, kill_at: str | None, *, said: Path, log: Path) -> None:
+def _be_the_command(arguments: list[str], folder: Path, kill_at: str | None, *, output: Path, log: Path) -> None:
     code: Any = 1
     try:
         os.chdir(folder)
         os.environ["SOTTOVOCE_COMMIT"] = "unknown"  # nobody has to ask git
-        output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
         sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
         _start_quickly()
         Points(folder, log=log, kill_at=kill_at).install()

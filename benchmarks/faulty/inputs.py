@@ -32,7 +32,7 @@ COMMON = (
     *(("OGG", "OPUS"), ("OGG", "VORBIS"), ("AIFF", "PCM_16")),
 )
 RATES = (16_000, 44_100, 8_000)
-# Containers that tell how much there must be: a piece cut off their end may not go unnoticed.
+# Containers that store their length: a piece cut off their end may not go unnoticed.
 WITH_LENGTH = {"WAV", "WAVEX", "RF64", "FLAC", "OGG", "AIFF", "AU", "CAF", "W64"}
 CUTS = {damage.truncate, damage.truncate_a_little}
 
@@ -140,8 +140,8 @@ def _read_table(path: Path) -> object:
     corpus = tsv.read([path])
     rendered = [corpus.render(speaker) for speaker in corpus.speakers]
     hold_out(corpus, {"test": 1}, seed=1)
-    said = [problem for speaker in rendered for problem in speaker.problems]
-    if said or any(not kind.is_kept for kind in corpus.problems.counts):
+    problems = [problem for speaker in rendered for problem in speaker.problems]
+    if problems or any(not kind.is_kept for kind in corpus.problems.counts):
         return None
     return [(speaker.name, [utterance.text for utterance in speaker.utterances]) for speaker in rendered]
 

@@ -139,8 +139,8 @@ def special(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         asked = tuple(word.replace("FILE", str(place)) for word in words)
         # A link that leads nowhere is no file: what may be missing may be so. A report shows what there is of a run.
         due = not kind.startswith(("a link", "a folder")) and whole != "run"
-        told = f"case {number}, {kind} as {file.removeprefix('FILE/')}"
-        yield command_case(SPECIAL, told, Asked(asked, folder), due=due)
+        label = f"case {number}, {kind} as {file.removeprefix('FILE/')}"
+        yield command_case(SPECIAL, label, Asked(asked, folder), due=due)
 
 
 # Archives.
@@ -156,11 +156,11 @@ def archives(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         if due:
             kind = list(PACKED)[int(rng.integers(len(PACKED)))]
             PACKED[kind](path, rng)
-            told = kind
+            label = kind
         elif number % 3 == 1:
             way = damage.BINARY[int(rng.integers(len(damage.BINARY)))]
             path.write_bytes(way(whole, rng))
-            told = way.__name__
+            label = way.__name__
         else:  # LZMA and bzip2, whose streams end in errors of their own
             method = (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2)[int(rng.integers(2))]
             _repacked(path, method)
@@ -168,9 +168,9 @@ def archives(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
             for _ in range(3):
                 data[int(rng.integers(30, len(data) // 2))] ^= 1 << int(rng.integers(8))
             path.write_bytes(data)
-            told, due = f"damaged, packed by method {method}", True
+            label, due = f"damaged, packed by method {method}", True
         command = ("ledger",) if rng.integers(2) else ("report", "--out", folder / f"page-{number}.html")
-        yield command_case(ARCHIVES, f"case {number}, {told}", Asked((*command, path), folder), due=due)
+        yield command_case(ARCHIVES, f"case {number}, {label}", Asked((*command, path), folder), due=due)
 
 
 def _repacked(path: Path, method: int) -> None:

@@ -58,13 +58,13 @@ def checkpoints(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
             if kind == "missing":
                 del state[name]
             torch.save(state, copy / "model.ckpt")
-            told = f"{name} is {kind}"
+            label = f"{name} is {kind}"
         else:
             file, way = FILES[int(rng.integers(3))], damage.BINARY[int(rng.integers(len(damage.BINARY)))]
             (copy / file).write_bytes(way((copy / file).read_bytes(), rng))
-            told = f"{way.__name__} of {file}"
+            label = f"{way.__name__} of {file}"
         words = ("import", "speechbrain", copy, "--language", "fr", "--out", folder / f"model-{number}")
-        yield command_case(CHECKPOINTS, f"case {number}, {told}", Asked(words, folder), due=due)
+        yield command_case(CHECKPOINTS, f"case {number}, {label}", Asked(words, folder), due=due)
 
 
 # What no file of a few kilobytes holds, and what no setting is.

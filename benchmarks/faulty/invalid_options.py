@@ -45,9 +45,9 @@ def plans(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         rng = stream(seed, PLAN, number)
         base = bases[int(rng.integers(len(bases)))]
         option, value = (some[int(rng.integers(len(some)))] for some in (PLANS[base], VALUES))
-        told = f"case {number}, {option} {value[:30]}"
+        label = f"case {number}, {option} {value[:30]}"
         json = ("--json",) if rng.integers(2) else ()
-        yield command_case(PLAN, told, Asked(("plan", *base, option, value, *json), folder), due=value in DUE)
+        yield command_case(PLAN, label, Asked(("plan", *base, option, value, *json), folder), due=value in DUE)
 
 
 SEARCH = ("--ctc-weight", "--temperature", "--end-threshold", "--longest-shift", "--beam-width", "--lm-weight")
@@ -79,8 +79,8 @@ def others(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         rng = stream(seed, OTHERS, number)
         base = names[int(rng.integers(len(names)))]
         option, value = (some[int(rng.integers(len(some)))] for some in (bases[base], VALUES))
-        told = f"case {number}, {option} {value[:30]}"
-        yield command_case(OTHERS, told, Asked((*base, option, value), folder), due=value in DUE)
+        label = f"case {number}, {option} {value[:30]}"
+        yield command_case(OTHERS, label, Asked((*base, option, value), folder), due=value in DUE)
 
 
 HOSTS = (

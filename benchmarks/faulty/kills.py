@@ -94,7 +94,7 @@ def campaign(tally: Tally, *, kills: int | None, seed: int) -> None:
         for number, kind in enumerate(kinds):
             folder = _fresh(kind, Path(place).resolve() / "whole")
             whole = server.run(kind.command, folder=folder)
-            assert whole.code == 0, whole.said
+            assert whole.code == 0, whole.output
             share = None if kills is None else kills * (number + 1) // len(kinds) - kills * number // len(kinds)
             expected = _state(kind, folder)
             for point in _sample(dict.fromkeys(whole.points), share, seed=seed, name=kind.name):
@@ -106,16 +106,16 @@ def _killed(kind: Kind, point: str, expected: Any, server: ForkServer, folder: P
     first = server.run(kind.command, folder=folder, kill_at=point)
     # Where a run's own process was killed, the suite's says so in a line.
     if (bad := _bad_end(first, allowed=(-signal.SIGKILL, 2))) is not None:
-        return bad, first.said
+        return bad, first.output
     if point not in first.points:
         return Outcome.SILENT_LOSS, "the run took another way than before"
     if words := kind.between(folder):
         return Outcome.SILENT_LOSS, words
     second = server.run(kind.command, folder=folder)
     if (bad := _bad_end(second, allowed=(0, 2))) is not None:
-        return bad, second.said
+        return bad, second.output
     if second.code == 2:
-        return Outcome.CLEAN_ERROR, second.said
+        return Outcome.CLEAN_ERROR, second.output
     if words := _difference(_state(kind, folder), expected):
         return Outcome.SILENT_LOSS, words
     if words := kind.after(folder, (*first.points, *second.points)):
@@ -203,7 +203,7 @@ def _kinds(place: Path, server: ForkServer) -> list[Kind]:
     few.write_text("".join(table.read_text().splitlines(keepends=True)[:7]))
     for manifest, store in ((table, base / "stores/tones"), (few, base / "old/made")):
         made = server.run(["prepare", "tsv", manifest, "--split-column", "split", "--out", store], folder=base)
-        assert made.code == 0, made.said
+        assert made.code == 0, made.output
     old, new = Store(base / "old/made").digest, Store(base / "stores/tones").digest
     secure = {**FEDERATED, "federation": {**FEDERATED["federation"]}}
     secure["federation"]["privacy"] = {**FEDERATED["federation"]["privacy"], "mode": "secure"}

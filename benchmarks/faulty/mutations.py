@@ -5,7 +5,7 @@
     traceback     any other exception, a crash of the process, or an error of several lines
     hang          more CPU time than a hundred such cases take
     silent loss   something we wrote (store, checkpoint, model, ledger) reads otherwise without a word, or a recording
-                  whose container tells its length reads as a shorter one
+                  whose container stores its length reads as a shorter one
 
 Nobody can say of an input from outside what it was before: another letter in a table, another rate in a recipe or
 another sample of a WAV file is simply what it says.

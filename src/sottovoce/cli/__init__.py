@@ -18,11 +18,10 @@ from sottovoce.cli import (
     audit,
     compare,
     evaluate,
-    export,
-    import_,
     join,
     keys,
     ledger,
+    models,
     plan,
     prepare,
     probe,
@@ -48,26 +47,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(prepare.app, name="prepare")
-app.command(name="stats")(stats.stats)
-app.command(name="tokens")(tokens.tokens)
-app.command(name="run")(run.run)
-app.command(name="recipes")(recipes.recipes)
-app.command(name="serve")(serve.serve)
-app.command(name="join")(join.join)
-app.add_typer(join.node, name="node")
-app.command(name="plan")(plan.plan)
-app.command(name="audit")(audit.audit)
-app.command(name="ledger")(ledger.ledger)
-app.command(name="report")(report.report)
-app.command(name="evaluate")(evaluate.evaluate)
-app.command(name="compare")(compare.compare)
-app.command(name="transcribe")(transcribe.transcribe)
-app.command(name="probe")(probe.probe)
-app.command(name="export")(export.export)
-app.add_typer(import_.app, name="import")
-app.add_typer(keys.app, name="keys")
-
+for _command in (
+    *(stats.stats, tokens.tokens, run.run, recipes.recipes, serve.serve, join.join, plan.plan, audit.audit),
+    *(ledger.ledger, report.report, evaluate.evaluate, compare.compare, transcribe.transcribe, probe.probe),
+    models.export,
+):
+    app.command()(_command)
+for _name, _group in {
+    "prepare": prepare.app,
+    "node": join.node,
+    "import": models.import_app,
+    "keys": keys.app,
+}.items():
+    app.add_typer(_group, name=_name)
 
 _USERS_MISTAKES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),

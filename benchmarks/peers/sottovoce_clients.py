@@ -1,4 +1,4 @@
-"""The workload as Sottovoce takes it: its users as a store and a population, and a plain client's room around them.
+"""The workload as Sottovoce takes it: its users as a store and a population, and a plain client's context around them.
 
 A module of its own, because worker processes import it by name.
 """
@@ -49,7 +49,7 @@ class UsersInMemory(Store):
         return SimpleNamespace(name=str(row))
 
 
-def workload_room(name: str) -> ClientRoom:
+def workload_context(name: str) -> ClientRoom:
     workload = WORKLOADS[name]
     population = build_population(UsersInMemory(name), PopulationSettings(split=("train",)), seed=SEED)
     local = LocalTraining(
@@ -70,11 +70,11 @@ def workload_room(name: str) -> ClientRoom:
     )
 
 
-def planned_work(room: ClientRoom, clients: Indices, *, round_number: int) -> Tally:
+def planned_work(context: ClientRoom, clients: Indices, *, round_number: int) -> Tally:
     """What these clients will compute in a round, by what they plan themselves."""
     tally = Tally()
     for index in clients.tolist():
-        planned = plan_client(room, index, step=round_number)
+        planned = plan_client(context, index, step=round_number)
         speech = planned.speech
         for local_step, batch in enumerate(planned.batches):
             tally.add(
@@ -85,7 +85,7 @@ def planned_work(room: ClientRoom, clients: Indices, *, round_number: int) -> Ta
     return tally
 
 
-def indices_of(room: ClientRoom) -> Callable[[Sequence[int]], Indices]:
+def indices_of(context: ClientRoom) -> Callable[[Sequence[int]], Indices]:
     """Gives the clients that are the users of some numbers."""
-    place = {int(client.id): client.index for client in room.population}
+    place = {int(client.id): client.index for client in context.population}
     return lambda numbers: np.array([place[number] for number in numbers], dtype=np.int64)

@@ -1,17 +1,22 @@
-"""`sottovoce export`: a run's model in a folder of its own."""
+"""`sottovoce export` and `sottovoce import`: a model in a folder of its own, from a run or from another toolkit."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sottovoce.cli.console import print_json, print_line, stdout
 from sottovoce.cli.options import Json, Model, OutsideFamily
 
+Out = Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")]
+
+import_app = typer.Typer(no_args_is_help=True, help="Convert a model that another toolkit has trained.")
+
 
 def export(
     model: Model,
-    out: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")],
+    out: Out,
     merged: Annotated[
         bool, typer.Option("--merged", help="The whole model, also where only a part of it was trained.")
     ] = False,
@@ -38,6 +43,27 @@ def export(
     written = export_to(recogniser, out)
     if digests_in(out) != digests(recogniser):
         raise InputError(f"{out} is not what was to be written: the disk may be damaged")
+    _print_written(out, written, json)
+
+
+@import_app.command()
+def speechbrain(
+    folder: Annotated[Path, typer.Argument(help="Where model.ckpt (or asr.ckpt) and tokenizer.ckpt are.")],
+    out: Out,
+    language: Annotated[str, typer.Option(help="The language of the model, such as fr.")],
+    json: Json = False,
+) -> None:
+    """Read a checkpoint of SpeechBrain's CRDNN recipe (CTC and attention), and write it as a model of family crdnn.
+
+    Example: sottovoce import speechbrain results/CKPT+latest --language fr --out models/crdnn-fr
+    """
+    from sottovoce.models.importing import read_speechbrain
+    from sottovoce.models.saved import export as export_to
+
+    _print_written(out, export_to(read_speechbrain(folder, language=language), out), json)
+
+
+def _print_written(out: Path, written: Mapping[str, Any], json: bool) -> None:
     if json:
         print_json(written)
         return
