@@ -139,10 +139,7 @@ def compute_difference(first: Record, second: Record) -> Difference:
 
 
 def explain_incomparable(first: Record, second: Record) -> str:
-    """Why two tests cannot be compared; empty where they can.
-
-    Older results say less. What neither of them says is taken to be the same.
-    """
+    """Why two tests cannot be compared; empty where they can. What older results do not say is taken to be equal."""
     for test in (first, second):
         if "wer" not in test:
             return "a model that writes no text has no word error rate"
@@ -248,10 +245,7 @@ def find_worst_group_by_totals(test: Record) -> GroupGap | None:
 
 
 def _paired_counts(first: Record, second: Record) -> NDArray[np.int64]:
-    """Words, the first's errors and the second's, of each speaker: [S, 3].
-
-    In the order of names, so that the draws do not depend on which of the two comes first.
-    """
+    """Words, the first's errors and the second's, of each speaker by name: [S, 3]."""
     if reason := explain_incomparable(first, second):
         raise InputError(f"cannot be compared: {reason}")
     one, other = (

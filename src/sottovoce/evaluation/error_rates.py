@@ -180,17 +180,7 @@ def measure_spread(counts_S4: Counts) -> SpeakerSpread:
     """The spread over the speakers with a reference; there is at least one. `std` is the population's."""
     rates_S = np.sort(compute_rates(counts_S4[counts_S4[:, 0] > 0]))
     tenth = max(round(len(rates_S) / 10), 1)
-    p10, p25, median, p75, p90 = np.quantile(rates_S, [0.1, 0.25, 0.5, 0.75, 0.9]).tolist()
-    return SpeakerSpread(
-        mean=float(rates_S.mean()),
-        std=float(rates_S.std()),
-        min=float(rates_S[0]),
-        p10=p10,
-        p25=p25,
-        median=median,
-        p75=p75,
-        p90=p90,
-        max=float(rates_S[-1]),
-        best_tenth=float(rates_S[:tenth].mean()),
-        worst_tenth=float(rates_S[-tenth:].mean()),
-    )
+    quantiles = np.quantile(rates_S, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]).tolist()
+    best, worst = float(rates_S[:tenth].mean()), float(rates_S[-tenth:].mean())
+    in_order: list[float] = [float(rates_S.mean()), float(rates_S.std()), *quantiles, best, worst]
+    return SpeakerSpread(*in_order)

@@ -97,11 +97,8 @@ def choose_batch_seconds(device: torch.device, decode: Decoder | Search | None =
 
 
 def plan_batches(lengths: NDArray[np.int64], *, max_seconds: float, device: torch.device) -> tuple[Batch, ...]:
-    """Full batches of like lengths, in the same order every time.
-
-    On a GPU they are padded to few lengths, so that a compiled family is compiled few times; elsewhere padding costs.
-    """
-    fixed_shapes = device.type == "cuda"
+    """Full batches of like lengths, in the same order every time."""
+    fixed_shapes = device.type == "cuda"  # few lengths to compile for; elsewhere padding only costs
     plan = plan_epoch(lengths, max_seconds=max_seconds, seed=0, epoch=0, fixed_shapes=fixed_shapes, allow_overlong=True)
     return plan.batches
 

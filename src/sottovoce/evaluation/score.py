@@ -176,10 +176,7 @@ def evaluate_recogniser(
 
 
 def check_language(recogniser: Recogniser, store: Store) -> None:
-    """Refuse a store in another language than the model's; en-GB and en are one language here.
-
-    A model that learns from speech alone knows none.
-    """
+    """Refuse a store in another language than the model's (en-GB is en); a model without texts has no language."""
     if recogniser.family.texts and _primary(recogniser.language) != _primary(store.language):
         raise InputError(
             f"the model writes language={recogniser.language}, but store {store.path} is in language={store.language}"
@@ -348,12 +345,8 @@ def _score_group(members_S4: Counts, *, fact: str, value: str, seed: int) -> Spe
 
 
 def _counts(words: Tally) -> dict[str, int]:
-    return {
-        "words": words.length,
-        "substitutions": words.substitutions,
-        "deletions": words.deletions,
-        "insertions": words.insertions,
-    }
+    counts = asdict(words)
+    return {"words": counts.pop("length"), **counts}
 
 
 def _digest(*said: Sequence[str] | Sequence[int]) -> str:
