@@ -20,8 +20,8 @@ from findings.kept import Kept
 from sottovoce.auditing.of_recipe import kept_at
 from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
-from sottovoce.reporting.archives import ZIP, unzip, zip_folder
-from sottovoce.reporting.records import find_runs
+from sottovoce.report.archives import ZIP, unzip, zip_folder
+from sottovoce.report.records import find_runs
 from sottovoce.training.run_folder import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,8 +14,8 @@ import yaml
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.flat.layout import match_groups
 from sottovoce.models.transformer.network import parameter_kind, parameter_shapes
-from sottovoce.reporting.archives import open_path
-from sottovoce.reporting.titles import without_epsilon
+from sottovoce.report.archives import open_path
+from sottovoce.report.titles import without_epsilon
 
 ROOM = "benchmark/"
 SUITES = (

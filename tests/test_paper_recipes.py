@@ -16,7 +16,7 @@ from sottovoce.config import Recipe, Suite, load_experiment, recipe_names
 from sottovoce.flat.layout import match_groups
 from sottovoce.models.transformer.network import SIZES, named_settings, parameter_kind, parameter_shapes
 from sottovoce.optimisers.schedules import ExponentialDecay
-from sottovoce.privacy.paper_tables import PaperRow, paper_rows
+from sottovoce.papers.paper_tables import PaperRow, paper_rows
 from sottovoce.privacy.planner import plan_run
 from sottovoce.privacy.pld import QUICK
 

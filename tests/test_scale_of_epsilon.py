@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from sottovoce.config import Suite, load_experiment, recipe_names
-from sottovoce.privacy import figure, planner, scale
+from sottovoce.privacy import planner, scale
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.mechanisms import single_release
 from sottovoce.privacy.odds import odds
-from sottovoce.reporting.archives import open_path
-from sottovoce.reporting.records import read_run
-from sottovoce.reporting.statement import statement
-from sottovoce.reporting.titles import about_of, title_for
-from sottovoce.reporting.verdict import odds_words, of_hundred, verdict_on
+from sottovoce.report import population_figure as figure
+from sottovoce.report.archives import open_path
+from sottovoce.report.records import read_run
+from sottovoce.report.statement import statement
+from sottovoce.report.titles import about_of, title_for
+from sottovoce.report.verdict import odds_words, of_hundred, verdict_on
 from sottovoce.training import privacy_report
 from sottovoce.training.suites import recipes_of
 

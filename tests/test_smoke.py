@@ -16,7 +16,7 @@ import torch
 
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
 from sottovoce.config.smoke import smoke
-from sottovoce.reporting.records import read_run
+from sottovoce.report.records import read_run
 from sottovoce.training.context import Surroundings
 from sottovoce.training.keeper import Report
 from sottovoce.training.run_folder import NO_EPSILON

@@ -86,7 +86,7 @@ def _load() -> None:
     import torch.utils.tensorboard
 
     import sottovoce.corpora.tsv
-    import sottovoce.reporting.summary
+    import sottovoce.report.summary
     import sottovoce.store.packing
     import sottovoce.training.smoke_runs
     import sottovoce.training.suites  # noqa: F401
@@ -164,7 +164,7 @@ def _start_quickly() -> None:
     """Children of the command are forked, too. Of this process's side of their connections they keep nothing, just as
     if a new program had been started in them."""
     from sottovoce import children
-    from sottovoce.reporting import page
+    from sottovoce.report import page
 
     page.inline_svg = lambda drawing: "<svg></svg>"  # type: ignore[attr-defined]  # it would take longer than all else
     pipe, ours = multiprocessing.Pipe, list[Connection]()

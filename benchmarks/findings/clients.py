@@ -19,9 +19,9 @@ from findings.rates import SEED, Difference
 from findings.tables import Repeats, markdown, rates_cell
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import DRAWS, percentiles
-from sottovoce.reporting.clients import error_drawing
-from sottovoce.reporting.drawings import Drawing
-from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.report.clients import error_drawing
+from sottovoce.report.drawings import Drawing
+from sottovoce.report.records import Record, RunRecord
 from sottovoce.seeds import stream
 
 WHEN = ("before", "after")

@@ -21,22 +21,12 @@ from sottovoce.drawing import COLOURS, Page, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
 from sottovoce.models.family import DEFAULT, find_family
-from sottovoce.reporting.cohorts import cohort_section
-from sottovoce.reporting.curves import learning_drawings
-from sottovoce.reporting.drawings import (
-    WIDTH,
-    Drawing,
-    data_id,
-    dress,
-    label_decades,
-    new_axes,
-    pens,
-    percents,
-    plot,
-)
-from sottovoce.reporting.dynamics import dynamics_section
-from sottovoce.reporting.gradients import gradient_section
-from sottovoce.reporting.layers import (
+from sottovoce.report.cohorts import cohort_section
+from sottovoce.report.curves import learning_drawings
+from sottovoce.report.drawings import WIDTH, Drawing, data_id, dress, label_decades, new_axes, pens, percents, plot
+from sottovoce.report.dynamics import dynamics_section
+from sottovoce.report.gradients import gradient_section
+from sottovoce.report.layers import (
     Kinds,
     Profile,
     has_spreads,
@@ -45,7 +35,7 @@ from sottovoce.reporting.layers import (
     norm_profiles,
     spread_profiles,
 )
-from sottovoce.reporting.records import RunRecord
+from sottovoce.report.records import RunRecord
 
 KINDS = find_family(DEFAULT).kinds
 

@@ -21,8 +21,8 @@ from sottovoce.parsing import Unreadable
 from sottovoce.privacy.ledger_signature import SIGNATURE
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
-from sottovoce.reporting.audit import kept_audit
-from sottovoce.reporting.records import read_run
+from sottovoce.report.audit import kept_audit
+from sottovoce.report.records import read_run
 from sottovoce.seeds import name_key
 from sottovoce.training.recorded_files import EXCERPT
 from sottovoce.training.run_folder import (

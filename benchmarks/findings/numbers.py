@@ -11,10 +11,10 @@ from findings.rates import Difference, scored
 from sottovoce.auditing.audit import HOLDS_TRUTH
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import Interval
-from sottovoce.reporting.audit import interval_of, kept_audit, or_infinite
-from sottovoce.reporting.cells import epsilon_text, integer
-from sottovoce.reporting.layers import norm_profiles
-from sottovoce.reporting.records import RunRecord
+from sottovoce.report.audit import interval_of, kept_audit, or_infinite
+from sottovoce.report.cells import epsilon_text, integer
+from sottovoce.report.layers import norm_profiles
+from sottovoce.report.records import RunRecord
 from sottovoce.tables import NOTHING
 
 FILES: Mapping[str, Callable[[RunRecord], Any]] = {

@@ -9,10 +9,10 @@ from findings.kept import Kept, settings_of, varying
 from findings.numbers import between, per_cent, told_audit, told_epsilon
 from findings.rates import dev_wer, start_wer
 from findings.templates import fill
-from sottovoce.reporting.audit import kept_audit
-from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.run_facts import RUN_FACTS
-from sottovoce.reporting.titles import about_of
+from sottovoce.report.audit import kept_audit
+from sottovoce.report.records import RunRecord
+from sottovoce.report.run_facts import RUN_FACTS
+from sottovoce.report.titles import about_of
 from sottovoce.tables import NOTHING
 from sottovoce.training.run_folder import CONFIG
 

@@ -15,7 +15,7 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.evaluation.paired import errors, people
 from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS, Interval, drawn_rates, percentiles
-from sottovoce.reporting.records import Record, RunRecord
+from sottovoce.report.records import Record, RunRecord
 from sottovoce.seeds import stream
 
 SEED = 1  # of the draws; every difference has a stream of its own, named by what is compared

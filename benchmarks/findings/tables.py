@@ -10,9 +10,9 @@ from findings.kept import Kept, find_path, settings_of, short
 from findings.numbers import per_cent, planned, probed
 from findings.rates import dev_wer, scored, start_wer
 from sottovoce.errors import InputError
-from sottovoce.reporting.cells import epsilon_text, integer
-from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.run_facts import RUN_FACTS, short_commit
+from sottovoce.report.cells import epsilon_text, integer
+from sottovoce.report.records import RunRecord
+from sottovoce.report.run_facts import RUN_FACTS, short_commit
 from sottovoce.tables import NOTHING
 
 Repeats = Mapping[int, RunRecord]

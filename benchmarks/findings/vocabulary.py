@@ -25,9 +25,9 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation import paired
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.evaluation.paired_table import between, points
-from sottovoce.reporting.audit import kept_audit
-from sottovoce.reporting.drawings import Drawing
-from sottovoce.reporting.records import RunRecord
+from sottovoce.report.audit import kept_audit
+from sottovoce.report.drawings import Drawing
+from sottovoce.report.records import RunRecord
 
 RATES: Mapping[str, Callable[[RunRecord], float]] = {
     "test": lambda run: float(scored(run)["wer"]),

@@ -15,9 +15,9 @@ from sottovoce.auditing.of_recipe import AuditSettings, audit_recipe, kept_at
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
-from sottovoce.reporting.audit import audit_alarm, audit_section, kept_audit
-from sottovoce.reporting.parts import Paragraph
-from sottovoce.reporting.records import read_run
+from sottovoce.report.audit import audit_alarm, audit_section, kept_audit
+from sottovoce.report.parts import Paragraph
+from sottovoce.report.records import read_run
 from sottovoce.training.context import Surroundings
 from sottovoce.training.stages import run_recipe
 
@@ -179,6 +179,6 @@ def test_central_training_is_no_business_of_an_audit(place: Path) -> None:
 
 
 def test_verdicts_are_those_of_the_report() -> None:
-    from sottovoce.reporting.audit import VERDICTS
+    from sottovoce.report.audit import VERDICTS
 
     assert set(VERDICTS) == set(AuditVerdict)

@@ -13,10 +13,10 @@ from tests.benchmarks.rendering import rendered
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
-from sottovoce.reporting.archives import open_path
-from sottovoce.reporting.curves import series
-from sottovoce.reporting.layers import norm_profiles
-from sottovoce.reporting.records import read_run
+from sottovoce.report.archives import open_path
+from sottovoce.report.curves import series
+from sottovoce.report.layers import norm_profiles
+from sottovoce.report.records import read_run
 from sottovoce.training.marks import check_ledger
 
 

@@ -27,8 +27,8 @@ from sottovoce.auditing.of_recipe import AUDIT_SUFFIX as AUDIT
 from sottovoce.auditing.of_recipe import config_digest, kept_at
 from sottovoce.config import Suite, load_experiment
 from sottovoce.errors import InputError
-from sottovoce.reporting.archives import open_path
-from sottovoce.reporting.records import read_run
+from sottovoce.report.archives import open_path
+from sottovoce.report.records import read_run
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = templates(ROOT / "docs")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.reporting.test_summary import PRIVACY, a_run
+from tests.report.test_summary import PRIVACY, a_run
 
 from sottovoce.cli import console, main, run
 from sottovoce.cli.console import LINE_EVERY, Told
-from sottovoce.reporting.summary import write_report
+from sottovoce.report.summary import write_report
 
 
 class Clock:

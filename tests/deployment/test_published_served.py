@@ -22,7 +22,7 @@ from tests.published import (
 from sottovoce.deployment.accounts import find_accounts, read_accounts
 from sottovoce.deployment.network import in_words, with_noise_by_clients
 from sottovoce.privacy.plan import Plan
-from sottovoce.reporting.summary import write_report
+from sottovoce.report.summary import write_report
 from sottovoce.seeds import name_key
 from sottovoce.store import Store
 

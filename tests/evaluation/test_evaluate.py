@@ -7,9 +7,9 @@ import pytest
 
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate, score, select
-from sottovoce.evaluation.figure import draw_evaluation
 from sottovoce.evaluation.table import evaluation_notes
 from sottovoce.models.saved import Recogniser
+from sottovoce.report.evaluation_figure import draw_evaluation
 from sottovoce.store import Store
 from sottovoce.text.normalisers import Normaliser, NormaliserName
 

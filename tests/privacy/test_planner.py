@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.figure import draw_population_figure, population_curves, write_figure
-from sottovoce.privacy.paper_tables import (
+from sottovoce.papers.paper_tables import (
     PaperTable,
     paper_rows,
     paper_steps,
@@ -22,6 +21,7 @@ from sottovoce.privacy.paper_tables import (
 from sottovoce.privacy.plan_tables import plan_table, plans_table
 from sottovoce.privacy.planner import PlannedRun, plan_run, scale_plan, smallest_population
 from sottovoce.privacy.pld import QUICK
+from sottovoce.report.population_figure import draw_population_figure, population_curves, write_figure
 
 RUN: dict[str, Any] = {"cohort_size": 100, "central_steps": 50, "delta": 1e-6, "cap": QUICK}
 

@@ -25,7 +25,7 @@ FORKS.set_forkserver_preload(
         "sottovoce.cli.run",
         "sottovoce.training.smoke_runs",
         "sottovoce.training.suites",
-        "sottovoce.reporting.summary",
+        "sottovoce.report.summary",
         "sottovoce.models.transformer",
         "tests.training.accounted",
         "torch.utils.tensorboard",
@@ -130,7 +130,7 @@ def run_command(arguments: list[str], watch: Watch) -> Any:
     Reports have empty figures: a short run would spend most of its time on drawing them, and more of it when watched.
     """
     from sottovoce.cli import main
-    from sottovoce.reporting import page
+    from sottovoce.report import page
 
     page.inline_svg = lambda _: "<svg />"  # type: ignore[attr-defined]
     sys.argv = ["sottovoce", *arguments]

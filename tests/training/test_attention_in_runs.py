@@ -12,7 +12,7 @@ from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.evaluation.evaluate import evaluate
 from sottovoce.models.saved import load
-from sottovoce.reporting.summary import write_report
+from sottovoce.report.summary import write_report
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens, save_tokens
 from sottovoce.training.context import Surroundings

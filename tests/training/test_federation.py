@@ -18,7 +18,7 @@ from sottovoce.federated import client as client_module
 from sottovoce.models.saved import load
 from sottovoce.models.saved import save as save_model
 from sottovoce.privacy.ledger import verify
-from sottovoce.reporting.summary import write_report
+from sottovoce.report.summary import write_report
 from sottovoce.training import checkpoint, engines, federation
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome

@@ -16,7 +16,7 @@ from sottovoce.cli import app, main
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
-from sottovoce.reporting.archives import open_path
+from sottovoce.report.archives import open_path
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome
 from sottovoce.training.stages import run_recipe

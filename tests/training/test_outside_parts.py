@@ -9,7 +9,7 @@ import torch
 
 from sottovoce import Simulation, load_recipe
 from sottovoce.privacy.ledger import verify
-from sottovoce.reporting.summary import write_report
+from sottovoce.report.summary import write_report
 from sottovoce.training.context import Surroundings
 from sottovoce.training.run_folder import LEDGER
 from sottovoce.training.stages import run_recipe

@@ -15,9 +15,9 @@ from sottovoce.config import load_recipe
 from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.errors import InputError
-from sottovoce.reporting.records import read_run
-from sottovoce.reporting.statement import statement
-from sottovoce.reporting.verdict import verdict_on
+from sottovoce.report.records import read_run
+from sottovoce.report.statement import statement
+from sottovoce.report.verdict import verdict_on
 from sottovoce.store import pack
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens

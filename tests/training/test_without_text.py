@@ -13,7 +13,7 @@ from sottovoce.corpora.corpus import RenderedSpeaker
 from sottovoce.errors import InputError
 from sottovoce.models.saved import load
 from sottovoce.models.speech_lstm.settings import encoder_shapes
-from sottovoce.reporting.summary import write_report
+from sottovoce.report.summary import write_report
 from sottovoce.text.tokens import NO_TOKENS
 from sottovoce.training.context import Surroundings
 from sottovoce.training.outcome import Outcome

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from sottovoce import files
 from sottovoce.errors import InputError
+from sottovoce.papers import speaker_figure as figure
+from sottovoce.papers.speaker_figure import draw
+from sottovoce.papers.table2 import subset_statistics
 from sottovoce.seeds import derive
-from sottovoce.users import figure
-from sottovoce.users.figure import draw
 from sottovoce.users.population import build_population
 from sottovoce.users.rules import PopulationSettings, SeedPart
 from sottovoce.users.statistics import beside_table, device_statistics, statistics, table, told_devices
-from sottovoce.users.table2 import subset_statistics
 
 MINUTE = 60 * 16_000
 # Ann has 1 + 2 minutes, Bob 1, and Ann half a minute more in another split.

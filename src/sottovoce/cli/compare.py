@@ -75,7 +75,7 @@ def _spelling(test: Test) -> dict[str, Any]:
 def _kept_tests(path: Path) -> Mapping[str, Test]:
     """What the run in `path` has said of its test sets; nothing where it is a model, or not finished."""
     from sottovoce.files import read_json
-    from sottovoce.reporting.archives import open_path
+    from sottovoce.report.archives import open_path
     from sottovoce.training.run_folder import CONFIG, RESULTS
 
     folder = open_path(path)

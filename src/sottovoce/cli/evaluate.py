@@ -70,10 +70,10 @@ def evaluate(
     from sottovoce.drawing import check_plot
     from sottovoce.evaluation.decoder import choose_decoder
     from sottovoce.evaluation.evaluate import check_language, score, select, told_collapsed
-    from sottovoce.evaluation.figure import draw_evaluation
     from sottovoce.evaluation.recognise import choose_device, recognise
     from sottovoce.evaluation.table import evaluation_table
     from sottovoce.models.saved import load
+    from sottovoce.report.evaluation_figure import draw_evaluation
     from sottovoce.store import Store
     from sottovoce.training.marks import check_model_of_run
 

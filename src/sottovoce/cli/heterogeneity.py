@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from sottovoce.analysis import embeddings, maps
-from sottovoce.analysis.heterogeneity import Heterogeneity, as_json, measure
-from sottovoce.analysis.table import table
 from sottovoce.cli.console import print_json, progress_bar, say, stdout
+from sottovoce.papers import embeddings, maps
+from sottovoce.papers.heterogeneity import Heterogeneity, as_json, measure
+from sottovoce.papers.table import table
 from sottovoce.store import Store
 
 
@@ -29,7 +29,7 @@ def report_heterogeneity(
     else:
         stdout.print(table(figures))
     if plot is not None:
-        from sottovoce.analysis.figure import draw
+        from sottovoce.papers.figure import draw
 
         if not maps.has_neighbourhoods():
             say(f"the map shows two principal axes; for t-SNE: {maps.INSTALL}")

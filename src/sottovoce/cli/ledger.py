@@ -62,7 +62,7 @@ def ledger(
     if disjoint:
         raise InputError("--disjoint is about several runs: expected more than one")
     from sottovoce.privacy.promise import figures, promise_of
-    from sottovoce.reporting.archives import as_typed, open_path
+    from sottovoce.report.archives import as_typed, open_path
 
     (run,) = runs
     try:
@@ -127,7 +127,7 @@ def _proved(signature: "SignatureCheck", head: str | None) -> str:
 
 def _ledger_of(run: Path) -> Path:
     """Where the ledger of a run lies, as somebody would type it; `run` is its folder, or the ledger itself."""
-    from sottovoce.reporting.archives import open_path
+    from sottovoce.report.archives import open_path
     from sottovoce.training.run_folder import LEDGER
 
     return run / LEDGER if open_path(run).is_dir() else run
@@ -138,7 +138,7 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
     from sottovoce.files import named_inside
     from sottovoce.privacy.ledger import verify
     from sottovoce.privacy.ledger_signature import check_signature
-    from sottovoce.reporting.archives import open_path
+    from sottovoce.report.archives import open_path
     from sottovoce.training.marks import CheckedLedger, check_ledger
     from sottovoce.training.run_folder import LEDGER
 
@@ -157,10 +157,10 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
 def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None, json: bool) -> None:
     """Each run's promise, and what they promise together. One that does not hold ends it with exit code 2."""
     from sottovoce.privacy.promise import figures, promise_of
-    from sottovoce.reporting.archives import as_typed, open_path
-    from sottovoce.reporting.joint import groups_of, together
-    from sottovoce.reporting.records import labelled, read_ledger_alone, read_run
-    from sottovoce.reporting.shared_people import Declared
+    from sottovoce.report.archives import as_typed, open_path
+    from sottovoce.report.joint import groups_of, together
+    from sottovoce.report.records import labelled, read_ledger_alone, read_run
+    from sottovoce.report.shared_people import Declared
 
     places = {path.resolve(): path for path in runs}
     if len(places) < len(runs):

@@ -139,7 +139,7 @@ def plan(
     if smallest_population and (target_epsilon is None or (noise_multiplier is None and sigma_dp is None)):
         raise InputError("--smallest-population: expected --target-epsilon, and --sigma-dp or --noise-multiplier")
     if plot is not None:
-        from sottovoce.privacy.figure import check_plot
+        from sottovoce.report.population_figure import check_plot
 
         check_plot(plot)
     factors = _factors(scale)
@@ -210,7 +210,7 @@ def _show_noise(asked: "Asked", mechanism: Mechanism, accountant: Accountant, js
 
 
 def _show_paper_table(name: PaperTable, json: bool) -> None:
-    from sottovoce.privacy.paper_tables import paper_table, paper_table_view
+    from sottovoce.papers.paper_tables import paper_table, paper_table_view
 
     table = paper_table(name.value)
     if json:
@@ -220,7 +220,7 @@ def _show_paper_table(name: PaperTable, json: bool) -> None:
 
 
 def _draw(planned: "PlannedRun", plot: Path, max_cohort: int | None) -> None:
-    from sottovoce.privacy.figure import draw_population_figure, population_curves, write_figure
+    from sottovoce.report.population_figure import draw_population_figure, population_curves, write_figure
 
     curves = population_curves(planned, max_cohort=max_cohort)
     write_figure(draw_population_figure(curves, plan=planned), plot)

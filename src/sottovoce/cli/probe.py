@@ -29,9 +29,9 @@ def probe(
     from rich.table import Table
     from rich.text import Text
 
-    from sottovoce.evaluation.probe import probe as probed
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.models.saved import load
+    from sottovoce.papers.probe import probe as probed
     from sottovoce.store import Store
 
     path, split = store_and_split(on)

@@ -35,13 +35,13 @@ def report(
     or the folder is not what its ledger says, the page says so before all else, and the command ends with exit code 2;
     so it does where a file cannot be read. No statement is written then.
     """
-    from sottovoce.reporting.archives import as_typed
-    from sottovoce.reporting.cells import said_once
-    from sottovoce.reporting.page import write_figures, write_page, write_tables
-    from sottovoce.reporting.records import find_runs, read_run
-    from sottovoce.reporting.shared_people import Declared
-    from sottovoce.reporting.statement import write_statement
-    from sottovoce.reporting.summary import summarise_runs
+    from sottovoce.report.archives import as_typed
+    from sottovoce.report.cells import said_once
+    from sottovoce.report.page import write_figures, write_page, write_tables
+    from sottovoce.report.records import find_runs, read_run
+    from sottovoce.report.shared_people import Declared
+    from sottovoce.report.statement import write_statement
+    from sottovoce.report.summary import summarise_runs
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"out={out}: expected a file name that ends in .html")

@@ -15,7 +15,7 @@ from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.config import Recipe
-    from sottovoce.reporting.summary import Summary
+    from sottovoce.report.summary import Summary
     from sottovoce.training.context import Surroundings
     from sottovoce.training.estimate import Estimate
     from sottovoce.training.keeper import Report
@@ -196,7 +196,7 @@ def _confirm(costs: "Estimate | None", *, yes: bool) -> None:
 
 def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:
     """Write the report of runs that are done, and print its tables unless `quietly`."""
-    from sottovoce.reporting.summary import write_report
+    from sottovoce.report.summary import write_report
 
     report = write_report({label: outcome.folder for label, outcome in finished.items()}, folder, title=title)
     if quietly:

@@ -97,7 +97,7 @@ def stats(
     from sottovoce.users.statistics import beside_table, device_statistics, statistics, table, told_devices
 
     if table2:
-        from sottovoce.users.table2 import subset_statistics
+        from sottovoce.papers.table2 import subset_statistics
 
         if speakers_per_device is not None or plot is not None:
             raise InputError("--table2: expected without --plot and --speakers-per-device")
@@ -119,7 +119,7 @@ def stats(
         for line in [] if devices is None else told_devices(devices):
             stdout.print(line, highlight=False, soft_wrap=True, markup=False)
     if plot is not None:
-        from sottovoce.users.figure import draw
+        from sottovoce.papers.speaker_figure import draw
 
         draw(stores[0], plot, speakers_per_device=speakers_per_device, seed=1 if seed is None else seed)
         say(f"wrote {plot}")
