@@ -11,12 +11,12 @@ from sottovoce.privacy import planner, scale
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.mechanisms import single_release
 from sottovoce.privacy.odds import odds
-from sottovoce.report import population_figure as figure
+from sottovoce.report import populations as figure
 from sottovoce.report.archives import open_path
 from sottovoce.report.records import read_run
-from sottovoce.report.statement import statement
-from sottovoce.report.titles import about_of, title_for
-from sottovoce.report.verdict import odds_words, of_hundred, verdict_on
+from sottovoce.report.run_facts import recipe_title, report_title
+from sottovoce.report.statement import statement_text
+from sottovoce.report.verdict import format_odds, judge_run, round_up_percent
 from sottovoce.training import privacy_report
 from sottovoce.training.suites import recipes_of
 
@@ -44,7 +44,7 @@ def test_every_page_has_the_steps_of_the_scale(page: str) -> None:
         assert row[0] == (f"above {scale.NO_GUARANTEE:g}" if last else f"up to {step.most:g}")
         assert any(re.match(rf"{step.words}\b", cell) for cell in row[2:]), row
         if not last and step.most < 20:
-            assert row[1].replace(" to ", " : ") == odds_words(step.most)
+            assert row[1].replace(" to ", " : ") == format_odds(step.most)
     assert len(rows) - len(scale.SCALE) <= 1, "and, for who takes part, that nothing may be promised"
 
 
@@ -57,7 +57,7 @@ def test_what_the_steps_mean_stands_where_people_read_it() -> None:
 def test_right_guesses_are_those_of_one_gaussian_release() -> None:
     for step, row in zip(scale.SCALE[:3], rows_of("docs/privacy.md"), strict=False):
         z = single_release(step.most, delta=1e-6)
-        assert int(row[2]) == of_hundred(odds(poisson_release(z, sampling_rate=1.0)).right)
+        assert int(row[2]) == round_up_percent(odds(poisson_release(z, sampling_rate=1.0)).right)
 
 
 def test_no_other_page_has_a_scale_of_its_own() -> None:
@@ -97,8 +97,8 @@ def test_a_report_says_of_a_simulation_that_a_release_would_have_it() -> None:
     kept = open_path(ROOT / "results/had.zip/epsilon-8")
     run = read_run("epsilon-8", kept)
     assert run.config["about"].endswith("ε = 8 for these very people")
-    assert about_of(run) == "1,900 people, each in all of ten rounds (simulated)"
+    assert recipe_title(run) == "1,900 people, each in all of ten rounds (simulated)"
     release = replace(run, config={**run.config, "federation": {"privacy": {"mode": "secure"}}})
-    assert title_for("ε = 8 for all", [release]) == "ε = 8 for all"
-    assert title_for("What a release would have: ε = 8", [run]) == "What a release would have: ε = 8"
-    assert "very people" not in statement(run, verdict_on(run))
+    assert report_title("ε = 8 for all", [release]) == "ε = 8 for all"
+    assert report_title("What a release would have: ε = 8", [run]) == "What a release would have: ε = 8"
+    assert "very people" not in statement_text(run, judge_run(run))

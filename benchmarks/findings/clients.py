@@ -19,8 +19,8 @@ from findings.rates import SEED, Difference
 from findings.tables import Repeats, markdown, rates_cell
 from sottovoce.errors import InputError
 from sottovoce.evaluation.per_speaker import DRAWS, percentiles
-from sottovoce.report.clients import error_drawing
 from sottovoce.report.drawings import Drawing
+from sottovoce.report.people import client_error_drawing
 from sottovoce.report.records import Record, RunRecord
 from sottovoce.seeds import stream
 
@@ -97,7 +97,7 @@ def by_amount(run: RunRecord) -> str:
 
 def drawing(runs: Mapping[str, RunRecord], *, name: str) -> Drawing:
     """Sorted rates of clients before and after, by run: the paper's Figure 4."""
-    return replace(error_drawing({label: tested(run) for label, run in runs.items()}), name=name)
+    return replace(client_error_drawing({label: tested(run) for label, run in runs.items()}), name=name)
 
 
 def _amounts(client: Record) -> tuple[float, int]:

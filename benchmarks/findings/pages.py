@@ -11,8 +11,7 @@ from findings.rates import dev_wer, start_wer
 from findings.templates import fill
 from sottovoce.report.audit import kept_audit
 from sottovoce.report.records import RunRecord
-from sottovoce.report.run_facts import RUN_FACTS
-from sottovoce.report.titles import about_of
+from sottovoce.report.run_facts import RUN_FACTS, recipe_title
 from sottovoce.tables import NOTHING
 from sottovoce.training.run_folder import CONFIG
 
@@ -71,7 +70,7 @@ def _page(kept: Kept, suite: str) -> str:
 
 def _told(run: RunRecord, suite: str, **recipe: Any) -> dict[str, Any]:
     label = _label(run)
-    return {"label": label, "about": about_of(run) or label, "facts": _facts(run, suite), **recipe}
+    return {"label": label, "about": recipe_title(run) or label, "facts": _facts(run, suite), **recipe}
 
 
 def _apart(run: RunRecord, other: RunRecord) -> dict[str, str]:

@@ -10,7 +10,7 @@ from findings.kept import Kept, find_path, settings_of, short
 from findings.numbers import per_cent, planned, probed
 from findings.rates import dev_wer, scored, start_wer
 from sottovoce.errors import InputError
-from sottovoce.report.cells import epsilon_text, integer
+from sottovoce.report.parts import show_count, show_epsilon
 from sottovoce.report.records import RunRecord
 from sottovoce.report.run_facts import RUN_FACTS, short_commit
 from sottovoce.tables import NOTHING
@@ -43,12 +43,12 @@ def _once(tell: Callable[[RunRecord], str]) -> Callable[[Repeats], str]:
 
 def _epsilon(run: RunRecord, accountant: str) -> str:
     found = run.privacy.get(f"epsilon_{accountant}")
-    return "–" if found is None else epsilon_text(found)
+    return "–" if found is None else show_epsilon(found)
 
 
 def _population(run: RunRecord) -> str:
     useful = run.privacy.get("useful") or {}
-    return "none" if "unreachable" in useful else integer(useful.get("population_size"))
+    return "none" if "unreachable" in useful else show_count(useful.get("population_size"))
 
 
 COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
@@ -73,7 +73,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
     "population": ("people for ε ≤ 8 (RDP)", _once(_population)),
     "population-pld": (
         "people for ε ≤ 8 (PLD)",
-        _once(lambda run: integer((planned(run).get("pld") or {}).get("population_size"))),
+        _once(lambda run: show_count((planned(run).get("pld") or {}).get("population_size"))),
     ),
     "noise": ("noise", _once(RUN_FACTS["noise"])),
     "server": ("server", _once(RUN_FACTS["server"])),

@@ -87,7 +87,7 @@ def test_an_audit_is_kept_beside_the_run_and_told_in_its_report(
     section = audit_section([run])
     assert section is not None
     words = " ".join(part.text for part in section.parts if isinstance(part, Paragraph))
-    assert "Nothing speaks against the promise." in words
+    assert "Nothing contradicts the promise." in words
     # Of another recipe nothing is told.
     assert sottovoce("audit", recipe, "federation.privacy.noise_multiplier=3", *FEW, *where) == 0
     assert "mine" not in capsys.readouterr().out

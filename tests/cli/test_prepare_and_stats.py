@@ -90,7 +90,7 @@ def test_strict_stops_and_leaves_nothing(sottovoce: Command, corpus: Path) -> No
     ("arguments", "message"),
     [
         (["stats", "nowhere"], "error: no store at nowhere"),
-        (["stats", "nowhere", "--plot", "x.pdf"], "error: plot=x.pdf: expected a file name that ends in .png"),
+        (["stats", "nowhere", "--plot", "x.txt"], "error: plot=x.txt: expected a file name that ends in .png"),
         (["prepare", "tsv", ".", "--out", "x"], "error: .: it is a folder; expected a table of clips"),
         (["prepare", "tsv", "x.tsv", "--out", "x"], "error: x.tsv: no such file"),
         (["prepare", "librispeech", "nowhere", "--out", "x"], "error: nowhere"),

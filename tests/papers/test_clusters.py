@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
-from sottovoce.papers import clusters
-from sottovoce.papers.clusters import k_means, purity
-from sottovoce.papers.maps import choose_method, flatten, principal_axes
+from sottovoce.papers.heterogeneity import cluster_purity, k_means
+from sottovoce.papers.heterogeneity_figure import choose_method, principal_axes, project_points
 from sottovoce.seeds import stream
 
 
@@ -25,14 +24,14 @@ def within(points, labels):
 
 def test_purity_by_hand():
     # Cluster 0 holds a, a, b; cluster 1 holds b, c; cluster 2 is empty: 2 + 1 of 5.
-    assert purity(np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 1, 2])) == 3 / 5
+    assert cluster_purity(np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 1, 2])) == 3 / 5
 
 
 @given(pairs=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))
 def test_purity_is_at_least_the_share_of_the_largest_client(pairs):
     found, true = np.array(pairs).T
-    assert np.bincount(true).max() / len(true) <= purity(found, true) <= 1
-    assert purity(true, true) == 1
+    assert np.bincount(true).max() / len(true) <= cluster_purity(found, true) <= 1
+    assert cluster_purity(true, true) == 1
 
 
 def test_k_means_finds_the_best_partition():
@@ -45,19 +44,13 @@ def test_k_means_finds_the_best_partition():
 def test_well_apart_clients_are_told_apart_and_the_seed_decides():
     client = np.repeat(np.arange(12), 5)
     points = cloud() + 100 * cloud(points=12, name="centres")[client]
-    assert purity(k_means(points, count=12, seed=1), client) == 1
+    assert cluster_purity(k_means(points, count=12, seed=1), client) == 1
     assert np.array_equal(k_means(cloud(), count=12, seed=3), k_means(cloud(), count=12, seed=3))
 
 
 def test_as_many_clusters_as_points_and_points_that_coincide():
     assert len(set(k_means(cloud(), count=60, seed=1).tolist())) == 60
     assert set(k_means(np.ones((5, 3), np.float32), count=3, seed=1).tolist()) <= {0, 1, 2}
-
-
-def test_distances_in_blocks_give_the_same(monkeypatch):
-    whole = k_means(cloud(), count=6, seed=1)
-    monkeypatch.setattr(clusters, "_DISTANCES_AT_ONCE", 7 * 6)
-    assert np.array_equal(k_means(cloud(), count=6, seed=1), whole)
 
 
 def test_principal_axes_keep_distances_in_the_plane():
@@ -73,7 +66,7 @@ def test_t_sne_keeps_neighbours_together():
     client = np.repeat(np.arange(12), 5)
     points = cloud() + 100 * cloud(points=12, name="centres")[client]
     assert choose_method(len(points)) == "t-SNE"
-    places = flatten(points, method="t-SNE", seed=1)
+    places = project_points(points, method="t-SNE", seed=1)
     distances = np.square(places[:, None] - places).sum(axis=2) + np.diag([np.inf] * 60)
     assert (client[distances.argmin(axis=1)] == client).all()
 

@@ -29,7 +29,7 @@ def test_voices_differ_more_than_what_they_say():
 
 @pytest.mark.parametrize("samples", [1, 399, 30_000])
 def test_short_clips_and_silence_have_a_finite_place(samples):
-    encoder = embeddings.Encoder()
+    encoder = embeddings.SpeakerEncoder()
     for embed in (SPECTRUM.embed, encoder.embed):
         assert np.isfinite(embed(np.zeros(samples, np.int16))).all()
 
@@ -46,7 +46,7 @@ def test_what_is_not_there_says_how_to_get_it(monkeypatch):
 
 def test_pieces_in_several_batches_are_one_mean(monkeypatch):
     torch.manual_seed(1)
-    encoder, samples = embeddings.Encoder(), as_samples(voice(120) + noise(rms=0.01))
+    encoder, samples = embeddings.SpeakerEncoder(), as_samples(voice(120) + noise(rms=0.01))
     whole = encoder.embed(samples)
     monkeypatch.setattr(embeddings, "PIECES_AT_ONCE", 3)
     # Numbers below one, added up in float32 in another order.

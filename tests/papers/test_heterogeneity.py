@@ -14,8 +14,8 @@ from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.errors import InputError
 from sottovoce.papers.embeddings import SPECTRUM
-from sottovoce.papers.figure import draw
-from sottovoce.papers.heterogeneity import as_json, excess_kurtosis, measure
+from sottovoce.papers.heterogeneity import excess_kurtosis, heterogeneity_json, measure_heterogeneity
+from sottovoce.papers.heterogeneity_figure import draw_heterogeneity
 from sottovoce.store import Store, pack
 
 
@@ -44,8 +44,8 @@ def store(tmp_path):
 
 
 def test_figures_by_hand(store):
-    found = measure(store, embedding=SPECTRUM, seed=1)
-    figures = as_json([found], seed=1)
+    found = measure_heterogeneity(store, embedding=SPECTRUM, seed=1)
+    figures = heterogeneity_json([found], seed=1)
     json.dumps(figures, allow_nan=False)
     (one,) = figures["stores"]
     # Ann is one client of two splits. Cat spoke once: no std, and nothing to be found again.
@@ -74,21 +74,26 @@ def test_kurtosis_is_scipys(values):
 
 
 def test_limits_choose_by_seed(store):
-    everything = measure(store, embedding=SPECTRUM, seed=1)
-    some = measure(store, embedding=SPECTRUM, seed=1, users=2, utterances=1)
+    everything = measure_heterogeneity(store, embedding=SPECTRUM, seed=1)
+    some = measure_heterogeneity(store, embedding=SPECTRUM, seed=1, users=2, utterances=1)
     assert (some.clients, some.clients_in_store, len(some.client_U)) == (2, 3, 2)
     # What is heard of a few is what was heard of them among all.
     assert all(any(np.array_equal(row, other) for other in everything.values_UM) for row in some.values_UM)
-    again = measure(store, embedding=SPECTRUM, seed=1, users=2, utterances=1)
+    again = measure_heterogeneity(store, embedding=SPECTRUM, seed=1, users=2, utterances=1)
     assert np.array_equal(again.values_UM, some.values_UM)
-    choices = {measure(store, embedding=SPECTRUM, seed=s, users=1, utterances=1).values_UM.tobytes() for s in range(9)}
+    choices = {
+        measure_heterogeneity(store, embedding=SPECTRUM, seed=s, users=1, utterances=1).values_UM.tobytes()
+        for s in range(9)
+    }
     assert len(choices) > 1
     with pytest.raises(InputError, match="users=0: expected at least 1"):
-        measure(store, embedding=SPECTRUM, seed=1, users=0)
+        measure_heterogeneity(store, embedding=SPECTRUM, seed=1, users=0)
 
 
 def test_one_client_alone_has_no_spread(store):
-    (one,) = as_json([measure(store, embedding=SPECTRUM, seed=1, users=1, utterances=1)], seed=1)["stores"]
+    (one,) = heterogeneity_json(
+        [measure_heterogeneity(store, embedding=SPECTRUM, seed=1, users=1, utterances=1)], seed=1
+    )["stores"]
     assert one["purity"] is None
     assert [one["measures"]["loudness"][key] for key in ("std_of_means", "kurtosis_of_means", "std_of_stds")] == [
         None
@@ -96,10 +101,10 @@ def test_one_client_alone_has_no_spread(store):
 
 
 def test_the_page_stands_alone_and_says_that_it_is_not_private(store, tmp_path):
-    found = [measure(store, embedding=SPECTRUM, seed=1)] * 2
-    figures = as_json(found, seed=1)
+    found = [measure_heterogeneity(store, embedding=SPECTRUM, seed=1)] * 2
+    figures = heterogeneity_json(found, seed=1)
     for name in ("a.svg", "b.svg", "a.html"):
-        draw(found, figures, tmp_path / name)
+        draw_heterogeneity(found, figures, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     page = (tmp_path / "a.html").read_text()
     assert "not differentially private" in page
@@ -112,7 +117,9 @@ def test_silence_is_counted_and_not_measured(tmp_path):
     silent = RenderedSpeaker("s", "train", [RenderedUtterance("s-0", np.zeros(16_000, np.int16), "", "")])
     people = [spoken("adalbert", 100, [1.0, 1.0]), silent]
     pack(Corpus("sounds", "en", people, same, ProblemLog()), tmp_path / "store", workers=1)
-    (one,) = as_json([measure(Store(tmp_path / "store"), embedding=SPECTRUM, seed=1)], seed=1)["stores"]
+    (one,) = heterogeneity_json([measure_heterogeneity(Store(tmp_path / "store"), embedding=SPECTRUM, seed=1)], seed=1)[
+        "stores"
+    ]
     assert [one["measures"][name]["utterances_without"] for name in ("loudness", "log_hnr", "blind_snr")] == [0, 1, 1]
     assert one["measures"]["blind_snr"]["clients"] == 1
 
@@ -122,8 +129,8 @@ def test_real_speech_is_as_others_measured_it(real_speech, tmp_path):
     french = commonvoice.read(real_speech / "commonvoice-fr-mini" / "cv-corpus-6.1" / "fr", language="fr")
     for corpus, name in ((libri, "libri"), (french, "french")):
         pack(corpus, tmp_path / name, workers=1)
-    found = [measure(Store(tmp_path / name), embedding=SPECTRUM, seed=1) for name in ("libri", "french")]
-    one, other = as_json(found, seed=1)["stores"]
+    found = [measure_heterogeneity(Store(tmp_path / name), embedding=SPECTRUM, seed=1) for name in ("libri", "french")]
+    one, other = heterogeneity_json(found, seed=1)["stores"]
     assert [(store["clients"], store["utterances"]) for store in (one, other)] == [(6, 60), (6, 50)]
     # Every recording is read aloud: it has voice in it, below full scale, neither a tone nor white noise.
     for store in (one, other):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.papers.sounds import as_samples, noise, sine, voice
 
 from sottovoce.papers import signals
-from sottovoce.papers.signals import HEAD_SAMPLES, LPC_ORDER, MEASURES, WINDOW_SAMPLES, describe
+from sottovoce.papers.signals import HEAD_SAMPLES, LPC_ORDER, MEASURES, WINDOW_SAMPLES, measure_signal
 from sottovoce.seeds import stream
 
 LOUDNESS, HNR, ENTROPY, SNR = range(len(MEASURES))
@@ -26,7 +26,7 @@ def energy_std_db(samples):
 
 def test_loudness_is_the_root_mean_square():
     # 400 Hz fits sixteen times into a frame; a sample is off by half a step of 16 bits at most.
-    assert describe(as_samples(sine(400, rms=0.2)))[LOUDNESS] == pytest.approx(0.2, abs=0.5 / 32768)
+    assert measure_signal(as_samples(sine(400, rms=0.2)))[LOUDNESS] == pytest.approx(0.2, abs=0.5 / 32768)
 
 
 def entropy_by_hand(frame):
@@ -50,10 +50,10 @@ def test_permutation_entropy_is_low_for_a_tone_and_one_for_noise():
     expected = -sum(share * math.log(share) for share in shares) / math.log(6)
     # A frame's 638 triples are not quite whole periods: each share is off by one triple at most.
     worst = sum(abs(math.log(share)) + 1 for share in shares) / 638 / math.log(6)
-    assert describe(as_samples(sine(200.001)))[ENTROPY] == pytest.approx(expected, abs=worst)
+    assert measure_signal(as_samples(sine(200.001)))[ENTROPY] == pytest.approx(expected, abs=worst)
     # Of n draws from six equal shares the entropy is short of log 6 by 5 / 2n on average (Miller).
     bias = 5 / (2 * 638) / math.log(6)
-    assert 1 - 2 * bias < describe(as_samples(noise()))[ENTROPY] < 1
+    assert 1 - 2 * bias < measure_signal(as_samples(noise()))[ENTROPY] < 1
 
 
 # The parabola between samples is good to a thousandth of the energy; a period of whole samples needs none.
@@ -63,7 +63,7 @@ def test_log_hnr_of_a_voice_in_noise_is_their_ratio(hertz, snr_db):
     periodic = 1 / (1 + 10 ** (-snr_db / 10))  # of the energy
     # The highest peak is taken, so the mean is off by up to what one frame is: in dB, d log(r / (1 − r)) = d(1 − r) /
     # (1 − r) / r, and 1 − r is the share of noise.
-    assert describe(as_samples(noisy))[HNR] == pytest.approx(snr_db, abs=energy_std_db(HEAD_SAMPLES) / periodic)
+    assert measure_signal(as_samples(noisy))[HNR] == pytest.approx(snr_db, abs=energy_std_db(HEAD_SAMPLES) / periodic)
 
 
 @pytest.mark.parametrize("snr_db", [5, 10, 20])
@@ -76,7 +76,7 @@ def test_blind_snr_of_a_tone_in_noise_is_what_its_autocorrelation_says(snr_db):
     assert expected == pytest.approx(10 * math.log10((1 + noise_share) / noise_share / 1.2), abs=1)
     # Ten weights fitted to each frame take a share 10 / n of its noise with them; frames differ, their mean by little.
     bias = -10 * math.log10(1 - LPC_ORDER / EFFECTIVE)
-    found = describe(as_samples(sine(150) + noise(rms=0.1 * math.sqrt(noise_share))))[SNR]
+    found = measure_signal(as_samples(sine(150) + noise(rms=0.1 * math.sqrt(noise_share))))[SNR]
     assert found == pytest.approx(expected + bias, abs=energy_std_db(EFFECTIVE) / 2)
 
 
@@ -97,23 +97,23 @@ def test_the_prediction_is_the_best_one():
 
 
 def test_noise_is_not_voiced():
-    found = describe(as_samples(noise()))
+    found = measure_signal(as_samples(noise()))
     assert math.isnan(found[SNR])
     assert found[HNR] < 0
 
 
 def test_silence_and_clips_below_a_frame_have_no_harmonics():
-    silent = describe(np.zeros(16_000, np.int16))
+    silent = measure_signal(np.zeros(16_000, np.int16))
     assert silent[[LOUDNESS, ENTROPY]].tolist() == [0, 0]
     assert np.isnan(silent[[HNR, SNR]]).all()
-    assert np.isnan(describe(np.ones(WINDOW_SAMPLES - 1, np.int16))).all()
-    assert describe(np.ones(WINDOW_SAMPLES, np.int16))[LOUDNESS] == 1 / 32768
+    assert np.isnan(measure_signal(np.ones(WINDOW_SAMPLES - 1, np.int16))).all()
+    assert measure_signal(np.ones(WINDOW_SAMPLES, np.int16))[LOUDNESS] == 1 / 32768
 
 
 def test_a_pause_counts_for_loudness_and_not_for_the_snr():
     spoken = voice(120) + noise(rms=0.005)
     paused = np.where(np.arange(len(spoken)) < len(spoken) // 2, spoken, noise(rms=0.0001))
-    whole, half = describe(as_samples(spoken)), describe(as_samples(paused))
+    whole, half = measure_signal(as_samples(spoken)), measure_signal(as_samples(paused))
     # Only the four frames across the edge are neither voice nor pause; half of all frames are one or the other.
     assert half[LOUDNESS] == pytest.approx(whole[LOUDNESS] / 2, rel=0.02)
     assert half[SNR] == pytest.approx(whole[SNR], abs=energy_std_db(EFFECTIVE))
@@ -121,6 +121,6 @@ def test_a_pause_counts_for_loudness_and_not_for_the_snr():
 
 def test_blocks_change_nothing(monkeypatch):
     samples = as_samples(voice(120) + noise(rms=0.02))[:30_000]
-    whole = describe(samples)
+    whole = measure_signal(samples)
     monkeypatch.setattr(signals, "BLOCK_FRAMES", 7)
-    assert describe(samples) == pytest.approx(whole, rel=1e-12)
+    assert measure_signal(samples) == pytest.approx(whole, rel=1e-12)

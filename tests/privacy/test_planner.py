@@ -21,7 +21,7 @@ from sottovoce.papers.paper_tables import (
 from sottovoce.privacy.plan_tables import plan_table, plans_table
 from sottovoce.privacy.planner import PlannedRun, plan_run, scale_plan, smallest_population
 from sottovoce.privacy.pld import QUICK
-from sottovoce.report.population_figure import draw_population_figure, population_curves, write_figure
+from sottovoce.report.populations import draw_population_curves, population_curves
 
 RUN: dict[str, Any] = {"cohort_size": 100, "central_steps": 50, "delta": 1e-6, "cap": QUICK}
 
@@ -212,9 +212,12 @@ def test_figure_is_written_whole(plan: PlannedRun, tmp_path: Path) -> None:
     assert all(list(curve.epsilons) == sorted(curve.epsilons, reverse=True) for curve in curves)
     assert curves[1].epsilons[-1] < curves[0].epsilons[-1]
     target = tmp_path / "plan.png"
-    write_figure(draw_population_figure(curves, plan=plan), target)
+    draw_population_curves(curves, target, plan=plan)
     assert target.read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in target.parent.iterdir()] == ["plan.png"]
-    for wrong, message in (("plan.txt", r"expected a name that ends in \.png"), ("new/plan.png", "does not exist")):
+    for wrong, message in (
+        ("plan.txt", r"expected a file name that ends in \.png"),
+        ("new/plan.png", "does not exist"),
+    ):
         with pytest.raises(InputError, match=message):
-            write_figure(draw_population_figure(curves, plan=plan), tmp_path / wrong)
+            draw_population_curves(curves, tmp_path / wrong, plan=plan)

@@ -16,7 +16,7 @@ from sottovoce.cli import app
 from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
 from sottovoce.report import archives
-from sottovoce.report.archives import as_typed, open_path, unzip, zip_folder
+from sottovoce.report.archives import open_path, restore_archive_names, unzip, zip_folder
 from sottovoce.report.records import find_runs, read_run
 
 NAMES = st.text("ab.-é", min_size=1, max_size=4).filter(lambda name: name.strip("."))
@@ -136,7 +136,7 @@ def test_a_release_without_its_ledger_is_named_as_the_user_named_it(copied: Make
 def refused(archive: Path) -> str:
     with pytest.raises(InputError) as raised:
         open_path(archive / "run")
-    message = as_typed(str(raised.value))
+    message = restore_archive_names(str(raised.value))
     assert message.startswith(f"{archive}: cannot be unpacked: ")
     assert "\n" not in message
     return message

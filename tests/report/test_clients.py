@@ -43,7 +43,7 @@ def told(folder: Path, clients: dict[str, Any]) -> Path:
 def test_a_run_that_tells_of_its_clients_has_a_chapter_of_them(copied: MakeRun) -> None:
     report = reported([told(copied("quiet"), CLIENTS)])
     text = text_of(report)
-    assert "The clients themselves" in text
+    assert "Errors on the clients" in text
     assert "before 4 80.0 % 60.0 % 70.0 % 75.0 % 25.0 %" in text
     assert "quiet 4 55.0 % 40.0 % 45.0 % 75.0 % 12.5 % 75.0 %" in text
     assert "3.5–1,200 80.0 % 55.0 % -25.0" in text
@@ -66,7 +66,7 @@ def test_others_have_none(name: str, copied: MakeRun) -> None:
     folder = copied(name)
     report = reported([told(folder, CLIENTS) if name == "release" else folder])
     assert "client-results" not in names_of(report)
-    assert "The clients themselves" not in text_of(report)
+    assert "Errors on the clients" not in text_of(report)
 
 
 def test_clients_without_held_out_speech_leave_nothing_to_show(copied: MakeRun) -> None:

@@ -13,18 +13,16 @@ import pytest
 from tests.report.conftest import MakeRun
 
 from sottovoce.models.transformer import FAMILY
-from sottovoce.report.cohorts import cohort_lines, cohort_section
-from sottovoce.report.convergence import convergence
-from sottovoce.report.curves import learning_drawings
+from sottovoce.report.convergence import bound_tables, convergence_bound
+from sottovoce.report.curves import dynamics_section, learning_drawings, noised_norms
 from sottovoce.report.drawings import Drawing
-from sottovoce.report.dynamics import dynamics_section, noised_norms
 from sottovoce.report.gradients import DEVIATIONS, NORMS, gradient_profile, gradient_section
 from sottovoce.report.layers import layer_drawings, layer_profiles, spread_profiles
 from sottovoce.report.page import build_report
-from sottovoce.report.parts import Chapter
+from sottovoce.report.paper_comparison import cohort_lines, cohort_section
+from sottovoce.report.parts import PageSection
 from sottovoce.report.populations import population_drawings
 from sottovoce.report.records import RunRecord, read_run
-from sottovoce.report.result_tables import bound_tables
 from sottovoce.report.summary import summarise_runs
 
 
@@ -32,7 +30,7 @@ def read(runs: Path, name: str) -> RunRecord:
     return read_run(name, runs / name)
 
 
-def names_of(section: Chapter | None) -> list[str]:
+def names_of(section: PageSection | None) -> list[str]:
     assert section is not None
     return [part.name for part in section.all_parts]  # type: ignore[union-attr]
 
@@ -80,7 +78,7 @@ def _without_spreads(record: Mapping[str, Any]) -> dict[str, Any]:
 def test_the_variance_over_clients_enters_the_bound(runs: Path) -> None:
     """Eq. 68: 5·(η·T_loc)²/q · Σ_h (R_h·M_h/(ξ·C_h))²·Ψ_h, with Ψ_h = E_t[Var_k]."""
     run = read(runs, "noisy")
-    bound = convergence(run).bound
+    bound = convergence_bound(run).bound
     assert bound is not None
     name = "blocks.00.mlp.hidden.weight"
     psi = np.mean([record["layers"][name]["std_before"] ** 2 for record in run.diagnostics])
@@ -91,7 +89,7 @@ def test_the_variance_over_clients_enters_the_bound(runs: Path) -> None:
     spread = (ratio * gradient / (0.01 * math.sqrt(size / total)) / 1e-6) ** 2
     rate = 3 / run.privacy["population_size"]
     assert bound.layer_terms["inter_client"][name] == pytest.approx(5 * reach**2 / rate * spread * psi)
-    terms, _ = bound_tables([run])
+    terms, _ = bound_tables({run.label: convergence_bound(run)})
     assert "variance over clients" in terms.headings
     assert "which weighs the same" in terms.note
 

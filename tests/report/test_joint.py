@@ -18,9 +18,8 @@ from sottovoce.cli import app
 from sottovoce.errors import InputError
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated, replaced
-from sottovoce.report.joint import together
+from sottovoce.report.joint import Declared, joint_sentences
 from sottovoce.report.records import read_run
-from sottovoce.report.shared_people import Declared
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -56,7 +55,7 @@ def test_runs_on_the_same_people_state_their_joint_epsilon(runs: Path, tmp_path:
     found = f"ε = {joint.pld:.4g} (PLD) / {joint.rdp:.4g} (RDP) at δ = 0.001 (simulated)"
     sentence = f"Together, for anybody in both runs: {found}."
     assert words.count(sentence) == 2, "once in the terminal and once on the page"
-    assert words.index(sentence, 200) < words.index("A large ε promises next to nothing"), "in the headline"
+    assert words.index(sentence, 200) < words.index("Scale of ε: up to 1 strong"), "in the headline"
 
 
 def test_releases_alone_are_not_called_simulated(copied: MakeRun, tmp_path: Path) -> None:
@@ -135,11 +134,11 @@ def test_silos_of_two_divisions_are_composed_for_one_speaker(releases: Path, cop
     )
     both = [read_run(name, place) for name, place in (("silos", silos), ("other", other))]
     known = [replace(run, inputs={"data.store digest": "one"}) for run in both]
-    assert f"ε = {silo.pld:.4g} (PLD)" in together(known)[0]
-    assert "for one silo and ε = " in together(known)[0]
+    assert f"ε = {silo.pld:.4g} (PLD)" in joint_sentences(known)[0]
+    assert "for one silo and ε = " in joint_sentences(known)[0]
     ten = dict(known[1].config)
     ten["federation"] = ten["federation"] | {"clients": ten["federation"]["clients"] | {"silos": 10}}
-    assert "for one speaker, who" in together([known[0], replace(known[1], config=ten)])[0]
+    assert "for one speaker, who" in joint_sentences([known[0], replace(known[1], config=ten)])[0]
     mixed = reported(tmp_path, silos, copied("release"))
     assert "for one speaker, who is in one silo of each run" in mixed
 
@@ -158,7 +157,7 @@ def test_a_run_whose_ledger_is_gone_leaves_nothing_to_state(copied: MakeRun, tmp
     (release / "ledger.jsonl").unlink()
     words = reported(tmp_path, noisy, release, code=2)
     assert "NOT SOUND release:" in words
-    assert "Together, for anybody in both runs: no ε is stated, because release left no ledger that holds." in words
+    assert "Together, for anybody in both runs: no ε is stated, because release left no valid ledger." in words
 
 
 def test_runs_without_a_promise_need_no_sentence(runs: Path, tmp_path: Path) -> None:

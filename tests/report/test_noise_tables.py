@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sottovoce.report.noise_tables import noise_tables
+from sottovoce.report.paper_comparison import noise_tables
 from sottovoce.report.records import RunRecord
 from sottovoce.report.summary import summarise_runs
 

@@ -31,10 +31,10 @@ from sottovoce.privacy.odds import Odds
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.promise import both, promise_of, written_out
 from sottovoce.report import verdict as verdicts
-from sottovoce.report.cells import epsilon_text as cell
+from sottovoce.report.parts import show_epsilon as cell
 from sottovoce.report.records import LedgerCheck, RunRecord, read_run
-from sottovoce.report.statement import statement
-from sottovoce.report.verdict import verdict_on
+from sottovoce.report.statement import statement_text
+from sottovoce.report.verdict import judge_run
 from sottovoce.training.assemble import Federation as Assembled
 from sottovoce.training.beforehand import make_ready, stages_of
 from sottovoce.training.context import Surroundings
@@ -112,7 +112,7 @@ def stated(report: LedgerReport) -> str:
     empty: Mapping[str, Any] = {}
     config = {"federation": {"steps": report.header["central_steps"]}}
     run = RunRecord("x", Path("x"), config, empty, empty, empty, empty, (), (), LedgerCheck(report), ())
-    return statement(run, verdict_on(run))
+    return statement_text(run, judge_run(run))
 
 
 def named(event: Event) -> Iterator[str]:
@@ -355,9 +355,9 @@ def everything_told(recipe: Recipe, stores: Path, folder: Path) -> None:
         assert (account["epsilon_pld"], account["epsilon_rdp"]) == (one.pld, one.rdp)
     # Its pages.
     run = read_run("run", outcome.folder)
-    judged = verdict_on(run)
+    judged = judge_run(run)
     assert judged.epsilon == one.headline
-    text = statement(run, judged)
+    text = statement_text(run, judged)
     facts = dict(re.findall(r"^\| ([^|-]+) \| (.*) \|$", text, re.MULTILINE))
     assert facts["ε by Rényi accounting"] == written_out(one.rdp)
     assert facts["ε by privacy loss distributions"] in (written_out(one.headline), f"none: {one.pld_reason}")

@@ -23,20 +23,20 @@ from sottovoce.errors import InputError
 from sottovoce.evaluation.wer import count_words, tally
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import layer_index, parameter_kind
-from sottovoce.report.convergence import convergence, premise_words
+from sottovoce.report.convergence import _premise_verdict, convergence_bound
 from sottovoce.report.drawings import Drawing
-from sottovoce.report.layers import noise_profile, norm_profiles, trust_profile
-from sottovoce.report.page import Report, as_html, build_report, write_figures, write_tables
-from sottovoce.report.parts import Chapter, MacroPart
+from sottovoce.report.layers import mean_profile, noise_profile, norm_profiles
+from sottovoce.report.page import ReportPage, as_html, build_report, write_figures, write_tables
+from sottovoce.report.paper_comparison import paper_tables
+from sottovoce.report.parts import MacroPart, PageSection
+from sottovoce.report.people import align_words
 from sottovoce.report.records import RunRecord, find_runs, read_run
-from sottovoce.report.result_tables import paper_tables
-from sottovoce.report.transcripts import align_words
 
 LAYERED = {"norms-before", "norms-spread", "norms-after", "noise-to-signal", "trust-ratios"}
 OVER_ROUNDS = {"gradients-local", "updates-before", "updates-after", "pseudo-gradient", "pseudo-gradient-noised"}
 
 
-def reported(folders: Sequence[Path], *, title: str = "A report") -> Report:
+def reported(folders: Sequence[Path], *, title: str = "A report") -> ReportPage:
     return build_report([read_run(folder.name, folder) for folder in folders], title=title)
 
 
@@ -46,17 +46,17 @@ def words_of(page: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def noisy(runs: Path) -> Report:
+def noisy(runs: Path) -> ReportPage:
     return reported([runs / "noisy"])
 
 
 @pytest.fixture(scope="module")
-def page(noisy: Report) -> str:
+def page(noisy: ReportPage) -> str:
     """Drawing takes a while: the page of one run is made once."""
     return as_html(noisy)
 
 
-def text_of(report: Report) -> str:
+def text_of(report: ReportPage) -> str:
     """The same without the figures."""
     without = [
         replace(section, parts=tuple(part for part in section.parts if not isinstance(part, Drawing)))
@@ -65,14 +65,16 @@ def text_of(report: Report) -> str:
     return words_of(as_html(replace(report, sections=tuple(without))))
 
 
-def names_of(report: Report) -> set[str]:
+def names_of(report: ReportPage) -> set[str]:
     return {drawing.name for drawing in report.drawings}
 
 
 # One run.
 
 
-def test_the_page_of_a_simulation_has_every_chapter_and_its_own_numbers(runs: Path, noisy: Report, page: str) -> None:
+def test_the_page_of_a_simulation_has_every_chapter_and_its_own_numbers(
+    runs: Path, noisy: ReportPage, page: str
+) -> None:
     assert [section.anchor for section in noisy.sections] == [
         *("verdict", "headline", "settings", "learning", "privacy", "layers", "dynamics", "bound", "people"),
         *("transcripts", "clients", "speed", "ledger", "paper"),
@@ -141,7 +143,7 @@ def test_no_two_things_have_one_id_and_every_reference_is_answered(runs: Path) -
     assert set(re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', page)) <= {(i, "") for i in ids} | {("", i) for i in ids}
 
 
-def test_every_figure_is_told_in_words(noisy: Report, page: str) -> None:
+def test_every_figure_is_told_in_words(noisy: ReportPage, page: str) -> None:
     for drawing in noisy.drawings:
         assert re.search(r"\d", drawing.alt), f"{drawing.name}: numbers, for whoever cannot see the lines"
         assert f'role="img" aria-label="{escape(drawing.alt)}"' in page
@@ -314,7 +316,7 @@ def test_noise_to_signal_weighs_tensors_by_their_size() -> None:
 def test_trust_ratios_are_means_over_rounds() -> None:
     records: list[dict[str, Any]] = [{"step": 0}, {"trust_ratios": {"mlp": [1.0, 2.0], "conv": 3.0}}]
     records.append({"trust_ratios": {"mlp": [3.0, 4.0], "conv": 5.0}})
-    found = trust_profile(records)
+    found = mean_profile([record["trust_ratios"] for record in records if record.get("trust_ratios")])
     assert (found.blocks, found.outside) == ({"mlp": (2.0, 3.0)}, {"conv": 4.0})
 
 
@@ -330,14 +332,14 @@ def largest_ratio(record: RunRecord, name: str) -> float:
 def test_the_noise_term_follows_from_the_run_and_what_is_unknown_is_said(runs: Path) -> None:
     """Eq. 33: Σ_h (R_h·C·σ_DP/ξ)²·d_h with C = 0.01, σ_DP = z/S = 8/3 and LAMB's ξ = 1e-6."""
     record = read_run("noisy", runs / "noisy")
-    found = convergence(record)
+    found = convergence_bound(record)
     assert found.bound is not None
     by_hand = [(largest_ratio(record, name) * 0.01 * 8 / 3 / 1e-6) ** 2 * d for name, d in record.layer_sizes.items()]
     assert found.bound.terms["dp_noise"] == pytest.approx(math.fsum(by_hand))
     unknown = {name for name, value in found.bound.terms.items() if math.isnan(value)}
     assert unknown == {*("local_drift", "trust_ratio", "intra_client", "global_update_noise", "local_update_noise")}
     assert not found.bound.holds
-    verdicts = {assumption.name: premise_words(assumption) for assumption in found.bound.assumptions}
+    verdicts = {assumption.name: _premise_verdict(assumption) for assumption in found.bound.assumptions}
     assert verdicts["server_lr·L < 1"] == "not measured"
     assert verdicts["κ > 0"] == "does not hold", "local_lr·local_steps = 0.2 is far from 1"
 
@@ -349,8 +351,8 @@ def test_the_noise_term_follows_from_the_run_and_what_is_unknown_is_said(runs: P
 def test_a_run_that_the_theorems_do_not_cover_has_no_bound(runs: Path, section: str, value: Any, why: str) -> None:
     record = read_run("noisy", runs / "noisy")
     record.federation[section].update(value)
-    assert convergence(record).bound is None
-    assert why in convergence(record).why
+    assert convergence_bound(record).bound is None
+    assert why in convergence_bound(record).why
 
 
 @pytest.mark.parametrize(("setting", "value"), [("noise_scope", {"groups": ["mlp"]}), ("normalise", "always")])
@@ -359,8 +361,8 @@ def test_nor_has_one_whose_noise_or_clipping_is_another(runs: Path, setting: str
     assert record.ledger is not None
     assert record.ledger.report is not None
     record.ledger.report.header["plan"][setting] = value
-    assert convergence(record).bound is None
-    assert setting in convergence(record).why
+    assert convergence_bound(record).bound is None
+    assert setting in convergence_bound(record).why
 
 
 # Transcripts.
@@ -371,9 +373,9 @@ TEXT = st.lists(st.sampled_from(["one", "two", "three", "<b>", "&"]), max_size=7
 @given(reference=TEXT, hypothesis=TEXT)
 def test_an_alignment_tells_both_texts_and_counts_every_error(reference: str, hypothesis: str) -> None:
     found = align_words(reference, hypothesis)
-    assert " ".join(s.said for s in found if s.said) == reference
-    assert " ".join(s.heard for s in found if s.heard) == hypothesis
-    wrong = sum(max(len(s.said.split()), len(s.heard.split())) for s in found if s.is_error)
+    assert " ".join(s.reference for s in found if s.reference) == reference
+    assert " ".join(s.hypothesis for s in found if s.hypothesis) == hypothesis
+    wrong = sum(max(len(s.reference.split()), len(s.hypothesis.split())) for s in found if s.is_error)
     assert wrong == tally(count_words([reference], [hypothesis])).errors
     assert "<b>" not in "".join(marked((reference, hypothesis)))
 
@@ -381,7 +383,7 @@ def test_an_alignment_tells_both_texts_and_counts_every_error(reference: str, hy
 def marked(*samples: tuple[str, str]) -> list[str]:
     """HTML of transcripts on a page."""
     block = MacroPart("transcripts", [align_words(*sample) for sample in samples])
-    page = as_html(Report("", "", (), (Chapter("transcripts", "", "", (block,)),), ()))
+    page = as_html(ReportPage("", "", (), (PageSection("transcripts", "", "", (block,)),), ()))
     return re.findall("<li>(.*)</li>", page.partition("<main>")[2])
 
 
@@ -389,7 +391,7 @@ def test_errors_are_marked_in_place() -> None:
     assert marked(("abc de", "abc d e"), ("a b", ""), ("", ""), ("<b>", "<b>")) == [
         "abc <ins>d</ins> <del>de</del><ins>e</ins>",
         "<del>a b</del>",
-        "<i>nothing said, nothing heard</i>",
+        "<i>nothing said, nothing recognised</i>",
         "&lt;b&gt;",
     ]
 

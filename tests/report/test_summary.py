@@ -57,7 +57,7 @@ def test_a_run_and_its_start_are_in_all_three(tmp_path: Path) -> None:
     for said in (page, text):
         assert "A title" in said
         assert "60 rounds, cohort 12 of 240" in flat(said)
-        assert "promises next to nothing" in said
+        assert "Scale of ε: up to 1 strong, up to 8 moderate, up to 20 weak" in flat(said)
 
 
 def test_populations_are_by_one_accountant_which_the_head_names(tmp_path: Path) -> None:

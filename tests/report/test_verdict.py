@@ -16,17 +16,17 @@ from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import fixed_size_release, poisson_release
 from sottovoce.privacy.odds import odds
 from sottovoce.report.audit import audit_section
-from sottovoce.report.opening import verdict_table
 from sottovoce.report.page import build_report
 from sottovoce.report.parts import MacroPart, Paragraph
 from sottovoce.report.records import read_run
-from sottovoce.report.statement import statement
+from sottovoce.report.sections import verdict_table
+from sottovoce.report.statement import statement_text
 from sottovoce.report.summary import write_report
-from sottovoce.report.verdict import Verdict, told_together, verdict_on, verdicts
+from sottovoce.report.verdict import Verdict, judge_run, judge_runs, summarise_verdicts
 
 
 def verdict_of(folder: Path) -> Verdict:
-    return verdict_on(read_run(folder.name, folder))
+    return judge_run(read_run(folder.name, folder))
 
 
 def points_of(found: Verdict) -> dict[str, str]:
@@ -40,19 +40,20 @@ def test_a_simulation_protects_nobody_and_says_what_a_release_would_be_worth(run
     found = verdict_of(runs / "noisy")
     assert found.kind == "simulation"
     assert found.headline == (
-        "A simulation, which itself protects nobody. Released, ε = 0.07051 at δ = 0.001 would hold (strong)."
+        "A simulation, which protects nobody. "
+        "A release of this recipe would have ε = 0.07051 at δ = 0.001: a strong guarantee."
     )
     told = points_of(found)
     assert told["What somebody can find out"].startswith("Of a release of the same recipe: somebody who tosses a coin")
     assert "whoever has the seed can take the noise out again" in told["Simulated or released"]
-    assert told["Had or extrapolated"].startswith("On paper, as a simulation has it: ")
+    assert told["Which population"].endswith("by its ledger, as if it were a release. Nothing is extrapolated.")
     assert found.status == ("simulated", "seeded: not a release")
 
 
 def test_a_release_with_eight_is_one_and_says_what_that_allows(releases: Path) -> None:
     found = verdict_of(releases / "eight")
     assert found.kind == "release"
-    assert found.headline == "A release with a guarantee: ε = 8 at δ = 0.001 (moderate)."
+    assert found.headline == "A release with a moderate guarantee: ε = 8 at δ = 0.001."
     assert found.odds is not None
     told = points_of(found)
     learn = told["What somebody can find out"]
@@ -63,7 +64,7 @@ def test_a_release_with_eight_is_one_and_says_what_that_allows(releases: Path) -
     assert told["For whom"].startswith("Each speaker of the run, with everything they said in it.")
     assert "Hidden is whether one speaker took part at all" in told["For whom"]
     assert "Not against the machine that trained" in told["Against whom"]
-    assert told["Had or extrapolated"].startswith("Had: ε = 8 (PLD) / 10.27 (RDP) is for the 18 people of this run")
+    assert told["Which population"].startswith("ε = 8 (PLD) / 10.27 (RDP) is for the 18 people of this run")
     assert told["Simulated or released"].startswith("In secure mode: cohorts and noise came from the operating system")
     assert found.status == ("release", "secure randomness")
 
@@ -72,21 +73,19 @@ def test_a_secure_run_with_an_epsilon_in_the_thousands_is_no_proud_release(relea
     found = verdict_of(releases / "thousands")
     assert found.kind == "nothing"
     assert found.headline == (
-        "Practically no guarantee: ε = 3,933 at δ = 0.001 excludes next to nothing, however secure its randomness was."
+        "A release with practically no guarantee: ε = 3,933 at δ = 0.001, however secure its randomness was."
     )
     told = points_of(found)
-    assert (
-        "Odds of 1 : 1 may become more than 10¹⁷⁰⁸ : 1, which is to say certainty" in told["What somebody can find out"]
-    )
+    assert "Odds of 1 : 1 may become more than 10¹⁷⁰⁸ : 1, which is certainty" in told["What somebody can find out"]
     # (5/6)⁴ = 48 in 100 are never drawn; of the others all is seen: 50 + 26 of 100 guesses.
     assert "at most 76 times" in told["What somebody can find out"]
     assert "48 in 100 are drawn in no round. Who is drawn may be found out for certain" in found.short
-    assert told["Simulated or released"].endswith("this one promises practically nothing.")
+    assert told["Simulated or released"].endswith("this one is practically no guarantee.")
     run = read_run("thousands", releases / "thousands")
     people = run.privacy["useful"]["pld"]["population_size"]
     assert people < run.privacy["useful"]["population_size"] == 484  # by RDP it takes more of them
-    told_of_more = f"Extrapolated, and had by nobody: with {people} people the same recipe would have ε ≤ 8 (PLD)."
-    assert told_of_more in told["Had or extrapolated"]
+    told_of_more = f"Extrapolated, not run: with {people} people the same recipe would have ε ≤ 8 (PLD)."
+    assert told_of_more in told["Which population"]
     headline = build_report([run], title="A title").sections[1]
     key = next(part.content for part in headline.parts if isinstance(part, MacroPart))
     assert ("status", "not private in practice") in [cells[:2] for cells in key]
@@ -95,24 +94,24 @@ def test_a_secure_run_with_an_epsilon_in_the_thousands_is_no_proud_release(relea
 
 def test_where_odds_are_beyond_all_bounds_every_guess_may_be_right(runs: Path) -> None:
     run = with_event(read_run("release", runs / "release"), poisson_release(0.01, sampling_rate=0.9))
-    learn = points_of(verdict_on(run))["What somebody can find out"]
+    learn = points_of(judge_run(run))["What somebody can find out"]
     assert "may be right every time" in learn
     assert "drawn in no round" not in learn
 
 
 def test_between_the_two_a_guarantee_is_weak(runs: Path) -> None:
     release = read_run("release", runs / "release")
-    weak = verdict_on(with_event(release, poisson_release(0.4, sampling_rate=1 / 6)))
+    weak = judge_run(with_event(release, poisson_release(0.4, sampling_rate=1 / 6)))
     assert weak.epsilon is not None
     assert 8 < weak.epsilon < 20
     assert weak.kind == "weak"
     assert weak.headline.startswith("A release with a weak guarantee: ε = ")
-    leaking = verdict_on(with_event(release, poisson_release(8.0, sampling_rate=1 / 6), population_size=1000))
+    leaking = judge_run(with_event(release, poisson_release(8.0, sampling_rate=1 / 6), population_size=1000))
     assert leaking.kind == "weak"
     assert "it allows one person’s leak" in points_of(leaking)["A large δ"]
-    assert verdict_on(
-        with_event(read_run("noisy", runs / "noisy"), poisson_release(0.02, sampling_rate=0.2))
-    ).brief == ("simulated; released, next to nothing")
+    assert judge_run(with_event(read_run("noisy", runs / "noisy"), poisson_release(0.02, sampling_rate=0.2))).brief == (
+        "simulated; scale of ε: next to nothing"
+    )
 
 
 def test_what_is_not_private_says_so_and_why(runs: Path) -> None:
@@ -141,11 +140,11 @@ def test_without_a_ledger_that_holds_there_is_no_verdict(copied: MakeRun) -> Non
 def test_cohorts_of_fixed_size_hide_a_replacement_and_silos_say_what_is_left_for_one_speaker(runs: Path) -> None:
     run = read_run("release", runs / "release")
     fixed = with_event(run, fixed_size_release(8.0, cohort_size=3, population_size=18), privacy_unit="silo")
-    told = points_of(verdict_on(fixed))["For whom"]
+    told = points_of(judge_run(fixed))["For whom"]
     assert "whether it was one silo or another in their place" in told
     assert "One speaker inside a silo has less: ε = " in told, "by the name of older ledgers too"
     served = with_event(run, poisson_release(8.0, sampling_rate=0.1), sum_bits=32)
-    assert "Not against the server" in points_of(verdict_on(served))["Against whom"]
+    assert "Not against the server" in points_of(judge_run(served))["Against whom"]
 
 
 def test_of_silos_both_are_stated_the_silo_and_one_speaker_inside(releases: Path) -> None:
@@ -157,15 +156,15 @@ def test_of_silos_both_are_stated_the_silo_and_one_speaker_inside(releases: Path
     assert inside is not None
     assert run.promise.epsilon.pld == pytest.approx(silo, abs=1e-3)
     assert inside.pld == pytest.approx(speaker, abs=1e-3)
-    found = verdict_on(run)
+    found = judge_run(run)
     assert found.headline == (
-        f"A release with a guarantee: ε = {silo:.4g} for one silo and ε = {speaker:.4g} for one speaker inside it, "
-        "at δ = 0.001 (moderate)."
+        f"A release with a moderate guarantee: ε = {silo:.4g} for one silo and ε = {speaker:.4g} for one speaker "
+        "inside it, at δ = 0.001."
     )
     told = points_of(found)
     assert f"Each silo, with everything it holds: ε = {silo:.4g} (PLD)" in told["For whom"]
     assert f"One speaker inside a silo has less: ε = {speaker:.4g} (PLD)" in told["For whom"]
-    assert "is for the 8 silos of this run" in told["Had or extrapolated"]
+    assert "is for the 8 silos of this run" in told["Which population"]
     assert found.odds == odds(run.promise.event_inside), "guesses are about people"
     assert found.as_json()["epsilon_inside"] == inside.headline
     assert found.as_json()["unit"] == "silo with all its speakers"
@@ -173,7 +172,7 @@ def test_of_silos_both_are_stated_the_silo_and_one_speaker_inside(releases: Path
 
 def test_a_silo_guarantee_that_is_weak_for_its_speakers_is_called_weak(releases: Path) -> None:
     run = read_run("silos", releases / "silos")
-    weak = verdict_on(with_event(run, poisson_release(1.6, sampling_rate=1.0)))
+    weak = judge_run(with_event(run, poisson_release(1.6, sampling_rate=1.0)))
     assert weak.epsilon is not None
     assert weak.epsilon_inside is not None
     assert weak.epsilon < 8 < weak.epsilon_inside
@@ -184,16 +183,16 @@ def test_a_unit_of_somebody_else_is_not_said_to_be_a_person(runs: Path) -> None:
     other = with_event(
         read_run("release", runs / "release"), poisson_release(8.0, sampling_rate=0.1), privacy_unit="ward"
     )
-    told = points_of(verdict_on(other))
+    told = points_of(judge_run(other))
     assert told["For whom"].startswith("Each ward. Whether that is one person, the ledger does not say.")
-    assert "18 units (ward)" in told["Had or extrapolated"]
+    assert "18 units (ward)" in told["Which population"]
 
 
 def test_the_odds_are_the_ledgers_own(releases: Path) -> None:
     run = read_run("eight", releases / "eight")
     assert run.promise is not None
-    assert verdict_on(run).odds == odds(run.promise.event)
-    assert verdict_on(run).epsilon == run.promise.epsilon.headline
+    assert judge_run(run).odds == odds(run.promise.event)
+    assert judge_run(run).epsilon == run.promise.epsilon.headline
 
 
 # What it costs, and who pays.
@@ -219,23 +218,23 @@ def test_a_run_is_told_beside_its_start_and_beside_its_twin_without_noise(copied
     scored(quiet, {f"s{n}": 0.20 + 0.01 * (n % 3) for n in range(12)})
     alone = verdict_of(noisy)
     assert alone.cost is not None
-    assert "-50.0 points beside the model it started from (95 % interval" in alone.cost.words
+    assert "-50.0 points compared with the model it started from (95 % interval" in alone.cost.words
     assert alone.cost.words.endswith("fewer errors.")
     both = [read_run(folder.name, folder) for folder in (noisy, quiet)]
-    found = verdict_on(both[0], both)
+    found = judge_run(both[0], both)
     assert found.cost is not None
     assert found.cost.base == "quiet"
     assert found.cost.difference == pytest.approx(0.105)
-    assert "+10.5 points beside quiet, the same without noise" in found.cost.words
+    assert "+10.5 points compared with quiet, the same without noise" in found.cost.words
     assert found.cost.words.endswith("more errors.")
-    assert verdict_on(both[1], both).cost == verdict_on(both[1]).cost, "which has no twin with less noise"
+    assert judge_run(both[1], both).cost == judge_run(both[1]).cost, "which has no twin with less noise"
 
 
 def test_the_worst_group_stands_in_the_verdict(copied: MakeRun) -> None:
     noisy = copied("noisy")
     scored(noisy, {f"s{n}": 0.2 + 0.2 * (n % 2) + 0.01 * (n % 3) for n in range(12)})
     told = points_of(verdict_of(noisy))["The worst group"]
-    assert told.startswith("Worst understood of 2 groups: gender m, 41.0 % against 21.0 % of everybody else, +20.0")
+    assert told.startswith("Highest error rate of 2 groups: gender m, 41.0 % against 21.0 % of everybody else, +20.0")
     assert "for all 2 groups at once" in told
 
 
@@ -254,7 +253,7 @@ def test_a_release_says_its_worst_group_before_names_go(copied: MakeRun) -> None
     (release / "results.json").write_text(json.dumps(content))
     told = points_of(verdict_of(release))["The worst group"]
     assert "gender female, 40.0 % against 30.0 %" in told
-    assert told.endswith("chance alone may do that.")
+    assert told.endswith("not significant.")
 
 
 # Where it stands.
@@ -262,8 +261,8 @@ def test_a_release_says_its_worst_group_before_names_go(copied: MakeRun) -> None
 
 def test_several_runs_have_a_sentence_a_table_and_words_of_their_own(runs: Path, releases: Path) -> None:
     records = [read_run(path.name, path) for path in (runs / "noisy", runs / "quiet", releases / "thousands")]
-    found = verdicts(records)
-    assert told_together(found) == (
+    found = judge_runs(records)
+    assert summarise_verdicts(found) == (
         "Of 3 runs 1 is not private, 1 is a simulation and 1 is not private in practice; "
         "none is a release with a guarantee."
     )
@@ -284,7 +283,7 @@ def test_several_runs_have_a_sentence_a_table_and_words_of_their_own(runs: Path,
 @pytest.mark.usefixtures("undrawn")
 def test_it_opens_page_and_text_and_is_there_for_machines(runs: Path, tmp_path: Path) -> None:
     summary = write_report({"noisy": runs / "noisy"}, tmp_path, title="A title")
-    assert summary.verdict.startswith("A simulation, which itself protects nobody.")
+    assert summary.verdict.startswith("A simulation, which protects nobody.")
     assert (tmp_path / "report.txt").read_text().splitlines()[2] == summary.verdict
     page = summary.path.read_text()
     assert page.index('id="verdict"') < page.index('id="headline"')
@@ -301,12 +300,12 @@ def test_an_audit_that_speaks_against_the_promise_comes_before_all_else(verdict:
     folder, quiet = copied("noisy"), copied("quiet")
     _audited(folder, verdict=verdict, why="releases hold 24.8% of the noise that is claimed in output")
     run, other = read_run("mine", folder), read_run("other", quiet)
-    found = verdict_on(run)
-    assert found.headline.startswith("Its audit speaks against what is promised. On paper: A simulation, ")
+    found = judge_run(run)
+    assert found.headline.startswith("Its audit contradicts what is promised. By the ledger: A simulation, ")
     assert found.points[0][0] == "What an audit found"
     assert "Releases hold 24.8% of the noise" in found.short
-    assert found.brief == "its audit speaks against it"
-    assert "speak against what is promised: mine." in told_together(verdicts([run, other]))
+    assert found.brief == "contradicted by its audit"
+    assert "Audits contradict what is promised: mine." in summarise_verdicts(judge_runs([run, other]))
     (alarm,) = build_report([run, other], title="A title").alarms
     assert alarm == f"mine: {found.against}"
     assert alarm.endswith("Releases hold 24.8% of the noise that is claimed in output.")
@@ -334,11 +333,11 @@ def test_an_interval_is_said_to_hold_the_truth_only_where_everybody_takes_part(c
         page = " ".join(
             part.text if isinstance(part, Paragraph) else getattr(part, "note", "") for part in section.parts
         )
-        text = statement(one, verdict_on(one))
+        text = statement_text(one, judge_run(one))
         for where in (page, text):
             assert said.lower() in where.lower()
             assert other.lower() not in where.lower()
-    assert "98" not in statement(run, verdict_on(run)).split("| audit |")[1].splitlines()[0]
+    assert "98" not in statement_text(run, judge_run(run)).split("| audit |")[1].splitlines()[0]
 
 
 def _audited(folder: Path, *, verdict: str, why: str) -> None:

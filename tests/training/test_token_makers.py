@@ -16,8 +16,8 @@ from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.errors import InputError
 from sottovoce.report.records import read_run
-from sottovoce.report.statement import statement
-from sottovoce.report.verdict import verdict_on
+from sottovoce.report.statement import statement_text
+from sottovoce.report.verdict import judge_run
 from sottovoce.store import pack
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens
@@ -115,7 +115,7 @@ def test_others_texts_may_and_the_statement_lists_them(run: Run, stores: Path, t
     }
     assert "made_from" not in json.loads((outcome.folder / "model/tokens.json").read_text())
     record = read_run("run", outcome.folder)
-    told = statement(record, verdict_on(record))
+    told = statement_text(record, judge_run(record))
     assert "| tokens | 9 sentence pieces, made from texts of store others, train |" in told
 
 

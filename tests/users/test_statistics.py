@@ -16,7 +16,7 @@ from rich.console import Console
 from sottovoce import files
 from sottovoce.errors import InputError
 from sottovoce.papers import speaker_figure as figure
-from sottovoce.papers.speaker_figure import draw
+from sottovoce.papers.speaker_figure import draw_speakers
 from sottovoce.papers.table2 import subset_statistics
 from sottovoce.seeds import derive
 from sottovoce.users.population import build_population
@@ -145,7 +145,7 @@ def crowd_of(splits):
 
 
 def test_the_bitmap_is_a_bitmap(index, tmp_path):
-    draw(index(crowd_of(["train", "dev"])), tmp_path / "a.PNG")
+    draw_speakers(index(crowd_of(["train", "dev"])), tmp_path / "a.PNG")
     assert (tmp_path / "a.PNG").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
@@ -156,7 +156,7 @@ AWKWARD = ["$x_{", "_hidden", "<b>&"]
 def test_the_drawing_is_well_formed_and_the_same_every_time(index, tmp_path):
     store = index(crowd_of(AWKWARD))
     for name in ("a.svg", "b.svg"):
-        draw(store, tmp_path / name)
+        draw_speakers(store, tmp_path / name)
     assert ElementTree.parse(tmp_path / "a.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     comments = (tmp_path / "a.svg").read_text()
@@ -186,7 +186,7 @@ class Reader(HTMLParser):
 
 
 def test_the_page_stands_alone_and_knows_light_and_dark(index, tmp_path):
-    draw(index(crowd_of(AWKWARD)), tmp_path / "a.html")
+    draw_speakers(index(crowd_of(AWKWARD)), tmp_path / "a.html")
     text = (tmp_path / "a.html").read_text()
     page = Reader()
     page.feed(text)
@@ -202,7 +202,7 @@ def test_the_page_stands_alone_and_knows_light_and_dark(index, tmp_path):
 
 @pytest.mark.parametrize("lengths", [[1], [MINUTE] * 3])
 def test_a_single_speaker_can_be_drawn(index, tmp_path, lengths):
-    draw(index({("train", "ann"): lengths}), tmp_path / "a.png")
+    draw_speakers(index({("train", "ann"): lengths}), tmp_path / "a.png")
 
 
 @given(values=st.lists(st.integers(1, 10**6), min_size=1, max_size=50))
@@ -228,7 +228,7 @@ def test_bins_hold_every_value_and_no_bin_of_whole_numbers_is_empty_by_construct
 def test_a_wrong_file_name_says_what_was_expected(index, tmp_path, name, message):
     (tmp_path / "folder.svg").mkdir()
     with pytest.raises(InputError, match=message):
-        draw(index(CROWD), tmp_path / name)
+        draw_speakers(index(CROWD), tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["folder.svg"]
 
 
@@ -240,5 +240,5 @@ def test_a_failed_drawing_leaves_the_old_one(index, tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "sync", full)
     with pytest.raises(InputError, match=r"cannot be written \(No space"):
-        draw(index(CROWD), tmp_path / "a.png")
+        draw_speakers(index(CROWD), tmp_path / "a.png")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]

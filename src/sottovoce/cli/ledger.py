@@ -62,14 +62,14 @@ def ledger(
     if disjoint:
         raise InputError("--disjoint is about several runs: expected more than one")
     from sottovoce.privacy.promise import figures, promise_of
-    from sottovoce.report.archives import as_typed, open_path
+    from sottovoce.report.archives import open_path, restore_archive_names
 
     (run,) = runs
     try:
         found = _checked(run, expected_key=expected)
         _check_head(found.report, _ledger_of(run), expect_head)
     except InputError as error:
-        problem = as_typed(str(error))
+        problem = restore_archive_names(str(error))
         if json:
             print_json({"path": str(_ledger_of(run)), "valid": False, "problem": problem})
         raise InputError(problem) from None
@@ -157,15 +157,14 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
 def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None, json: bool) -> None:
     """Each run's promise, and what they promise together. One that does not hold ends it with exit code 2."""
     from sottovoce.privacy.promise import figures, promise_of
-    from sottovoce.report.archives import as_typed, open_path
-    from sottovoce.report.joint import groups_of, together
-    from sottovoce.report.records import labelled, read_ledger_alone, read_run
-    from sottovoce.report.shared_people import Declared
+    from sottovoce.report.archives import open_path, restore_archive_names
+    from sottovoce.report.joint import Declared, joint_groups, joint_sentences
+    from sottovoce.report.records import label_paths, read_ledger_alone, read_run
 
     places = {path.resolve(): path for path in runs}
     if len(places) < len(runs):
         raise InputError("the same run is given twice: expected different ones")
-    named = labelled(list(places.values()))
+    named = label_paths(list(places.values()))
     declared = Declared.read(disjoint, list(named))
     told: dict[str, dict[str, Any]] = {}
     records, problems = [], []
@@ -176,7 +175,7 @@ def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None,
         try:
             report = _checked(run, expected_key=expected_key).report
         except InputError as error:
-            problems.append(as_typed(str(error)))
+            problems.append(restore_archive_names(str(error)))
             told[label] = {"path": str(_ledger_of(run)), "valid": False, "problem": problems[-1]}
             table.add_row(escape(label), "NOT SOUND", "", "", "", "")
             continue
@@ -187,9 +186,9 @@ def _several(runs: list[Path], disjoint: list[str], *, expected_key: str | None,
         promised = {name: value for name, value in figures(promise, report).items() if name != "spent"}
         told[label] = {**report.as_json(), "promised": promised}
         table.add_row(escape(label), *map(escape, _row(promise, report)))
-    lines = () if problems else together(records, declared)
+    lines = () if problems else joint_sentences(records, declared)
     if json:
-        joint = None if problems else [group.as_json() for group in groups_of(records, declared)]
+        joint = None if problems else [group.as_json() for group in joint_groups(records, declared)]
         print_json({"runs": told, "together": list(lines), "joint": joint})
     else:
         stdout.print(table)

@@ -74,7 +74,8 @@ def plan(
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw ε against population for several noise levels: FILE.png, .pdf or .svg.")
+        Path | None,
+        typer.Option(help="Draw ε against population for several noise levels: FILE.png, .svg, .pdf or .html."),
     ] = None,
     paper: Annotated[
         PaperTable | None, typer.Option(help="A table of Pelikan et al. 2025 with our ε beside theirs.")
@@ -139,7 +140,7 @@ def plan(
     if smallest_population and (target_epsilon is None or (noise_multiplier is None and sigma_dp is None)):
         raise InputError("--smallest-population: expected --target-epsilon, and --sigma-dp or --noise-multiplier")
     if plot is not None:
-        from sottovoce.report.population_figure import check_plot
+        from sottovoce.drawing import check_plot
 
         check_plot(plot)
     factors = _factors(scale)
@@ -220,10 +221,9 @@ def _show_paper_table(name: PaperTable, json: bool) -> None:
 
 
 def _draw(planned: "PlannedRun", plot: Path, max_cohort: int | None) -> None:
-    from sottovoce.report.population_figure import draw_population_figure, population_curves, write_figure
+    from sottovoce.report.populations import draw_population_curves, population_curves
 
-    curves = population_curves(planned, max_cohort=max_cohort)
-    write_figure(draw_population_figure(curves, plan=planned), plot)
+    draw_population_curves(population_curves(planned, max_cohort=max_cohort), plot, plan=planned)
     stderr.print(f"wrote {plot}", highlight=False)
 
 

@@ -35,11 +35,11 @@ def report(
     or the folder is not what its ledger says, the page says so before all else, and the command ends with exit code 2;
     so it does where a file cannot be read. No statement is written then.
     """
-    from sottovoce.report.archives import as_typed
-    from sottovoce.report.cells import said_once
+    from sottovoce.report.archives import restore_archive_names
+    from sottovoce.report.joint import Declared
     from sottovoce.report.page import write_figures, write_page, write_tables
+    from sottovoce.report.parts import merge_labels
     from sottovoce.report.records import find_runs, read_run
-    from sottovoce.report.shared_people import Declared
     from sottovoce.report.statement import write_statement
     from sottovoce.report.summary import summarise_runs
 
@@ -70,7 +70,7 @@ def report(
     if json:
         print_json(
             {
-                "runs": {label: as_typed(str(folder)) for label, folder in folders.items()},
+                "runs": {label: restore_archive_names(str(folder)) for label, folder in folders.items()},
                 "verdicts": {one.label: one.as_json() for one in summary.verdicts},
                 "together": list(summary.together),
                 "written": list(map(str, written)),
@@ -85,7 +85,7 @@ def report(
             say(line)
         say(f"wrote {out}" + (f" and {len(written) - 1:,} files beside it" if written[1:] else ""))
         sound = [(r.label, r.ledger.signature.words) for r in records if r.ledger and r.ledger.report]
-        for labels, words in said_once(sound):
+        for labels, words in merge_labels(sound):
             say(f"{labels}: ledger {words}")
     for alarm in made.alarms:
         say(f"error: NOT SOUND: {alarm}")

@@ -119,7 +119,7 @@ def stats(
         for line in [] if devices is None else told_devices(devices):
             stdout.print(line, highlight=False, soft_wrap=True, markup=False)
     if plot is not None:
-        from sottovoce.papers.speaker_figure import draw
+        from sottovoce.papers.speaker_figure import draw_speakers
 
-        draw(stores[0], plot, speakers_per_device=speakers_per_device, seed=1 if seed is None else seed)
+        draw_speakers(stores[0], plot, speakers_per_device=speakers_per_device, seed=1 if seed is None else seed)
         say(f"wrote {plot}")

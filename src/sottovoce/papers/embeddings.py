@@ -83,7 +83,7 @@ def _resemblyzer_weights() -> Path | None:
 
 
 def _resemblyzer(weights: Path) -> Embedding:
-    encoder = Encoder()
+    encoder = SpeakerEncoder()
     state = torch.load(weights, map_location="cpu", weights_only=True)["model_state"]
     encoder.load_state_dict({name: state[name] for name in encoder.state_dict()})
     encoder.eval()
@@ -95,7 +95,7 @@ def _resemblyzer(weights: Path) -> Embedding:
     )
 
 
-class Encoder(nn.Module):
+class SpeakerEncoder(nn.Module):
     """Resemblyzer's network, layer by layer as its checkpoint names them."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ PATTERNS = 6  # 3!, the orders of three samples
 
 
 @dataclass(frozen=True)
-class Measure:
+class SignalMeasure:
     """One of the four, by the name it has in JSON; `definition` is shown wherever its value is."""
 
     name: str
@@ -50,8 +50,8 @@ class Measure:
 
 
 MEASURES = (
-    Measure("loudness", "loudness", "RMS", "linear root mean square of a frame, full scale = 1"),
-    Measure(
+    SignalMeasure("loudness", "loudness", "RMS", "linear root mean square of a frame, full scale = 1"),
+    SignalMeasure(
         "log_hnr",
         "log-HNR",
         "dB",
@@ -59,14 +59,14 @@ MEASURES = (
         f"cross-correlation with itself at {LOWEST_HZ}–{HIGHEST_HZ} Hz (Talkin 1995), "
         f"within ±{HNR_LIMIT_DB:.0f} dB, frames of digital silence left out",
     ),
-    Measure(
+    SignalMeasure(
         "permutation_entropy",
         "permutation entropy",
         "0–1",
         "entropy of the orders of three samples next to one another (order 3, delay 1) in a frame, divided by log 3!; "
         "equal samples count as rising",
     ),
-    Measure(
+    SignalMeasure(
         "blind_snr",
         "blind SNR",
         "dB",
@@ -77,7 +77,7 @@ MEASURES = (
 )
 
 
-def describe(samples: NDArray[np.int16]) -> Floats:
+def measure_signal(samples: NDArray[np.int16]) -> Floats:
     """The mean over frames of each of `MEASURES`; NaN where no frame has a value: too short, silent, never voiced."""
     if len(samples) < WINDOW_SAMPLES:
         return np.full(len(MEASURES), np.nan)

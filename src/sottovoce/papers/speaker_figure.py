@@ -6,6 +6,7 @@ give very little and a few very much. Where speakers share devices, these are dr
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, Page, write_drawing
+from sottovoce.drawing import COLOURS, INK, LINE_STYLES, FigurePage, style_axes, write_drawing
 from sottovoce.tables import Table
 from sottovoce.users.splits import UserIndex, select_speakers
 from sottovoce.users.statistics import (
@@ -44,20 +45,18 @@ class _Curve:
     line_style: str
 
 
-def draw(store: UserIndex, path: Path | str, *, speakers_per_device: int | None = None, seed: int = 1) -> None:
-    """Draw the figure to `path`; its suffix says as what: .png, .svg, or .html (one self-contained page).
+def draw_speakers(store: UserIndex, path: Path | str, *, speakers_per_device: int | None = None, seed: int = 1) -> None:
+    """Draw the figure to `path`; its suffix says as what: .png, .svg, .pdf or .html.
 
     With `speakers_per_device`, devices are drawn beside speakers; `seed` decides who shares one.
-
-    An existing file is replaced only once the new one is complete.
     """
     write_drawing(
-        path, lambda: _figure(store, speakers_per_device=speakers_per_device, seed=seed), lambda: _page(store)
+        path, partial(_figure, store, speakers_per_device=speakers_per_device, seed=seed), partial(_page, store)
     )
 
 
-def _page(store: UserIndex) -> Page:
-    return Page(
+def _page(store: UserIndex) -> FigurePage:
+    return FigurePage(
         title=f"Speakers of {store.name}",
         description="Speakers by minutes of speech and by number of utterances",
         table=Table(
@@ -113,21 +112,16 @@ def _draw(axes: Axes, curves: list[_Curve], *, edges: NDArray[np.float64], title
     axes.set_title(title, loc="left", color=INK, fontsize=11, pad=12)
     axes.set_xlabel(f"{unit} (logarithmic)", color=INK)
     axes.set_ylabel("number of speakers", color=INK)
-    _dress(axes)
+    _finish(axes)
 
 
-def _dress(axes: Axes) -> None:
-    axes.set_facecolor("none")
+def _finish(axes: Axes) -> None:
+    style_axes(axes)
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,), numticks=12))
         axis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=12))
         axis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
         axis.set_minor_formatter(NullFormatter())
-    axes.tick_params(which="both", color=FAINT, labelcolor=INK)
-    axes.grid(which="major", color=FAINT, alpha=0.3, linewidth=0.6)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(FAINT)
     # Beside the panel and not in it: with seven splits there is no free corner.
     legend = axes.legend(
         title="split (speakers): median ▼",
@@ -144,8 +138,7 @@ def _dress(axes: Axes) -> None:
 
 def _edges(curves: list[_Curve]) -> NDArray[np.float64]:
     """Bins of equal width on a logarithmic axis that hold every value."""
-    low, high = _range(curves)
-    per_decade = np.clip(BINS / max(np.log10(high / low), 0.1), *BINS_PER_DECADE)
+    low, high, per_decade = _bins(curves)
     first, last = np.floor(np.log10(low) * per_decade), np.floor(np.log10(high) * per_decade) + 1
     edges = np.asarray(10.0 ** (np.arange(first, last + 1) / per_decade))
     # A power may be rounded to the wrong side of the value that it was made for.
@@ -155,8 +148,7 @@ def _edges(curves: list[_Curve]) -> NDArray[np.float64]:
 
 def _whole_edges(curves: list[_Curve]) -> NDArray[np.float64]:
     """The same for whole numbers: edges lie halfway between two, and bins never get narrower towards the right."""
-    low, high = _range(curves)
-    per_decade = np.clip(BINS / max(np.log10(high / low), 0.1), *BINS_PER_DECADE)
+    low, high, per_decade = _bins(curves)
     edges, width = [low], 1.0
     while edges[-1] <= high:
         width = max(width, np.round(edges[-1] * (10 ** (1 / per_decade) - 1)))
@@ -164,8 +156,10 @@ def _whole_edges(curves: list[_Curve]) -> NDArray[np.float64]:
     return np.array(edges) - 0.5
 
 
-def _range(curves: list[_Curve]) -> tuple[float, float]:
-    return min(curve.values.min() for curve in curves), max(curve.values.max() for curve in curves)
+def _bins(curves: list[_Curve]) -> tuple[float, float, float]:
+    """The least and the largest value, and the number of bins per decade."""
+    low, high = min(curve.values.min() for curve in curves), max(curve.values.max() for curve in curves)
+    return low, high, float(np.clip(BINS / max(np.log10(high / low), 0.1), *BINS_PER_DECADE))
 
 
 def _room(low: float, high: float) -> tuple[float, float]:

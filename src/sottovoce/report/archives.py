@@ -36,7 +36,7 @@ def open_path(path: Path) -> Path:
     return path
 
 
-def as_typed(words: str) -> str:
+def restore_archive_names(words: str) -> str:
     """`words` with the names of archives in place of the folders they were unpacked to."""
     for folder, archive in _typed.items():
         words = words.replace(folder, archive)

@@ -1,14 +1,15 @@
-"""The terms of the paper's convergence bound for a run, as far as its folder knows what they are made of.
+"""The terms of the paper's convergence bound for a run, as far as its folder has what they are made of.
 
-A run folder does not know the loss's smoothness, the deviations of gradients, or the variance within clients. They
-enter as NaN, and every term that needs one comes out as NaN: not measured, which is said, not guessed. What is known
-are means and what was seen on the way, so that the other terms are estimates from below.
+The loss's smoothness, the deviations of gradients and the variance within clients are not measured. They enter as NaN,
+and so does every term that needs one. Known are means over what was seen, so that the other terms are estimates from
+below.
 
 The variance over clients of a layer's update norm is known. Each client trains on one draw of batches, so that it is
 Ψ_intra + Ψ_inter: as both weigh the same in the bound, the term of the second, made of it, stands for both.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -19,8 +20,19 @@ from sottovoce.optimisers import build_optimiser
 from sottovoce.optimisers.lamb import LAMB
 from sottovoce.privacy.bounds import Assumption, Bound, LayerMeasurement, RunMeasurement, theorem2, theorem3
 from sottovoce.privacy.clipping import Normalise, Share, layer_bounds
-from sottovoce.report.curves import series
+from sottovoce.report.curves import read_series
+from sottovoce.report.parts import (
+    PagePart,
+    PageSection,
+    Paragraph,
+    make_section,
+    make_table,
+    merge_labels,
+    notices,
+    show_number,
+)
 from sottovoce.report.records import RunRecord
+from sottovoce.tables import NOTHING, Table
 
 NOT_MEASURED = math.nan
 TERMS = {
@@ -52,12 +64,63 @@ class Convergence:
         return dict(sorted(known.items(), key=lambda item: -item[1]))
 
 
-def premise_words(assumption: Assumption) -> str:
-    """Whether a run meets a premise; unknown where it hangs on what was not measured."""
+def bound_section(runs: Sequence[RunRecord]) -> PageSection | None:
+    """The terms of the bound, whether its premises hold, and which term is the largest."""
+    found = {run.label: convergence_bound(run) for run in runs if run.is_federated}
+    lacking = notices(((label, one.why) for label, one in found.items() if one.bound is None), "{}: no bound; {}.")
+    largest = merge_labels((label, words) for label, one in found.items() if (words := _largest_term(one)))
+    parts: list[PagePart] = [*bound_tables(found), *lacking]
+    parts += [Paragraph(f"{label}: {words}") for label, words in largest]
+    return make_section("bound", parts)
+
+
+def bound_tables(found: Mapping[str, Convergence]) -> list[Table]:
+    """Terms of the convergence bound, and whether its premises hold."""
+    bounds = {label: one.bound for label, one in found.items() if one.bound is not None}
+    if not bounds:
+        return []
+    names = [name for name in TERMS if any(name in bound.terms for bound in bounds.values())]
+    unknown = [name for name in names if all(math.isnan(b.terms.get(name, math.nan)) for b in bounds.values())]
+    known = [name for name in names if name not in unknown]
+    terms = [
+        (label, *(_show_term(b.terms.get(name)) for name in known), show_number(b.kappa)) for label, b in bounds.items()
+    ]
+    premises = merge_labels(
+        (label, (a.name, _premise_verdict(a), a.detail.replace("nan", "?")))
+        for label, bound in bounds.items()
+        for a in bound.assumptions
+    )
+    within = " Variance over clients has that within them in it, which weighs the same."
+    return [
+        make_table(
+            "bound-terms",
+            terms,
+            headings=("", *(TERMS[name] for name in known), "κ"),
+            unknown=", ".join(TERMS[name] for name in unknown),
+            within=within if "inter_client" in known else "",
+        ),
+        make_table("bound-premises", [(labels, *cells) for labels, cells in premises]),
+    ]
+
+
+def _show_term(value: float | None) -> str:
+    return NOTHING if value is None else "not measured" if math.isnan(value) else show_number(value)
+
+
+def _premise_verdict(assumption: Assumption) -> str:
+    """Whether a run meets a premise; unknown where it depends on what was not measured."""
     return "not measured" if "nan" in assumption.detail else "holds" if assumption.holds else "does not hold"
 
 
-def convergence(run: RunRecord) -> Convergence:
+def _largest_term(found: Convergence) -> str:
+    name = next(iter(found.measured), None)
+    if found.bound is None or name is None or not found.measured[name] > 0:
+        return ""
+    holds = "All premises hold." if found.bound.holds else "Not all premises hold: the sum bounds nothing here."
+    return f"by {found.bound.theorem}, the largest known term is that of {TERMS[name]}. {holds}"
+
+
+def convergence_bound(run: RunRecord) -> Convergence:
     """The bound of Theorem 2 (every client in every round) or 3 (clients are sampled)."""
     if not run.is_federated:
         return Convergence(None, "the bound is about federated training")
@@ -75,7 +138,7 @@ def convergence(run: RunRecord) -> Convergence:
 def _measure(run: RunRecord) -> RunMeasurement:
     settings = run.federation
     named = settings["server"]["optimiser"]
-    if named["name"] != "lamb":  # not built: `module:Name` would be imported because a run's folder says so
+    if named["name"] != "lamb":  # not built: `module:Name` would import code that a run's folder names
         raise InputError(f"server optimiser={named['name']}: the theorems are about LAMB")
     optimiser = build_optimiser(**named)
     assert isinstance(optimiser, LAMB)
@@ -91,14 +154,14 @@ def _measure(run: RunRecord) -> RunMeasurement:
         raise InputError("mechanism: the theorems are about noise that is independent")
     if Normalise(plan["normalise"]) is not Normalise.NEVER:
         raise InputError(f"normalise={plan['normalise']}: the theorems are about clipping, which only ever shrinks")
-    losses = [loss for _, loss in series(run.diagnostics, "loss")]
+    losses = [loss for _, loss in read_series(run.diagnostics, "loss")]
     clip_bound = _clip_bound(run, plan)
     return RunMeasurement(
         loss_gap=losses[0] - min(losses) if losses else NOT_MEASURED,
         smoothness=NOT_MEASURED,
         gradient_deviation_local=NOT_MEASURED,
         gradient_deviation_global=NOT_MEASURED,
-        server_lr=max(lr for _, lr in series(run.metrics, "lr")),
+        server_lr=max(lr for _, lr in read_series(run.metrics, "lr")),
         local_lr=settings["local"]["lr"],
         local_steps=local_steps,
         central_steps=run.ledger.report.steps,
@@ -113,8 +176,8 @@ def _measure(run: RunRecord) -> RunMeasurement:
 
 
 def _clip_bound(run: RunRecord, plan: dict[str, Any]) -> float:
-    """C, the last one where it adapts; infinity where nothing is clipped (JSON has no word for it)."""
-    seen = series(run.metrics, "clip_bound")
+    """C, the last one where it adapts; infinity where nothing is clipped (null in JSON)."""
+    seen = read_series(run.metrics, "clip_bound")
     known = seen[-1][1] if seen else plan["clip_bound"]
     return math.inf if known is None else float(known)
 
@@ -131,7 +194,7 @@ def _layers(run: RunRecord, plan: dict[str, Any], clip_bound: float, *, reach: f
         LayerMeasurement(
             name=name,
             dimension=dimension,
-            gradient_bound=_largest_norm(run, name) / reach,
+            gradient_bound=max(_seen(run, name, "norm_before"), default=NOT_MEASURED) / reach,
             trust_ratio=_largest_ratio(run, name),
             trust_deviation=NOT_MEASURED,
             clip_bound=bound,
@@ -148,16 +211,15 @@ def _clipped_layers(plan: dict[str, Any]) -> Layers:
     return group_layers(layout, groups) if groups else tensor_layers(layout)
 
 
-def _largest_norm(run: RunRecord, name: str) -> float:
-    """The largest mean update norm of a layer in any round."""
-    seen = [record["layers"][name]["norm_before"] for record in run.diagnostics if name in (record.get("layers") or {})]
-    return max(seen, default=NOT_MEASURED)
+def _seen(run: RunRecord, name: str, key: str) -> list[float]:
+    """What the rounds record of a layer under that key."""
+    norms = ((record.get("layers") or {}).get(name, {}) for record in run.diagnostics)
+    return [layer[key] for layer in norms if layer.get(key) is not None]
 
 
 def _variance_over_clients(run: RunRecord, name: str) -> float:
     """Of a layer's update norm before clipping, mean over rounds: E_t[Var_k ‖G_h,k‖] (Corollary 1)."""
-    seen = [(record.get("layers") or {}).get(name, {}).get("std_before") for record in run.diagnostics]
-    known = [deviation**2 for deviation in seen if deviation is not None]
+    known = [deviation**2 for deviation in _seen(run, name, "std_before")]
     return fmean(known) if known else NOT_MEASURED
 
 

@@ -1,6 +1,6 @@
-"""What every figure of a report shares: its size, its dress, and how it becomes part of a page.
+"""What every figure of a report shares: its size, its line styles, its axes, and how it becomes part of a page.
 
-Figures are narrow, because a page shows two side by side on a laptop and one on a phone, with letters still legible.
+Figures are narrow: a page shows two side by side on a laptop and one on a phone, with legible text.
 """
 
 import io
@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -17,18 +17,21 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, MARKERS, in_theme
+from sottovoce.drawing import COLOURS, FAINT, INK, LINE_STYLES, MARKERS, Grid, in_theme, style_axes
 
 WIDTH, HEIGHT = 4.8, 3.1  # inches
-LETTERS = 62  # that fit beside one another in a legend; its lines and gaps take seven for each entry
-# Text stays text: it is small, can be found and read aloud, and takes the page's own letters.
+LEGEND_CHARACTERS = 62  # in one row of a legend; each entry's line and gaps take seven
+REFERENCE_LINE: dict[str, Any] = {"color": FAINT, "linestyle": (0, (4, 3)), "linewidth": 1}
+# Text stays text: it is small, can be searched and read aloud, and takes the page's font.
 _STYLE: dict[Any, Any] = {"svg.hashsalt": "sottovoce", "svg.fonttype": "none", "text.parse_math": False}
 _IDS = re.compile(r'(\bid="|url\(#|href="#)')
+
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure. `caption` says what to see; `alt` says what is drawn, for whoever cannot see it."""
+    """One figure. `caption` says what to see; `alt` is the alternative text."""
 
     macro: ClassVar[str] = "figure"
 
@@ -40,25 +43,21 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Pen:
-    """How one run, or one kind of parameter, is told from the others: by more than colour alone."""
+class LineStyle:
+    """What distinguishes one run, or one kind of parameter, from the others: more than colour alone."""
 
     label: str
     colour: str
-    line_style: str
+    dashes: str
     marker: str
 
 
-def pens(labels: Sequence[str]) -> Iterator[Pen]:
+def line_styles(labels: Iterable[str]) -> Iterator[LineStyle]:
     """One for each label."""
     for number, label in enumerate(labels):
         again = number // len(COLOURS)
-        yield Pen(
-            label,
-            COLOURS[number % len(COLOURS)],
-            LINE_STYLES[again % len(LINE_STYLES)],
-            MARKERS[(number + again) % len(MARKERS)],
-        )
+        dashes = LINE_STYLES[again % len(LINE_STYLES)]
+        yield LineStyle(label, COLOURS[number % len(COLOURS)], dashes, MARKERS[(number + again) % len(MARKERS)])
 
 
 def new_axes(*, height: float = HEIGHT) -> tuple[Figure, Axes]:
@@ -66,59 +65,71 @@ def new_axes(*, height: float = HEIGHT) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def plot(axes: Axes, pen: Pen, points: Iterable[tuple[float, float]], *, marks: bool = True) -> None:
-    """A line through `points`, with a mark on each, or on the last alone where there are very many."""
+def draw_lines(lines: Mapping[str, Points], *, markers: bool = True) -> tuple[Figure, Axes]:
+    """A line for each label. One without points keeps its style: a run looks the same in every figure."""
+    figure, axes = new_axes()
+    for style, points in zip(line_styles(lines), lines.values(), strict=True):
+        if points:
+            plot_line(axes, style, points, markers=markers)
+    return figure, axes
+
+
+def plot_line(axes: Axes, style: LineStyle, points: Points, *, markers: bool = True) -> None:
+    """A line through `points`, with a marker on each, or on the last alone where there are very many."""
     xs, ys = zip(*points, strict=True)
-    every = 1 if marks and len(xs) <= 40 else None
     axes.plot(
         xs,
         ys,
-        color=pen.colour,
-        linestyle=pen.line_style,
+        color=style.colour,
+        linestyle=style.dashes,
         linewidth=1.7,
-        marker=pen.marker,
+        marker=style.marker,
         markersize=3.6,
-        markevery=every or [len(xs) - 1],
-        label=pen.label,
+        markevery=1 if markers and len(xs) <= 40 else [len(xs) - 1],
+        label=style.label,
         gid=data_id(axes),
     )
 
 
-def shade(axes: Axes, pen: Pen, points: Iterable[tuple[float, float, float]]) -> None:
-    """A band around a line, from points and how far it reaches to either side of each; never below zero."""
-    xs, ys, reach = zip(*points, strict=True)
-    low = [max(y - r, 0.0) for y, r in zip(ys, reach, strict=True)]
-    high = [y + r for y, r in zip(ys, reach, strict=True)]
-    axes.fill_between(xs, low, high, color=pen.colour, alpha=0.18, linewidth=0)
+def plot_marker(axes: Axes, style: LineStyle, x: float, y: float, *, is_labelled: bool, clip: bool = True) -> None:
+    """One point of data."""
+    axes.plot(
+        [x],
+        [y],
+        color=style.colour,
+        marker=style.marker,
+        markersize=5,
+        linestyle="",
+        label=style.label if is_labelled else None,
+        gid=data_id(axes),
+        clip_on=clip,
+    )
 
 
 def sorted_rates(curves: Mapping[str, Sequence[float]], *, x: str, top: float | None = None) -> Figure:
-    """Word error rates of people in the order they have them, a line for each label."""
-    figure, axes = new_axes()
-    for pen, rates in zip(pens(list(curves)), curves.values(), strict=True):
-        if rates:
-            plot(axes, pen, list(enumerate(rates, start=1)))
+    """Sorted word error rates of speakers, a line for each label."""
+    figure, axes = draw_lines({label: list(enumerate(rates, start=1)) for label, rates in curves.items()})
     axes.set_ylim(0, top)
-    axes.yaxis.set_major_formatter(percents())
+    axes.yaxis.set_major_formatter(percent_labels())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    dress(axes, x=x, y="word error rate")
+    finish_axes(axes, x=x, y="word error rate")
     return figure
 
 
 def data_id(axes: Axes) -> str:
-    """The id of the next line of data, by which it is told from axes and grid in an SVG."""
+    """The id of the next line of data, which distinguishes it from axes and grid in an SVG."""
     return f"data-{len(axes.lines)}"
 
 
-def dress(axes: Axes, *, x: str, y: str, grid: Literal["both", "x", "y"] = "both") -> None:
-    """Labels, a faint grid, no box; a legend where more than one thing is drawn."""
+def finish_axes(axes: Axes, *, x: str, y: str, grid: Grid = "both") -> None:
+    """Labels, a faint grid, no frame; a legend where more than one thing is drawn."""
     axes.set_xlabel(x, color=INK, fontsize=10)
     axes.set_ylabel(y, color=INK, fontsize=10)
-    bare(axes, grid=grid)
+    style_panel(axes, grid=grid)
     handles, labels = axes.get_legend_handles_labels()
     figure = axes.figure
     if len(labels) > 1 and isinstance(figure, Figure):
-        columns = max(1, min(len(labels), LETTERS // (max(map(len, labels)) + 7)))
+        columns = max(1, min(len(labels), LEGEND_CHARACTERS // (max(map(len, labels)) + 7)))
         # A long legend makes the figure taller, not the plot flatter.
         figure.set_figheight(figure.get_figheight() + 0.18 * max(math.ceil(len(labels) / columns) - 3, 0))
         figure.legend(
@@ -133,18 +144,14 @@ def dress(axes: Axes, *, x: str, y: str, grid: Literal["both", "x", "y"] = "both
         )
 
 
-def bare(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
-    """A faint grid and no box."""
-    axes.set_facecolor("none")
-    axes.tick_params(color=FAINT, labelcolor=INK, labelsize=9)
-    axes.tick_params(which="minor", color=FAINT, labelcolor=INK, labelsize=8)
-    axes.grid(axis=grid, color=FAINT, alpha=0.25, linewidth=0.6)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(FAINT)
+def style_panel(axes: Axes, *, grid: Grid = "both") -> None:
+    """A faint grid and no frame, with small labels on the ticks."""
+    style_axes(axes, grid=grid, grid_alpha=0.25)
+    axes.tick_params(labelsize=9)
+    axes.tick_params(which="minor", labelsize=8)
 
 
-def percents() -> FuncFormatter:
+def percent_labels() -> FuncFormatter:
     return FuncFormatter(lambda value, _: f"{100 * value:g} %")
 
 
@@ -177,14 +184,13 @@ def inline_svg(drawing: Drawing) -> str:
     # A size in points would win over the page's; the view box alone keeps the proportions.
     svg = re.sub(r'^<svg ([^>]*?)height="[^"]*" ?|^<svg ', r"<svg \1", svg)
     svg = re.sub(r'^(<svg [^>]*?)width="[^"]*" ?', r"\1", svg)
-    svg = _IDS.sub(rf"\g<1>{drawing.name}-", svg)
-    return in_theme(svg)
+    return in_theme(_IDS.sub(rf"\g<1>{drawing.name}-", svg))
 
 
-def titled(drawing: Drawing) -> Figure:
-    """The figure for a file of its own, where no heading stands above it."""
+def draw_with_title(drawing: Drawing) -> Figure:
+    """The figure for a file of its own, which has no heading above it."""
     figure = drawing.draw()
-    if figure.legends:  # it stands where the title would
+    if figure.legends:  # it takes the title's place
         legend = figure.legends[0]
         legend.set_title(drawing.title, prop=FontProperties(size=11, weight="bold"))
         legend.get_title().set_color(INK)

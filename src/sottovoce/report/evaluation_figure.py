@@ -1,4 +1,4 @@
-"""How the word error rate is spread over speakers, and how groups of them compare, as a picture."""
+"""Word error rates of speakers and of groups of them: the `--plot` of `evaluate`."""
 
 from pathlib import Path
 
@@ -7,26 +7,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sottovoce.drawing import COLOURS, FAINT, INK, Page, write_drawing
+from sottovoce.drawing import COLOURS, INK, FigurePage, style_axes, write_drawing
 from sottovoce.evaluation.evaluate import Evaluation, Group
 from sottovoce.evaluation.per_speaker import rates
 from sottovoce.evaluation.table import error_table_of, evaluation_notes, group_words, largest_groups, rate_text
 
 _BINS = (5, 40)
 SPEAKERS, OVERALL, *FACT_COLOURS = COLOURS
-_NOTE = "Intervals hold 95 % of the rates of speakers drawn anew (bootstrap). Every speaker counts once in the spread."
+_NOTE = "Intervals are 95 % bootstrap intervals over speakers. Every speaker counts once in the spread."
 
 
 def draw_evaluation(evaluation: Evaluation, path: Path | str, *, title: str) -> None:
-    """Draw the figure to `path`; its suffix says as what: .png, .svg, or .html (one self-contained page).
-
-    An existing file is replaced only once the new one is complete.
-    """
+    """Draw the figure to `path`; its suffix says as what: .png, .svg, .pdf or .html."""
     write_drawing(path, lambda: _figure(evaluation, title=title), lambda: _page(evaluation, title=title))
 
 
-def _page(evaluation: Evaluation, *, title: str) -> Page:
-    return Page(
+def _page(evaluation: Evaluation, *, title: str) -> FigurePage:
+    return FigurePage(
         title=title,
         description="Speakers by word error rate, and groups of speakers",
         table=error_table_of(evaluation),
@@ -36,9 +33,7 @@ def _page(evaluation: Evaluation, *, title: str) -> Page:
 
 def _figure(evaluation: Evaluation, *, title: str) -> Figure:
     """Speakers by their error rate above; below, each group's rate with its interval."""
-    lines = sum(len(largest_groups(groups, group_words)) for groups in evaluation.groups.values()) + len(
-        evaluation.groups
-    )
+    lines = sum(1 + len(largest_groups(groups, group_words)) for groups in evaluation.groups.values())
     heights = [3.4, 0.32 * lines + 0.5] if lines else [3.4]
     figure = Figure(figsize=(9, sum(heights) + 1.2), layout="constrained")
     panels = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -70,7 +65,7 @@ def _draw_speakers(axes: Axes, evaluation: Evaluation) -> None:
     axes.set_title(f"Word error rate of each of {len(percents_S):,} speakers", loc="left", color=INK, fontsize=11)
     axes.set_ylabel("number of speakers", color=INK)
     axes.legend(frameon=False, labelcolor=INK, fontsize=9)
-    _dress(axes)
+    _finish(axes)
 
 
 def _draw_groups(axes: Axes, evaluation: Evaluation) -> None:
@@ -85,7 +80,7 @@ def _draw_groups(axes: Axes, evaluation: Evaluation) -> None:
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.set_title("Groups of speakers, with 95 % intervals over speakers", loc="left", color=INK, fontsize=11)
-    _dress(axes)
+    _finish(axes)
     axes.tick_params(axis="y", length=0)
 
 
@@ -97,12 +92,7 @@ def _draw_group(axes: Axes, group: Group, *, place: int, colour: str) -> None:
     axes.plot(100 * group.words.rate, place, "o", color=colour, markersize=6, clip_on=False)
 
 
-def _dress(axes: Axes) -> None:
-    axes.set_facecolor("none")
+def _finish(axes: Axes) -> None:
     axes.set_xlabel("word error rate", color=INK)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
-    axes.tick_params(color=FAINT, labelcolor=INK)
-    axes.grid(axis="x", color=FAINT, alpha=0.3, linewidth=0.6)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(FAINT)
+    style_axes(axes, grid="x")

@@ -1,7 +1,6 @@
-"""Gradients of central training, layer by layer: the flagship paper's Figures 8, 9, 17, 18 and 20 for a run."""
+"""Gradients of central training, layer by layer: the flagship paper's Figures 8, 9, 17, 18 and 20 for any run."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
@@ -9,8 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sottovoce.drawing import COLOURS, INK
-from sottovoce.report.cells import number_text, slugs
-from sottovoce.report.drawings import WIDTH, Drawing, bare, data_id, label_decades
+from sottovoce.report.drawings import WIDTH, Drawing, data_id, label_decades, style_panel
 from sottovoce.report.layers import (
     AxisLimits,
     Kinds,
@@ -21,79 +19,67 @@ from sottovoce.report.layers import (
     profile_drawing,
     profile_table,
 )
-from sottovoce.report.parts import Chapter, Fold, PagePart, by_run, chapter
+from sottovoce.report.parts import (
+    Fold,
+    PagePart,
+    PageSection,
+    fold_by_run,
+    make_drawing,
+    make_section,
+    show_number,
+    unique_slugs,
+)
 from sottovoce.report.records import Record, RunRecord
-from sottovoce.tables import Table
 
 NORMS, DEVIATIONS = "gradient_norms", "gradient_deviations"
-PANELS = 3  # beside one another
-FAINTEST = 0.2  # of the first layer's line; the last one's is 1
-_INTRO = (
-    "Norms of central training's gradients by layer and kind of parameter (the paper's Figures 8, 9, 17, 18 and 20), "
-    "before clipping, over all steps. A block that layer-drop leaves out of a step has no gradient there, and counts "
-    "for nothing in it."
-)
+PANELS = 3  # side by side
+FAINTEST = 0.2  # opacity of the first layer's line; the last one's is 1
 
 
-def gradient_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    """Of every central run that has written them down."""
-    found = {run.label: (run, windows) for run in runs if (windows := _windows(run))}
-    if not found:
-        return None
-    limits = along = None  # a run alone has nothing beside it
+def gradient_section(runs: Sequence[RunRecord]) -> PageSection | None:
+    """Of every central run that has recorded them, with means over all of their steps; older runs have single steps."""
+    found = {run.label: (run, w) for run in runs if not run.is_federated and (w := _windows(run.metrics))}
+    limits = along = None  # a run alone needs no common axis
     if len(found) > 1:
         limits = axis_limits(gradient_profile(windows) for _, windows in found.values())
         along = axis_limits(gradient_profile([window]) for _, windows in found.values() for window in windows)
     parts: dict[str, Sequence[PagePart]] = {}
-    for (label, (run, windows)), slug in zip(found.items(), slugs(found).values(), strict=True):
-        suffix = "" if len(found) == 1 else f"-{slug}"
+    for (label, (run, windows)), slug in zip(found.items(), unique_slugs(found).values(), strict=True):
+        suffix, kinds, mean = "" if len(found) == 1 else f"-{slug}", run.kinds_apart, gradient_profile(windows)
+        columns = [("norm", mean), ("deviation over steps", gradient_profile(windows, DEVIATIONS))]
+        table = profile_table("gradients", columns, kinds, suffix=suffix, label=label, show=show_number)
         parts[label] = (
-            _mean_drawing(windows, run.kinds_apart, name=f"gradients{suffix}", limits=limits),
-            _along_drawing(windows, run.kinds_apart, name=f"gradients-along{suffix}", limits=along),
-            Fold("The numbers", (_table(label, windows, run.kinds_apart, name=f"gradients{suffix}"),)),
+            profile_drawing(f"gradients{suffix}", mean, kinds, kind="gradients", limits=limits),
+            _along_drawing(windows, kinds, name=f"gradients-along{suffix}", limits=along),
+            Fold("The numbers", (table,)),
         )
-    return chapter("gradients", "Gradients, layer by layer", by_run(parts), _INTRO)
+    return make_section("gradients", fold_by_run(parts))
 
 
-def _windows(run: RunRecord) -> list[Record]:
-    """The records with means over all of their steps; older runs have written down single steps."""
-    return [] if run.is_federated else [record for record in run.metrics if record.get(DEVIATIONS)]
+def _windows(metrics: Sequence[Record]) -> list[Record]:
+    return [record for record in metrics if record.get(DEVIATIONS)]
 
 
 def gradient_profile(windows: Sequence[Record], which: str = NORMS) -> Profile:
     """The mean over windows for each kind and layer; windows in which a tensor never had a gradient do not count."""
-    return mean_profile([window[which] for window in windows], _mean_of_seen)
+    return mean_profile([window[which] for window in windows], _mean_of_positive)
 
 
-def _mean_of_seen(values: Sequence[float]) -> float:
+def _mean_of_positive(values: Sequence[float]) -> float:
     return fmean(seen) if (seen := [value for value in values if value > 0]) else 0.0
-
-
-def _mean_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str, limits: AxisLimits | None) -> Drawing:
-    caption = (
-        "Mean over all steps of training; what is outside the blocks stands before and after them. Where norms of "
-        "layers lie far above the matrices', one bound on the whole gradient is theirs alone."
-    )
-    profile, title = gradient_profile(windows), "Gradient norms by layer"
-    return profile_drawing(name, title, profile, kinds, y="gradient norm", caption=caption, limits=limits)
 
 
 def _along_drawing(windows: Sequence[Record], kinds: Kinds, *, name: str, limits: AxisLimits | None) -> Drawing:
     first, last = (gradient_profile([window]) for window in (windows[0], windows[-1]))
-    told = [
+    ends = [
         f"{kinds.get(kind, kind)} from {fmean(first.blocks[kind]):.3g} to {fmean(last.blocks[kind]):.3g}"
         for kind in first.blocks
     ]
-    return Drawing(
-        name,
-        "Gradient norms along the training",
-        "One line a layer, the first the faintest. Each point is the mean over the steps since the last evaluation.",
-        f"Gradient norms over the steps, mean over layers: {'; '.join(told)}.",
-        partial(_along, windows, kinds, limits=limits),
-    )
+    alt = f"Gradient norms over the steps, mean over layers: {'; '.join(ends)}."
+    return make_drawing(name, alt, partial(_along_figure, windows, kinds, limits=limits), kind="gradients-along")
 
 
-def _along(windows: Sequence[Record], named: Kinds, *, limits: AxisLimits | None) -> Figure:
+def _along_figure(windows: Sequence[Record], named: Kinds, *, limits: AxisLimits | None) -> Figure:
     """A panel for each kind that the blocks have, on one scale."""
     kinds = sorted(gradient_profile(windows).blocks, key=lambda kind: kind_order(kind, named))
     rows = -(-len(kinds) // PANELS)
@@ -104,13 +90,12 @@ def _along(windows: Sequence[Record], named: Kinds, *, limits: AxisLimits | None
         depth = len(windows[0][NORMS][kind])
         for layer in range(depth):
             seen = [(window["step"], window[NORMS][kind][layer]) for window in windows]
-            points = [point for point in seen if point[1] > 0]
-            shade = 1 - (1 - FAINTEST) * (depth - layer - 1) / depth
-            if points:
-                axes.plot(*zip(*points, strict=True), color=COLOURS[0], alpha=shade, linewidth=1.1, gid=data_id(axes))
+            opacity = 1 - (1 - FAINTEST) * (depth - layer - 1) / depth
+            if points := [point for point in seen if point[1] > 0]:
+                axes.plot(*zip(*points, strict=True), color=COLOURS[0], alpha=opacity, linewidth=1.1, gid=data_id(axes))
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
-        bare(axes)
+        style_panel(axes)
     if limits is not None:
         panels[0].set_ylim(*limits)
     label_decades(panels[0].yaxis)
@@ -119,9 +104,3 @@ def _along(windows: Sequence[Record], named: Kinds, *, limits: AxisLimits | None
     figure.supxlabel("steps", color=INK, fontsize=10)
     figure.supylabel("gradient norm", color=INK, fontsize=10)
     return figure
-
-
-def _table(label: str, windows: Sequence[Record], kinds: Kinds, *, name: str) -> Table:
-    columns = [("norm", gradient_profile(windows)), ("deviation over steps", gradient_profile(windows, DEVIATIONS))]
-    note = "Means over the evaluations' windows, and of the standard deviations within each."
-    return replace(profile_table(name, f"{label}: gradients", columns, kinds, show=number_text), note=note)

@@ -1,18 +1,39 @@
-"""Updates, noise and steps, layer by layer: the flagship paper's Figure 5 for a run, and what noise makes of it."""
+"""Updates, noise and steps, layer by layer: the flagship paper's Figures 5, 10, 19 and 21 to 23 for any run."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sottovoce.models.family import Place
-from sottovoce.report.drawings import Drawing, data_id, dress, label_decades, new_axes, pens, plot
+from sottovoce.report.drawings import (
+    Drawing,
+    finish_axes,
+    label_decades,
+    line_styles,
+    new_axes,
+    plot_line,
+    plot_marker,
+)
+from sottovoce.report.parts import (
+    Fold,
+    PagePart,
+    PageSection,
+    figure_text,
+    fold_by_run,
+    make_drawing,
+    make_section,
+    make_table,
+    notice,
+    unique_slugs,
+)
 from sottovoce.report.records import Record, RunRecord
+from sottovoce.report.run_facts import SECURE_KEEPS_NOTHING
 from sottovoce.tables import NOTHING, Table
 
 Placing = Callable[[str], Place]
@@ -28,14 +49,15 @@ class Profile:
     outside: Mapping[str, float]
 
     def __bool__(self) -> bool:
-        return any(value > 0 for values in (*self.blocks.values(), self.outside.values()) for value in values)
+        return any(value > 0 for _, _, value in self.rows())
 
     def rows(self) -> list[tuple[str, str, float]]:
         """(kind, layer, value), for a table."""
-        inside = [
-            (kind, str(layer), value) for kind, values in self.blocks.items() for layer, value in enumerate(values)
-        ]
+        inside = [(kind, str(n), value) for kind, values in self.blocks.items() for n, value in enumerate(values)]
         return inside + [(kind, "outside the blocks", value) for kind, value in self.outside.items()]
+
+
+EMPTY = Profile({}, {})
 
 
 def norm_profiles(diagnostics: Sequence[Record], *, place: Placing) -> tuple[Profile, Profile]:
@@ -67,7 +89,7 @@ def spread_profiles(diagnostics: Sequence[Record], *, place: Placing) -> tuple[P
 
 
 def has_spreads(diagnostics: Sequence[Record]) -> bool:
-    """Whether it was written down how clients differ; older runs know their means alone."""
+    """Whether it is recorded how clients differ; older runs know their means alone."""
     return any("std_before" in norms for rounds in _norms_by_tensor(diagnostics).values() for norms in rounds)
 
 
@@ -86,14 +108,9 @@ def noise_profile(diagnostics: Sequence[Record], *, sizes: Mapping[str, int], pl
     noise = {name: float(sizes.get(name, 1)) for name in ratios}
     over, under = _profile(noise, place), _profile(signal, place)
     return Profile(
-        {kind: tuple(map(_over, over.blocks[kind], under.blocks[kind])) for kind in over.blocks},
-        {kind: _over(over.outside[kind], under.outside[kind]) for kind in over.outside},
+        {kind: tuple(map(_ratio, over.blocks[kind], under.blocks[kind])) for kind in over.blocks},
+        {kind: _ratio(over.outside[kind], under.outside[kind]) for kind in over.outside},
     )
-
-
-def trust_profile(metrics: Sequence[Record]) -> Profile:
-    """Mean trust ratios over the rounds."""
-    return mean_profile([record["trust_ratios"] for record in metrics if record.get("trust_ratios")])
 
 
 def mean_profile(records: Sequence[Record], mean: Callable[[Sequence[float]], float] = fmean) -> Profile:
@@ -118,23 +135,49 @@ class Profiles:
 
 
 def layer_profiles(run: RunRecord) -> Profiles:
-    """What a run has written down of its layers; empty where it has nothing."""
+    """What a run has recorded of its layers; empty where it has nothing."""
     apart = has_spreads(run.diagnostics)
     place = run.place_apart if apart else run.place
-    before, after = norm_profiles(run.diagnostics, place=place)
     return Profiles(
-        before,
-        after,
-        spread_profiles(run.diagnostics, place=place)[0] if apart else Profile({}, {}),
+        *norm_profiles(run.diagnostics, place=place),
+        spread_profiles(run.diagnostics, place=place)[0] if apart else EMPTY,
         noise_profile(run.diagnostics, sizes=run.layer_sizes, place=run.place),
-        trust_profile(run.metrics),
+        mean_profile([record["trust_ratios"] for record in run.metrics if record.get("trust_ratios")]),
     )
 
 
 def axis_limits(profiles: Iterable[Profile]) -> AxisLimits | None:
-    """The ends of an axis on which all of them fit, with some room; None where there is nothing to draw."""
+    """The ends of an axis on which all of them fit; None where there is nothing to draw."""
     values = [value for profile in profiles for _, _, value in profile.rows() if value > 0]
     return (min(values) / 1.5, max(values) * 1.5) if values else None
+
+
+# Each figure by its name: the profile that it draws. Those of norms share one axis.
+NORM_FIGURES: Mapping[str, Callable[[Profiles], Profile]] = {
+    "norms-before": lambda profiles: profiles.before,
+    "norms-spread": lambda profiles: profiles.spread,
+    "norms-after": lambda profiles: profiles.after,
+}
+OTHER_FIGURES: Mapping[str, Callable[[Profiles], Profile]] = {
+    "noise-to-signal": lambda profiles: profiles.noise,
+    "trust-ratios": lambda profiles: profiles.trust,
+}
+
+
+def layer_section(runs: Sequence[RunRecord]) -> PageSection | None:
+    private = [run for run in runs if run.is_federated]
+    parts: dict[str, Sequence[PagePart]] = {}
+    profiles = [layer_profiles(run) for run in private]
+    for run, own, slug in zip(private, profiles, unique_slugs(run.label for run in private).values(), strict=True):
+        several = len(private) > 1
+        inside: list[PagePart] = [*layer_drawings(run, own, prefix=f"{slug}-" * several, among=profiles)]
+        if numbers := layer_tables(run, own, suffix=f"-{slug}" * several):
+            inside.append(Fold("The numbers", tuple(numbers)))
+        if not run.diagnostics:
+            unwritten = "has written no diagnostics: there are no norms to show."
+            inside.insert(0, notice(f"{run.label} {SECURE_KEEPS_NOTHING if run.is_release else unwritten}"))
+        parts[run.label] = inside
+    return make_section("layers", fold_by_run(parts))
 
 
 def layer_drawings(run: RunRecord, own: Profiles, *, prefix: str, among: Sequence[Profiles]) -> list[Drawing]:
@@ -143,121 +186,67 @@ def layer_drawings(run: RunRecord, own: Profiles, *, prefix: str, among: Sequenc
     The same quantity has the same axis in all figures of a page: `among` are the profiles of all runs on it.
     """
     norm_kinds = run.kinds_apart if has_spreads(run.diagnostics) else run.kinds
-    norms = axis_limits(profile for one in among for profile in (one.before, one.after))
-    several = among if len(among) > 1 else ()
-    noises, trusts = axis_limits(one.noise for one in several), axis_limits(one.trust for one in several)
-    wanted = (
-        (
-            "norms-before",
-            "Update norms before clipping",
-            (own.before, norm_kinds, norms),
-            "norm of a client's update",
-            "Mean over rounds and clients; what is outside the blocks stands before and after them. A wide gap between "
-            "the kinds is the imbalance that per-layer clipping is made for (the paper's Figures 5, 10, 19 and 21 to "
-            "23).",
-        ),
-        (
-            "norms-spread",
-            "How far clients differ",
-            (own.spread, norm_kinds, norms),
-            "deviation of update norms",
-            "Standard deviation of the same norms over rounds and clients, on the same scale.",
-        ),
-        (
-            "norms-after",
-            "Update norms after clipping",
-            (own.after, norm_kinds, norms),
-            "norm after clipping",
-            "On the same scale as before clipping: how much of each kind is left is what the clients still say.",
-        ),
-        (
-            "noise-to-signal",
-            "Noise to signal",
-            (own.noise, run.kinds, noises),
-            "noise norm / signal norm",
-            "Expected norm of the noise over the norm of the clients' summed updates. Above 1, a round's step in that "
-            "layer is more noise than learning.",
-        ),
-        (
-            "trust-ratios",
-            "Trust ratios of the server's steps",
-            (own.trust, run.kinds, trusts),
-            "trust ratio",
-            "LAMB and LARS scale each layer's step by the norm of its weights over that of the step: small where noise "
-            "has made the step long. Mean over rounds.",
-        ),
-    )
-    return [
-        profile_drawing(f"{prefix}{name}", title, profile, kinds, y=y, caption=caption, limits=limits)
-        for name, title, (profile, kinds, limits), y, caption in wanted
-        if profile
-    ]
+    norm_limits = axis_limits(profile for one in among for profile in (one.before, one.after))
+    found = []
+    for name, select in {**NORM_FIGURES, **OTHER_FIGURES}.items():
+        kinds, limits = norm_kinds, norm_limits
+        if name in OTHER_FIGURES:
+            kinds, limits = run.kinds, axis_limits(map(select, among)) if len(among) > 1 else None
+        if profile := select(own):
+            found.append(profile_drawing(f"{prefix}{name}", profile, kinds, kind=name, limits=limits))
+    return found
 
 
-def profile_drawing(
-    name: str,
-    title: str,
-    profile: Profile,
-    kinds: Kinds,
-    *,
-    y: str,
-    caption: str,
-    limits: AxisLimits | None = None,
-) -> Drawing:
+def profile_drawing(name: str, profile: Profile, kinds: Kinds, *, kind: str, limits: AxisLimits | None) -> Drawing:
     """One quantity over the layers, a line for each kind of parameter."""
     parts = [f"{kinds.get(k, k)} {min(v):.3g} to {max(v):.3g}" for k, v in profile.blocks.items()]
     parts += [f"{kinds.get(k, k)} outside the blocks {v:.3g}" for k, v in profile.outside.items()]
-    told = f"{title} by kind of parameter over the layers: {'; '.join(parts)}."
-    return Drawing(name, title, caption, told, partial(_figure, profile, kinds, y=y, limits=limits))
+    alt = f"{figure_text(kind, 'title')} by kind of parameter over the layers: {'; '.join(parts)}."
+    draw = partial(_profile_figure, profile, kinds, y=figure_text(kind, "axis"), limits=limits)
+    return make_drawing(name, alt, draw, kind=kind)
 
 
 def layer_tables(run: RunRecord, own: Profiles, *, suffix: str) -> list[Table]:
     """The same numbers: norms, noise and trust ratios; and how far clients differ, with more kinds apart."""
     before, after = norm_profiles(run.diagnostics, place=run.place)
     columns = [
-        ("norm before", before),
-        ("norm after", after),
-        ("noise to signal", own.noise),
-        ("trust ratio", own.trust),
+        *(("norm before", before), ("norm after", after)),
+        *(("noise to signal", own.noise), ("trust ratio", own.trust)),
     ]
-    found = [profile_table(f"layers{suffix}", f"{run.label}, layer by layer", columns, run.kinds)]
+    found = [profile_table("layers", columns, run.kinds, suffix=suffix, label=run.label)]
     if has_spreads(run.diagnostics):
         means = norm_profiles(run.diagnostics, place=run.place_apart)
         spreads = spread_profiles(run.diagnostics, place=run.place_apart)
         columns = [
-            ("norm before", means[0]),
-            ("deviation", spreads[0]),
-            ("norm after", means[1]),
-            ("deviation", spreads[1]),
+            *(("norm before", means[0]), ("deviation", spreads[0])),
+            *(("norm after", means[1]), ("deviation", spreads[1])),
         ]
-        table = profile_table(f"norms{suffix}", f"{run.label}, update norms over clients", columns, run.kinds_apart)
-        note = "Means and standard deviations over rounds and clients; simulations alone."
-        found.append(replace(table, note=note))
+        found.append(profile_table("norms", columns, run.kinds_apart, suffix=suffix, label=run.label))
     return [table for table in found if table.rows]
 
 
 def profile_table(
-    name: str,
-    title: str,
+    kind: str,
     columns: Sequence[tuple[str, Profile]],
     kinds: Kinds,
     *,
+    suffix: str,
+    label: str,
     show: Callable[[float], str] = "{:.4g}".format,
 ) -> Table:
     """Quantities side by side: a row for each kind and layer."""
-    values = [{(kind, layer): value for kind, layer, value in profile.rows()} for _, profile in columns]
-    places = sorted(
-        dict.fromkeys(place for column in values for place in column), key=lambda p: kind_order(p[0], kinds)
-    )
+    values = [{(name, layer): value for name, layer, value in profile.rows()} for _, profile in columns]
+    places = dict.fromkeys(place for column in values for place in column)
     rows = [
-        (kinds.get(kind, kind), layer, *(show(v[kind, layer]) if (kind, layer) in v else NOTHING for v in values))
-        for kind, layer in places
+        (kinds.get(place[0], place[0]), place[1], *(show(v[place]) if place in v else NOTHING for v in values))
+        for place in sorted(places, key=lambda place: kind_order(place[0], kinds))
     ]
-    return Table(name, title, ("kind", "layer", *(heading for heading, _ in columns)), tuple(rows), words=2)
+    headings = ("kind", "layer", *(heading for heading, _ in columns))
+    return make_table(f"{kind}{suffix}", rows, kind=kind, headings=headings, words=2, label=label)
 
 
 def _norms_by_tensor(diagnostics: Sequence[Record]) -> dict[str, list[Record]]:
-    """What each round says of a tensor's norms."""
+    """The norms of each tensor, round by round."""
     found: dict[str, list[Record]] = {}
     for record in diagnostics:
         for name, norms in (record.get("layers") or {}).items():
@@ -289,7 +278,7 @@ def _profile(squares: Mapping[str, float], place: Placing) -> Profile:
     )
 
 
-def _over(noise: float, signal: float) -> float:
+def _ratio(noise: float, signal: float) -> float:
     return noise / signal if signal else 0.0
 
 
@@ -298,27 +287,25 @@ def kind_order(kind: str, kinds: Kinds) -> int:
     return list(kinds).index(kind) if kind in kinds else len(kinds)
 
 
-def _figure(profile: Profile, named: Kinds, *, y: str, limits: AxisLimits | None) -> Figure:
-    """A line over the blocks for each kind; what lies outside of them stands before or after."""
+def _profile_figure(profile: Profile, named: Kinds, *, y: str, limits: AxisLimits | None) -> Figure:
     figure, axes = new_axes(height=3.5)
-    depth = max((len(values) for values in profile.blocks.values()), default=0)
     kinds = sorted(dict.fromkeys([*profile.blocks, *profile.outside]), key=lambda kind: kind_order(kind, named))
-    first_block = min((kinds.index(kind) for kind in profile.blocks), default=0)
-    for kind, pen in zip(kinds, pens([named.get(kind, kind) for kind in kinds]), strict=True):
-        if values := [(layer, value) for layer, value in enumerate(profile.blocks.get(kind, ())) if value > 0]:
-            plot(axes, pen, values)
-        alone = profile.outside.get(kind, 0.0)
-        if alone > 0:
-            place = -1 if kinds.index(kind) < first_block else depth
-            label = None if values else pen.label
-            style: dict[str, Any] = {
-                "color": pen.colour,
-                "marker": pen.marker,
-                "markersize": 5,
-                "linestyle": "",
-                "label": label,
-            }
-            axes.plot([place], [alone], gid=data_id(axes), **style)
+    plot_profile(axes, profile, {kind: named.get(kind, kind) for kind in kinds}, limits=limits)
+    finish_axes(axes, x="layer", y=y)
+    return figure
+
+
+def plot_profile(axes: Axes, profile: Profile, kinds: Kinds, *, limits: AxisLimits | None) -> None:
+    """A line over the blocks for each of `kinds`; what lies outside of them stands before or after."""
+    depth, order = max((len(values) for values in profile.blocks.values()), default=0), list(kinds)
+    first_block = min((order.index(kind) for kind in profile.blocks), default=0)
+    for kind, style in zip(kinds, line_styles(kinds.values()), strict=True):
+        values = [(layer, value) for layer, value in enumerate(profile.blocks.get(kind, ())) if value > 0]
+        if values:
+            plot_line(axes, style, values)
+        if (alone := profile.outside.get(kind, 0.0)) > 0:
+            place = -1 if order.index(kind) < first_block else depth
+            plot_marker(axes, style, place, alone, is_labelled=not values)
     axes.set_yscale("log")
     if limits is not None:
         axes.set_ylim(*limits)
@@ -326,5 +313,3 @@ def _figure(profile: Profile, named: Kinds, *, y: str, limits: AxisLimits | None
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
     axes.set_xlim(-1.5, depth + 0.5)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if 0 <= value < depth else "")
-    dress(axes, x="layer", y=y)
-    return figure

@@ -1,56 +1,80 @@
 """The report of one run or several: one HTML file that fetches nothing, and its figures and tables as files.
 
-Everything comes from run folders: what was not written down cannot be claimed, and what is missing is named.
+Everything comes from run folders: what was not recorded cannot be claimed, and what is missing is named.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from sottovoce import __version__
-from sottovoce.drawing import Page, fill_template, write_drawing
+from sottovoce.drawing import fill_template, write_drawing
 from sottovoce.errors import InputError
 from sottovoce.evaluation.measures import MEASURES
 from sottovoce.files import as_utf8, written_atomically
 from sottovoce.report.audit import audit_alarm, audit_section
-from sottovoce.report.cells import epsilon_text, integer, number_text, percent, said_once
-from sottovoce.report.clients import client_results_section
-from sottovoce.report.cohorts import cohort_section
-from sottovoce.report.drawings import Drawing, inline_svg, titled
-from sottovoce.report.dynamics import dynamics_section
+from sottovoce.report.convergence import bound_section
+from sottovoce.report.curves import dynamics_section, learning_section
+from sottovoce.report.drawings import Drawing, draw_with_title, inline_svg
 from sottovoce.report.gradients import gradient_section
-from sottovoce.report.larger_population import accountant_of, larger_population
-from sottovoce.report.opening import verdict_section
-from sottovoce.report.parts import Chapter, MacroPart, PagePart, Paragraph, notice
-from sottovoce.report.records import RunRecord
-from sottovoce.report.result_tables import speaker_table
-from sottovoce.report.sections import (
-    bound_section,
+from sottovoce.report.layers import layer_section
+from sottovoce.report.paper_comparison import cohort_section, paper_section
+from sottovoce.report.parts import (
+    MacroPart,
+    PagePart,
+    PageSection,
+    Paragraph,
+    merge_labels,
+    notice,
+    show_count,
+    show_epsilon,
+    show_number,
+    show_percent,
+)
+from sottovoce.report.people import (
+    client_results_section,
     clients_section,
-    layer_section,
-    learning_section,
-    ledger_section,
-    paper_section,
     people_section,
-    privacy_section,
-    settings_section,
-    speed_section,
+    speaker_table,
     transcript_section,
 )
-from sottovoce.report.titles import about_of
-from sottovoce.report.verdict import Verdict, verdicts
+from sottovoce.report.populations import common_accountant, larger_population
+from sottovoce.report.records import RunRecord
+from sottovoce.report.run_facts import recipe_title, settings_section
+from sottovoce.report.sections import ledger_section, privacy_section, speed_section, verdict_section
+from sottovoce.report.verdict import Verdict, judge_runs
 from sottovoce.tables import NOTHING, Table
+
+# Each from all runs; None where no run has anything for it.
+SECTIONS: tuple[Callable[[Sequence[RunRecord]], PageSection | None], ...] = (
+    settings_section,
+    learning_section,
+    cohort_section,
+    privacy_section,
+    audit_section,
+    layer_section,
+    dynamics_section,
+    gradient_section,
+    bound_section,
+    people_section,
+    client_results_section,
+    transcript_section,
+    clients_section,
+    speed_section,
+    ledger_section,
+    paper_section,
+)
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportPage:
     """What a page says, in order; `alarms` before all else. `extra_tables` are too long for a page: for files alone."""
 
     title: str
     lead: str
     alarms: tuple[str, ...]
-    sections: tuple[Chapter, ...]
+    sections: tuple[PageSection, ...]
     extra_tables: tuple[Table, ...]
 
     @property
@@ -63,78 +87,56 @@ class Report:
         return [*shown, *self.extra_tables]
 
 
-def build_report(
-    runs: Sequence[RunRecord],
-    *,
-    title: str,
-    judged: Sequence[Verdict] | None = None,
-    headline: Table | None = None,
-    differences: Table | None = None,
-    together: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> Report:
-    """Put the report of `runs` together: the verdict on them first, worked out here unless it is `judged` already.
+@dataclass(frozen=True)
+class Opening:
+    """How a page opens: the verdicts, a table of results, the differences between runs, what they promise together."""
 
-    `headline` is the table that follows, `differences` which of its runs are told apart, `together` what its runs
-    promise together, `notes` what must be said of them.
-    """
+    verdicts: Sequence[Verdict]
+    headline: Table | None = None
+    differences: Table | None = None
+    together: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def build_report(runs: Sequence[RunRecord], *, title: str, opening: Opening | None = None) -> ReportPage:
+    """Put the report of `runs` together: the verdict on them first, worked out here unless `opening` has it."""
     assert runs
-    judged = verdicts(runs) if judged is None else judged
-    makers: tuple[Callable[[Sequence[RunRecord]], Chapter | None], ...] = (
-        settings_section,
-        learning_section,
-        cohort_section,
-        privacy_section,
-        audit_section,
-        layer_section,
-        dynamics_section,
-        gradient_section,
-        bound_section,
-        people_section,
-        client_results_section,
-        transcript_section,
-        clients_section,
-        speed_section,
-        ledger_section,
-        paper_section,
-    )
-    made = [section for section in (make(runs) for make in makers) if section is not None]
-    return Report(
+    opening = opening or Opening(judge_runs(runs))
+    made = [section for section in (make(runs) for make in SECTIONS) if section is not None]
+    people = speaker_table(runs)
+    return ReportPage(
         title=title,
         lead=_lead(runs, title),
         alarms=tuple(f"{run.label}: {why}" for run in runs for why in (run.unsound, audit_alarm(run)) if why),
-        sections=(
-            verdict_section(judged),
-            _headline(runs, judged, headline=headline, differences=differences, together=together, notes=notes),
-            *made,
-        ),
-        extra_tables=tuple(table for table in (speaker_table(runs),) if table.rows),
+        sections=(verdict_section(opening.verdicts), _headline_section(runs, opening), *made),
+        extra_tables=(people,) if people.rows else (),
     )
 
 
-def write_page(path: Path, report: Report) -> None:
+def write_page(path: Path, report: ReportPage) -> None:
     """Write the page to `path`, whole or not at all."""
     _write(path, as_html(report))
 
 
-def as_html(report: Report) -> str:
-    """The whole page; alarms, in red, come before anything that they make worthless."""
+def as_html(report: ReportPage) -> str:
+    """The whole page; alarms, in red, come before anything that they invalidate."""
     return fill_template("report.html", title=report.title, report=report, svg=inline_svg, version=__version__)
 
 
-def write_figures(folder: Path, report: Report) -> list[Path]:
+def write_figures(folder: Path, report: ReportPage) -> list[Path]:
     """Every figure as PNG and SVG in `folder`, which is made if it is not there."""
-    _make(folder)
-    paths = [folder / f"{drawing.name}{suffix}" for drawing in report.drawings for suffix in (".png", ".svg")]
+    _make_folder(folder)
+    paths = []
     for drawing in report.drawings:
         for suffix in (".png", ".svg"):
-            write_drawing(folder / f"{drawing.name}{suffix}", partial(titled, drawing), _no_page)
+            paths.append(folder / f"{drawing.name}{suffix}")
+            write_drawing(paths[-1], partial(draw_with_title, drawing))
     return paths
 
 
-def write_tables(folder: Path, report: Report) -> list[Path]:
+def write_tables(folder: Path, report: ReportPage) -> list[Path]:
     """Every table as CSV in `folder`, which is made if it is not there."""
-    _make(folder)
+    _make_folder(folder)
     for table in report.tables:
         _write(folder / f"{table.name}.csv", table.as_csv())
     return [folder / f"{table.name}.csv" for table in report.tables]
@@ -143,103 +145,81 @@ def write_tables(folder: Path, report: Report) -> list[Path]:
 def _lead(runs: Sequence[RunRecord], title: str) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs: {', '.join(run.label for run in runs)}."
-    about = about_of(runs[0])
+    about = recipe_title(runs[0])
     return f"One run, {runs[0].label}: {about}." if about and about != title else f"One run: {runs[0].label}."
 
 
-def _headline(
-    runs: Sequence[RunRecord],
-    judged: Sequence[Verdict],
-    *,
-    headline: Table | None,
-    differences: Table | None,
-    together: Sequence[str],
-    notes: Sequence[str],
-) -> Chapter:
+def _headline_section(runs: Sequence[RunRecord], opening: Opening) -> PageSection:
     parts: list[PagePart] = []
     if len(runs) == 1 and runs[0].tests:
-        parts.append(MacroPart("key_figures", _key_figures(runs[0], judged[0])))
-    if headline is not None and headline.rows:
-        parts.append(headline)
-    if differences is not None:
-        parts.append(differences)
-    parts += [Paragraph(line, "strong") for line in together]
-    parts += [Paragraph(note, "quiet") for note in _gathered(runs, notes)]
+        parts.append(MacroPart("key_figures", list(_key_figures(runs[0], opening.verdicts[0]))))
+    parts += [table for table in (opening.headline, opening.differences) if table is not None and table.rows]
+    parts += [Paragraph(line, "strong") for line in opening.together]
+    parts += [Paragraph(note, "quiet") for note in _merge_notes(runs, opening.notes)]
     for run in runs:
         if not run.results:
             promised = "" if run.promise is None or run.promise.words is None else f" {run.promise.words}."
             parts.append(notice(f"{run.label} is not finished: there are no results yet.{promised}"))
         parts += [notice(f"{run.label}: {problem}") for problem in run.problems]
-    return Chapter("headline", "In short", "", tuple(parts))
+    return PageSection("headline", "In short", "", tuple(parts))
 
 
-def _gathered(runs: Sequence[RunRecord], notes: Sequence[str]) -> list[str]:
+def _merge_notes(runs: Sequence[RunRecord], notes: Sequence[str]) -> list[str]:
     """Notes that begin with a run's label, once for all runs of which they are true; then the others."""
     labels = {run.label for run in runs}
     split = [(note, *note.partition(": ")[::2]) for note in notes]
-    gathered = said_once((label, words) for _, label, words in split if label in labels)
-    return [f"{label}: {words}" for label, words in gathered] + [n for n, label, _ in split if label not in labels]
+    merged = merge_labels((label, words) for _, label, words in split if label in labels)
+    return [f"{label}: {words}" for label, words in merged] + [n for n, label, _ in split if label not in labels]
 
 
-def _first_figure(run: RunRecord, name: str) -> tuple[str, str, str]:
-    """Its errors on a test set, or how well it does what it does instead of writing."""
+def _key_figures(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str, str]]:
+    """The numbers that everybody asks for first: term, value and note."""
+    assert run.headline_test is not None
+    yield _score(run, run.headline_test)
+    if not run.is_federated:
+        return
+    privacy, accountant = run.privacy, common_accountant([run])
+    by_rdp, by_pld = privacy.get("epsilon_rdp"), privacy.get("epsilon_pld")
+    if by_rdp is None:
+        yield "ε at this population", "none", "no noise, no guarantee"
+    else:
+        note = f"PLD {show_epsilon(by_pld)}, RDP {show_epsilon(by_rdp)}; δ = {privacy.get('delta', 0):g}"
+        if privacy.get("promised_steps", privacy.get("steps")) != privacy.get("steps"):
+            note += f"; promised for {privacy['promised_steps']:,} rounds, {privacy['steps']:,} made"
+        best, by = (by_rdp, "RDP") if by_pld is None else (by_pld, "PLD")
+        yield f"ε at this population ({by})", show_epsilon(best), note
+    useful = larger_population(privacy, accountant) or {}
+    heading = f"population for ε ≤ 8 ({accountant.upper()})"
+    if "population_size" in useful:
+        note = f"with a cohort of {show_count(useful['cohort_size'])}; same noise, rate and rounds"
+        note += "; δ would have to be smaller there" if useful.get("delta_too_large") else ""
+        yield heading, show_count(useful["population_size"]), note
+    elif useful:
+        yield heading, NOTHING, "no population is large enough for this recipe"
+    yield "status", *verdict.status
+
+
+def _score(run: RunRecord, name: str) -> tuple[str, str, str]:
+    """Its errors on a test set, or the score of a model that writes nothing down; and how the model was chosen."""
     test = run.tests[name]
     people = f"{name}, speakers never trained on" + (", but chosen on" if run.is_chosen_on(name) else "")
-    if "accuracy" in test:
-        guessed = f"by guessing {percent(test.get('chance'))}"
-        return "contrastive accuracy", percent(test["accuracy"]), f"{people}; {guessed}{_chosen_on(run)}"
-    if "loss" in test:
-        return "loss", f"{test['loss']:.3f}", f"{people}{_chosen_on(run)}"
-    interval = test.get("wer_interval")
-    between = f"95 % interval {percent(interval[0])} to {percent(interval[1])}" if interval else "no interval"
-    told = f"{people}; {between}{_chosen_on(run)}"
-    return f"{name.rpartition(':')[2]} word error rate", percent(test.get("wer")), told
-
-
-def _chosen_on(run: RunRecord) -> str:
-    """By which dev score the tested model was chosen: named as that, for it is no result."""
-    model = run.results.get("model") or {}
-    for measure in MEASURES.values():
+    model, chosen = run.results.get("model") or {}, ""
+    for measure in reversed(MEASURES.values()):
         if (score := model.get(measure.key("dev"))) is not None:
-            told = percent(score) if measure.is_rate else number_text(score)
-            return f"; chosen on dev ({measure.title} {told})"
-    return ""
+            shown = show_percent(score) if measure.is_rate else show_number(score)
+            chosen = f"; chosen on dev ({measure.title} {shown})"
+    if "accuracy" in test:
+        guessed = f"by guessing {show_percent(test.get('chance'))}"
+        return "contrastive accuracy", show_percent(test["accuracy"]), f"{people}; {guessed}{chosen}"
+    if "loss" in test:
+        return "loss", f"{test['loss']:.3f}", f"{people}{chosen}"
+    ends = test.get("wer_interval")
+    interval = f"95 % interval {show_percent(ends[0])} to {show_percent(ends[1])}" if ends else "no interval"
+    title = f"{name.rpartition(':')[2]} word error rate"
+    return title, show_percent(test.get("wer")), f"{people}; {interval}{chosen}"
 
 
-def _key_figures(run: RunRecord, judged: Verdict) -> list[tuple[str, str, str]]:
-    """The numbers that everybody asks for first."""
-    assert run.headline_test is not None
-    cells = [_first_figure(run, run.headline_test)]
-    privacy = run.privacy
-    if run.is_federated:
-        if privacy.get("epsilon_rdp") is None:
-            cells.append(("ε at this population", "none", "no noise, no guarantee"))
-        else:
-            tight = privacy.get("epsilon_pld")
-            best, by = (privacy["epsilon_rdp"], "RDP") if tight is None else (tight, "PLD")
-            told = f"PLD {epsilon_text(privacy.get('epsilon_pld'))}, RDP {epsilon_text(privacy['epsilon_rdp'])}"
-            told += f"; δ = {privacy.get('delta', 0):g}"
-            if privacy.get("promised_steps", privacy.get("steps")) != privacy.get("steps"):
-                told += f"; promised for {privacy['promised_steps']:,} rounds, {privacy['steps']:,} made"
-            cells.append((f"ε at this population ({by})", epsilon_text(best), told))
-        accountant = accountant_of([run])
-        useful = larger_population(privacy, accountant) or {}
-        heading = f"population for ε ≤ 8 ({accountant.upper()})"
-        if "population_size" in useful:
-            needs = f"with a cohort of {integer(useful['cohort_size'])}; same noise, rate and rounds"
-            needs += "; δ would have to be smaller there" if useful.get("delta_too_large") else ""
-            cells.append((heading, integer(useful["population_size"]), needs))
-        elif useful:
-            cells.append((heading, NOTHING, "no population is large enough for this recipe"))
-        cells.append(("status", *judged.status))
-    return cells
-
-
-def _no_page() -> Page:
-    raise AssertionError("figures are written as .png and .svg alone")
-
-
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

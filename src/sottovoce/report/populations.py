@@ -1,32 +1,126 @@
-"""ε against population: what the same recipe would promise with more people, as the flagship paper extrapolates.
+"""ε against population: for several noise levels (`plan --plot`), and for the recipes of runs.
 
-Noise on the mean, sampling rate and rounds stay those of the run, and the cohort grows along. Nobody has run that: the
-figure shows where a run stands, and how far that is from a guarantee of use.
+As the flagship paper extrapolates: noise on the mean, sampling rate and rounds stay those of the run, and the cohort
+grows with the population. Nobody has run that: the figure shows how far a run is from ε ≤ 8.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from sottovoce.drawing import FAINT
-from sottovoce.privacy.calibration import Accountant
+from sottovoce.drawing import FigurePage, write_drawing
+from sottovoce.errors import InputError
+from sottovoce.privacy.calibration import Accountant, event_epsilon
 from sottovoce.privacy.events import LARGEST_POPULATION, GaussianRelease, Measured, parts_of
-from sottovoce.privacy.planner import PlannedRun, plan_run
+from sottovoce.privacy.planner import PlannedRun, grown, plan_run
 from sottovoce.privacy.pld import QUICK
 from sottovoce.privacy.promise import written_out
-from sottovoce.report.cells import integer
-from sottovoce.report.curves import LinePoints
-from sottovoce.report.drawings import Drawing, Pen, dress, label_decades, new_axes, pens, plot
-from sottovoce.report.larger_population import accountant_of, larger_population
-from sottovoce.report.population_figure import population_curves
-from sottovoce.report.records import RunRecord
+from sottovoce.privacy.scale import GUARANTEE
+from sottovoce.report.drawings import (
+    REFERENCE_LINE,
+    Drawing,
+    LineStyle,
+    Points,
+    finish_axes,
+    label_decades,
+    line_styles,
+    new_axes,
+    plot_line,
+)
+from sottovoce.report.parts import make_drawing, show_count
+from sottovoce.report.records import Record, RunRecord
+from sottovoce.tables import Table
 
-MOST = 6  # curves, which take a second each
+NOISE_FACTORS = (1 / 3, 1.0, 3.0, 10.0)
+MOST_CURVES = 6  # of a report: they take a second each
 POINTS = 9
-FURTHER = 1000  # times the run's own people: as far as it is drawn, or ten times as far as ε ≤ 8 is
-SMALLEST = 1e-3  # ε, below which nobody cares
+FURTHEST = 1000  # times the run's own population is how far it is drawn, or ten times as far as ε ≤ 8 is
+SMALLEST_EPSILON = 1e-3
+
+
+def common_accountant(runs: Sequence[RunRecord]) -> Accountant:
+    """By which the populations for ε ≤ 8 of all runs are known: PLD, or RDP alone of runs made by older versions."""
+    found = [useful for run in runs if (useful := run.privacy.get("useful"))]
+    return "pld" if found and all("pld" in useful for useful in found) else "rdp"
+
+
+def larger_population(privacy: Record, accountant: Accountant) -> Record | None:
+    """`population_size`, `cohort_size` and `epsilon` by this accountant, or `unreachable`; None where none is known."""
+    useful: Record | None = privacy.get("useful")
+    if useful is None:
+        return None
+    own: Record = useful["pld"] if accountant == "pld" else useful
+    return own if "unreachable" in own else {**own, "epsilon": own[f"epsilon_{accountant}"]}
+
+
+@dataclass(frozen=True)
+class PopulationCurve:
+    """ε of one noise level at each population; the cohort is qK up to `max_cohort`."""
+
+    sigma_dp: float
+    population_sizes: tuple[int, ...]
+    epsilons: tuple[float, ...]
+
+
+def population_curves(
+    plan: PlannedRun,
+    *,
+    sigma_dps: Sequence[float] | None = None,
+    max_cohort: int | None = None,
+    largest_population: int = 10**9,
+    points: int = POINTS,
+) -> tuple[PopulationCurve, ...]:
+    """ε from the plan's population to `largest_population`, for several σ_DP (a third to ten times the plan's)."""
+    if largest_population <= plan.population_size:
+        raise InputError(
+            f"largest_population={largest_population}: expected more than population_size={plan.population_size}"
+        )
+    levels = [plan.sigma_dp * factor for factor in NOISE_FACTORS] if sigma_dps is None else list(sigma_dps)
+    grid = np.geomspace(plan.population_size, largest_population, points)
+    populations = tuple(round(size) for size in grid.tolist())
+    curves = []
+    for sigma_dp in levels:
+        runs = [grown(plan, size, max_cohort=max_cohort) for size in populations]
+        noisy = [replace(run, noise_multiplier=sigma_dp * run.cohort_size) for run in runs]
+        epsilons = tuple(event_epsilon(run.event, delta=plan.delta) for run in noisy)
+        curves.append(PopulationCurve(sigma_dp, populations, epsilons))
+    return tuple(curves)
+
+
+def draw_population_curves(curves: Sequence[PopulationCurve], path: Path, *, plan: PlannedRun) -> None:
+    """Draw the curves to `path`; its suffix says as what: .png, .svg, .pdf or .html."""
+    title = f"ε against population: sampling rate {plan.sampling_rate:.3g}, {plan.central_steps:,} steps"
+    rows = zip(*(map(written_out, curve.epsilons) for curve in curves), strict=True)
+    table = Table(
+        "population",
+        f"ε (PLD) at δ = {plan.delta:g}",
+        ("population", *(f"σ_DP = {curve.sigma_dp:.3g}" for curve in curves)),
+        tuple((f"{size:,}", *row) for size, row in zip(curves[0].population_sizes, rows, strict=True)),
+        words=0,
+    )
+    page = FigurePage(title=title, description=title, table=table)
+    write_drawing(path, partial(_noise_figure, curves, plan=plan, title=title), lambda: page)
+
+
+def _noise_figure(curves: Sequence[PopulationCurve], *, plan: PlannedRun, title: str) -> Figure:
+    """On logarithmic axes, with ε ≤ 8 shaded."""
+    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for curve in curves:
+        axes.plot(curve.population_sizes, curve.epsilons, marker="o", markersize=3, label=f"{curve.sigma_dp:.3g}")
+    axes.set(xscale="log", yscale="log", xlabel="population size K", ylabel=f"ε (PLD) at δ = {plan.delta:g}")
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, max(top, GUARANTEE))
+    axes.axhspan(axes.get_ylim()[0], GUARANTEE, color="tab:green", alpha=0.08)
+    axes.axhline(GUARANTEE, color="tab:green", linewidth=0.8)
+    axes.set_title(title)
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend(title="σ_DP")
+    return figure
 
 
 @dataclass(frozen=True)
@@ -42,38 +136,49 @@ class _Recipe:
     useful: tuple[float, float] | None
     accountant: Accountant
 
+    def curve(self) -> Points:
+        planned = plan_run(
+            self.population_size,
+            cohort_size=self.cohort_size,
+            central_steps=self.steps,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            cap=QUICK,
+            measured=self.measured,
+        )
+        furthest = max(FURTHEST * self.population_size, 0 if self.useful is None else round(10 * self.useful[0]))
+        largest = max(min(furthest, LARGEST_POPULATION), self.population_size + 1)
+        (found,) = population_curves(planned, sigma_dps=(planned.sigma_dp,), largest_population=largest)
+        points = [(float(size), one) for size, one in zip(found.population_sizes, found.epsilons, strict=True)]
+        return [points[0], *(point for point in points[1:] if point[1] >= SMALLEST_EPSILON)]
+
 
 def population_drawings(runs: Sequence[RunRecord]) -> list[Drawing]:
-    """One curve for each recipe among `runs` that draws by chance and adds noise; `MOST` of them."""
+    """One curve for each recipe among `runs` with Poisson sampling and noise; at most `MOST_CURVES`."""
     recipes: dict[_Recipe, list[str]] = {}
     for run in runs:
         if (recipe := _recipe(run)) is not None:
             recipes.setdefault(recipe, []).append(run.label)
     if not recipes:
         return []
-    shown = {_named(labels): recipe for recipe, labels in list(recipes.items())[:MOST]}
-    every = {pen.label: pen for pen in pens([run.label for run in runs])}  # each keeps its colour
-    colours = {_named(labels): replace(every[labels[0]], label=_named(labels)) for labels in recipes.values()}
-    curves = {labels: _curve(recipe) for labels, recipe in shown.items()}
-    by = sorted({recipe.accountant.upper() for recipe in shown.values()})
-    left_out = f" Of {len(recipes)} recipes the first {MOST}." if len(recipes) > MOST else ""
-    told = [_told(labels, recipe, curves[labels]) for labels, recipe in shown.items()]
+    styles = {style.label: style for style in line_styles(run.label for run in runs)}  # each run keeps its colour
+    curves: dict[str, tuple[_Recipe, LineStyle, Points]] = {}
+    for recipe, labels in list(recipes.items())[:MOST_CURVES]:
+        name = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+        curves[name] = recipe, replace(styles[labels[0]], label=name), recipe.curve()
     return [
-        Drawing(
+        make_drawing(
             "epsilon-population",
-            "ε against population",
-            "ε by PLD of the same recipe (noise on the mean, sampling rate, rounds, δ) with more people. The filled "
-            "point is the run's own population, the only one that anybody has; the star is where ε ≤ 8 (dashed) by "
-            f"{' or '.join(by)}. With more people than 1/δ, δ would have to be smaller and ε larger than drawn."
-            + left_out,
-            f"ε against population. {'; '.join(told)}.",
-            partial(_figure, shown, curves, colours),
+            f"ε against population. {'; '.join(_describe(name, r, curve) for name, (r, _, curve) in curves.items())}.",
+            partial(_recipe_figure, curves),
+            accountants=" or ".join(sorted({recipe.accountant.upper() for recipe, _, _ in curves.values()})),
+            omitted=f" Of {len(recipes)} recipes the first {MOST_CURVES}." if len(recipes) > MOST_CURVES else "",
         )
     ]
 
 
 def _recipe(run: RunRecord) -> _Recipe | None:
-    """None where nothing is promised, or no larger population can be imagined by the same rule."""
+    """None where nothing is promised, or the same rule cannot be applied to a larger population."""
     promise, plan = run.promise, run.header.get("plan") or {}
     if promise is None or not isinstance(promise.release, GaussianRelease) or promise.release.sampling != "poisson":
         return None
@@ -84,7 +189,7 @@ def _recipe(run: RunRecord) -> _Recipe | None:
     for part, count in besides:
         assert isinstance(part, GaussianRelease)
         measured = Measured(count=count, noise_multiplier=part.noise_multiplier)
-    accountant = accountant_of([run])
+    accountant = common_accountant([run])
     useful = larger_population(run.privacy, accountant) or {}
     known: float = next((useful[name] for name in ("epsilon_pld", "epsilon_rdp") if useful.get(name) is not None), 0.0)
     return _Recipe(
@@ -99,52 +204,26 @@ def _recipe(run: RunRecord) -> _Recipe | None:
     )
 
 
-def _curve(recipe: _Recipe) -> LinePoints:
-    planned: PlannedRun = plan_run(
-        recipe.population_size,
-        cohort_size=recipe.cohort_size,
-        central_steps=recipe.steps,
-        delta=recipe.delta,
-        noise_multiplier=recipe.noise_multiplier,
-        cap=QUICK,
-        measured=recipe.measured,
-    )
-    furthest = max(FURTHER * recipe.population_size, 0 if recipe.useful is None else round(10 * recipe.useful[0]))
-    (found,) = population_curves(
-        planned,
-        sigma_dps=(planned.sigma_dp,),
-        largest_population=max(min(furthest, LARGEST_POPULATION), recipe.population_size + 1),
-        points=POINTS,
-    )
-    points = [(float(size), one) for size, one in zip(found.population_sizes, found.epsilons, strict=True)]
-    return [points[0], *(point for point in points[1:] if point[1] >= SMALLEST)]
-
-
-def _named(labels: Sequence[str]) -> str:
-    """For a legend, which has no room for the labels of a whole suite."""
-    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
-
-
-def _told(labels: str, recipe: _Recipe, curve: LinePoints) -> str:
+def _describe(name: str, recipe: _Recipe, curve: Points) -> str:
     (own, here), (far, there) = curve[0], curve[-1]
-    useful = "" if recipe.useful is None else f", ε ≤ 8 with {integer(recipe.useful[0])}"
-    return f"{labels}: {written_out(here)} with {integer(own)} people{useful}, {written_out(there)} with {integer(far)}"
+    useful = "" if recipe.useful is None else f", ε ≤ 8 with {show_count(recipe.useful[0])}"
+    ends = f"{written_out(here)} with {show_count(own)} people{useful}, {written_out(there)} with {show_count(far)}"
+    return f"{name}: {ends}"
 
 
-def _figure(recipes: Mapping[str, _Recipe], curves: Mapping[str, LinePoints], colours: Mapping[str, Pen]) -> Figure:
+def _recipe_figure(curves: Mapping[str, tuple[_Recipe, LineStyle, Points]]) -> Figure:
     figure, axes = new_axes(height=3.5)
-    for labels, curve in curves.items():
-        pen, useful = colours[labels], recipes[labels].useful
-        plot(axes, pen, curve, marks=False)
-        axes.plot(*curve[0], marker="o", markersize=7, color=pen.colour, linestyle="")
+    for recipe, style, curve in curves.values():
+        useful = recipe.useful
+        plot_line(axes, style, curve, markers=False)
+        axes.plot(*curve[0], marker="o", markersize=7, color=style.colour, linestyle="")
         if useful is not None and useful[0] > curve[0][0] and useful[1] > 0:
-            axes.plot(*useful, marker="*", markersize=11, color=pen.colour, linestyle="")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.axhline(8, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
+            axes.plot(*useful, marker="*", markersize=11, color=style.colour, linestyle="")
+    axes.set(xscale="log", yscale="log")
+    axes.axhline(GUARANTEE, **REFERENCE_LINE)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 1.0), max(high, 20.0))
     label_decades(axes.xaxis)
     label_decades(axes.yaxis)
-    dress(axes, x="population", y="ε (PLD)")
+    finish_axes(axes, x="population", y="ε (PLD)")
     return figure

@@ -19,7 +19,7 @@ from sottovoce.privacy.events import NoGuarantee, repeated
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.ledger_signature import SignatureCheck
 from sottovoce.privacy.promise import Promise, figures, promise_of
-from sottovoce.report.archives import as_typed, open_path
+from sottovoce.report.archives import open_path, restore_archive_names
 from sottovoce.training.marks import UNSIGNED, check_ledger
 from sottovoce.training.run_folder import (
     CONFIG,
@@ -93,9 +93,23 @@ class RunRecord:
         """Its settings; empty for central training."""
         return self.config.get("federation") or {}
 
+    @property
+    def data(self) -> Record:
+        """The settings of its data."""
+        return self.config.get("data") or {}
+
+    @property
+    def privacy_settings(self) -> Record:
+        return self.federation.get("privacy") or {}
+
+    @property
+    def paper(self) -> Record:
+        """What its recipe quotes from a paper."""
+        return self.config.get("paper") or {}
+
     @cached_property
     def privacy(self) -> Record:
-        """What the finished run said of its privacy; of an older run that stopped early, what it had promised."""
+        """What the finished run records of its privacy; of an older run that stopped early, what it had promised."""
         said: Record = self.results.get("privacy") or {}
         if said and self.is_stand_in:
             return {**{name: value for name, value in said.items() if name not in OF_STAND_IN}, **NOT_SAID}
@@ -129,10 +143,14 @@ class RunRecord:
 
     def is_chosen_on(self, test: str) -> bool:
         """Whether the best model was chosen by that very set: its error there is no result."""
-        data = self.config.get("data") or {}
-        return _place(test, data) == _place(data.get("dev", "dev"), data)
+        return self.locate_split(test) == self.locate_split(self.data.get("dev", "dev"))
 
-    def named(self, test: str) -> str:
+    def locate_split(self, name: str) -> tuple[str, str]:
+        """The store and the split that its recipe means by `name`."""
+        store, _, split = name.rpartition(":")
+        return store or str(self.data.get("store")), split
+
+    def test_title(self, test: str) -> str:
         """What a table calls that set."""
         return f"{test} (chosen on)" if self.is_chosen_on(test) else test
 
@@ -151,13 +169,13 @@ class RunRecord:
         """All that its recipe sets, as text to compare with another's, but for these keys."""
         settings = {name: value for name, value in self.config.items() if name not in own}
         federated = {name: value for name, value in self.federation.items() if name not in federation}
-        private = {name: value for name, value in (federated.get("privacy") or {}).items() if name not in privacy}
+        private = {name: value for name, value in self.privacy_settings.items() if name not in privacy}
         return json.dumps({**settings, "federation": {**federated, "privacy": private}}, sort_keys=True, default=str)
 
     @property
     def is_release(self) -> bool:
         """Whether cohorts and noise came from the operating system: a secure run, which keeps no diagnostics."""
-        return (self.federation.get("privacy") or {}).get("mode") == "secure" or self.privacy.get("simulated") is False
+        return self.privacy_settings.get("mode") == "secure" or self.privacy.get("simulated") is False
 
     @property
     def header(self) -> Record:
@@ -171,7 +189,7 @@ class RunRecord:
             return self.ledger.problem
         begun = self.is_release and (self.metrics or self.results)
         missing = f"{self.folder / LEDGER} is missing: what the release has spent is not known"
-        return as_typed(missing) if begun else ""
+        return restore_archive_names(missing) if begun else ""
 
     @property
     def place(self) -> Callable[[str], Place]:
@@ -204,12 +222,6 @@ class RunRecord:
         """How many parameters each tensor has; from the ledger's header."""
         layout = self.header.get("plan", {}).get("layout") or {}
         return {name: math.prod(shape) for name, shape in layout.items()}
-
-
-def _place(name: str, data: Record) -> tuple[str, str]:
-    """The store and the split that a recipe means by `name`."""
-    store, _, split = name.rpartition(":")
-    return store or str(data.get("store")), split
 
 
 def read_run(label: str, folder: Path) -> RunRecord:
@@ -254,10 +266,10 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
         if not inside:
             raise InputError(f"run={path}: neither a run ({CONFIG}, {METRICS}) nor a folder of runs")
         found += [folder for folder in inside if folder.resolve() not in {known.resolve() for known in found}]
-    return labelled(found)
+    return label_paths(found)
 
 
-def labelled(paths: Sequence[Path]) -> dict[str, Path]:
+def label_paths(paths: Sequence[Path]) -> dict[str, Path]:
     """Different paths by the shortest ends of them that tell them apart."""
     longest = max(len(path.resolve().parts) for path in paths)
     for depth in range(1, longest + 1):
@@ -308,4 +320,4 @@ def _check_ledger(folder: Path) -> LedgerCheck | None:
         found = check_ledger(folder)
         return LedgerCheck(report=found.report, signature=found.signature, notes=found.notes)
     except InputError as problem:
-        return LedgerCheck(problem=as_typed(str(problem)))
+        return LedgerCheck(problem=restore_archive_names(str(problem)))

@@ -1,152 +1,142 @@
-"""The chapters of a report, each from all of its runs; None where no run has anything for it."""
+"""The sections of a report that several modules contribute to: verdict, privacy, speed, ledger."""
 
 from collections.abc import Sequence
+from statistics import median
 
-from sottovoce.report.cells import said_once, slugs
-from sottovoce.report.convergence import TERMS, Convergence, convergence
-from sottovoce.report.curves import learning_drawings, privacy_drawings, speed_drawings
-from sottovoce.report.layers import layer_drawings, layer_profiles, layer_tables
-from sottovoce.report.noise_tables import noise_tables
-from sottovoce.report.parts import UNFOLDED, Chapter, Fold, MacroPart, PagePart, Paragraph, by_run, chapter, notice
-from sottovoce.report.people import client_drawings, shared_tops, speaker_drawings
+from sottovoce.evaluation.paired_table import between, points
+from sottovoce.report.curves import privacy_drawings, read_series, speed_drawings
+from sottovoce.report.paper_comparison import noise_tables
+from sottovoce.report.parts import (
+    Fold,
+    MacroPart,
+    PagePart,
+    PageSection,
+    Paragraph,
+    join_labels,
+    make_section,
+    make_table,
+    notice,
+    notices,
+    show_count,
+    show_epsilon,
+    show_number,
+    show_percent,
+)
 from sottovoce.report.populations import population_drawings
 from sottovoce.report.records import RunRecord
-from sottovoce.report.result_tables import (
-    bound_tables,
-    client_table,
-    client_wer_table,
-    error_table,
-    group_table,
-    ledger_table,
-    paper_tables,
-    speed_table,
-)
-from sottovoce.report.run_facts import settings_tables
-from sottovoce.report.transcripts import align_words
+from sottovoce.report.verdict import CERTAIN, Verdict, format_odds, round_up_percent, summarise_verdicts
+from sottovoce.tables import NOTHING, Row, Table
 
-SECURE_KEEPS_NOTHING = (
-    "was made in secure mode: norms, losses and times are by-products of private data that no ε covers, so such a run "
-    "never writes them down."
+FOLDED_VERDICTS = 6  # runs, beyond which nobody reads a verdict on each
+# Columns of the table of verdicts: four of words, then numbers. ε by RDP is shown where none by PLD is known.
+VERDICT_COLUMNS = (
+    *("", "verdict", "worst group", "WER beside", "ε (PLD, else RDP)", "right guesses in 100", "odds of 1 : 1 become"),
+    *("points of WER", "95 % interval", "worst group’s gap", "95 % interval"),
 )
 
 
-def settings_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    apart, shared = settings_tables(runs)
-    parts: list[PagePart] = [apart]
-    if shared.rows:
-        parts.append(Fold(shared.title, (shared,)) if apart.rows else shared)
-    return chapter("settings", "What was run", parts)
+def verdict_section(found: Sequence[Verdict]) -> PageSection:
+    """One run's verdict in full; of several a sentence and a table, and each one's words in a fold."""
+    full: list[PagePart] = [MacroPart("verdict", one) for one in found]
+    if len(found) == 1:
+        return PageSection("verdict", "Verdict", "", tuple(full))
+    folds = [Fold(f"{one.label}, in words", (part,)) for one, part in zip(found, full, strict=True)]
+    shown = folds if len(found) <= FOLDED_VERDICTS else []
+    sentence = Paragraph(summarise_verdicts(found), "verdict-headline")
+    return PageSection("verdict", "Verdict", "", (sentence, verdict_table(found), *shown))
 
 
-def learning_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    found = learning_drawings(runs)
-    silent = said_once((run.label, SECURE_KEEPS_NOTHING) for run in runs if run.is_release and not run.diagnostics)
-    why = [notice(f"{labels} {words}") for labels, words in silent]
-    return chapter("learning", "Learning", [*found, *why]) if found else None
+def verdict_table(found: Sequence[Verdict]) -> Table:
+    """One line a run: what it is, what its mechanism allows, what it costs. Columns without content are left out."""
+    alike: dict[Row, list[str]] = {}
+    for one in found:
+        alike.setdefault(_cells(one), []).append(one.label)
+    rows: list[Row] = [(join_labels(labels), *cells) for cells, labels in alike.items()]
+    shown = [n for n in range(len(VERDICT_COLUMNS)) if n < 2 or any(row[n] != NOTHING for row in rows)]
+    headings, *cells = (tuple(row[n] for n in shown) for row in (VERDICT_COLUMNS, *rows))
+    beside = " WER beside the same run without noise, where it is here, or beside the start."
+    has_base = any(one.cost is not None and one.cost.base is not None for one in found)
+    words = sum(n < 4 for n in shown)
+    return make_table("verdicts", cells, headings=headings, words=words, beside=beside if has_base else "")
 
 
-def privacy_section(runs: Sequence[RunRecord]) -> Chapter | None:
+def _cells(one: Verdict) -> Row:
+    private: Row = (NOTHING, "any", "any")
+    if one.epsilon is not None and one.odds is not None:
+        assert one.epsilon_of_one is not None
+        right = "100" if one.odds.right >= CERTAIN else f"{round_up_percent(one.odds.right)}"
+        inside = "" if one.epsilon_inside is None else f" (one inside: {show_epsilon(one.epsilon_inside)})"
+        private = (show_epsilon(one.epsilon) + inside, right, format_odds(one.epsilon_of_one))
+    base, cost = NOTHING, (NOTHING, NOTHING)
+    if one.cost is not None and one.cost.base is not None:
+        base, cost = one.cost.base, (points(one.cost.difference), between(one.cost.interval))
+    group, gap = NOTHING, (NOTHING, NOTHING)
+    if one.gap is not None:
+        group, gap = f"{one.gap.fact} {one.gap.group}", (points(one.gap.gap), between(one.gap.interval))
+    return one.brief, group, base, *private, *cost, *gap
+
+
+def privacy_section(runs: Sequence[RunRecord]) -> PageSection | None:
     if not any(run.is_federated for run in runs):
         return None
     found = privacy_drawings(runs)  # of all runs, so that each keeps its colour
     if not found:
         none = "No run here adds noise: there is no guarantee, and no ε to draw."
-        return Chapter("privacy", "Privacy and utility", none, ())
-    intro = (
-        "ε bounds what anybody can learn of one person from the model. A large ε promises next to nothing; what it "
-        "would be for a larger population is drawn here, and had by nobody."
-    )
-    return chapter("privacy", "Privacy and utility", [*noise_tables(runs), *found, *population_drawings(runs)], intro)
+        return PageSection("privacy", "Privacy and utility", none, ())
+    return make_section("privacy", [*noise_tables(runs), *found, *population_drawings(runs)])
 
 
-def layer_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    private = [run for run in runs if run.is_federated]
-    intro = (
-        "One bound on a whole update lets its largest layers speak for all; noise, in turn, drowns the layers with the "
-        "smallest updates first. Both are visible here."
-    )
-    parts: dict[str, Sequence[PagePart]] = {}
-    profiles = [layer_profiles(run) for run in private]
-    for run, own, slug in zip(private, profiles, slugs(run.label for run in private).values(), strict=True):
-        several = len(private) > 1
-        inside: list[PagePart] = [*layer_drawings(run, own, prefix=f"{slug}-" if several else "", among=profiles)]
-        if numbers := layer_tables(run, own, suffix=f"-{slug}" if several else ""):
-            inside.append(Fold("The numbers", tuple(numbers)))
-        if not run.diagnostics:
-            unwritten = "has written no diagnostics: there are no norms to show."
-            inside.insert(0, notice(f"{run.label} {SECURE_KEEPS_NOTHING if run.is_release else unwritten}"))
-        parts[run.label] = inside
-    return Chapter("layers", "Layer by layer", intro, tuple(by_run(parts))) if private else None
+def speed_section(runs: Sequence[RunRecord]) -> PageSection | None:
+    return make_section("speed", [*speed_drawings(runs), speed_table(runs)])
 
 
-def bound_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    private = [run for run in runs if run.is_federated]
-    intro = (
-        "The paper bounds how far a run is from standing still by a sum of terms. They say what holds a run back; "
-        "where a premise does not hold, they bound nothing, and that is said."
-    )
-    found = {run.label: convergence(run) for run in private}
-    lacking = said_once((label, one.why) for label, one in found.items() if one.bound is None)
-    largest = said_once((label, words) for label, one in found.items() if (words := _largest_term(one)))
-    parts: list[PagePart] = [*bound_tables(private)]
-    parts += [notice(f"{label}: no bound; {why}.") for label, why in lacking]
-    parts += [Paragraph(f"{label}: {words}") for label, words in largest]
-    return Chapter("bound", "The convergence bound", intro, tuple(parts)) if private else None
-
-
-def people_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    tests = list(dict.fromkeys(name for run in runs for name in run.tests))
-    tops = shared_tops(runs, tests)
-    tables = [table for table in (error_table(runs), group_table(runs)) if table.rows]
-    parts: list[PagePart] = [*tables[:1]]
-    for test, slug in slugs(tests).items():
-        parts += speaker_drawings(runs, test, slug=slug, tops=tops)
-    parts += [Fold("The numbers of the groups", (groups,)) for groups in tables[1:]]
-    return chapter("people", "Who is understood", parts, "The speakers of the test sets. Clients are never among them.")
-
-
-def transcript_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    parts: list[PagePart] = []
+def speed_table(runs: Sequence[RunRecord]) -> Table:
+    """Time, throughput and memory."""
+    names = ("audio_seconds_per_second", "seconds", "waited_for_data_seconds", "memory_mib", "device_memory_mib")
+    rows = []
     for run in runs:
-        for name, test in run.tests.items():
-            if test.get("samples"):
-                aligned = [align_words(sample["reference"], sample["hypothesis"]) for sample in test["samples"]]
-                title = f"{run.label}, {name}" if len(runs) > 1 else name
-                parts.append(Fold(title, (MacroPart("transcripts", aligned),), is_open=len(parts) < UNFOLDED))
-    intro = "A few utterances of synthetic test speakers, evenly spread over the set."
-    return chapter("transcripts", "Transcripts", [MacroPart("legend"), *parts], intro) if parts else None
+        rates, seconds, waited, memory, device = ([v for _, v in read_series(run.metrics, name)] for name in names)
+        if rates:
+            cells = (
+                show_number(median(rates)),
+                show_number(median(seconds) if seconds else None),
+                show_number(sum(seconds) / 60 if seconds else None),
+                show_percent(sum(waited) / sum(seconds) if sum(seconds) > 0 else None),
+                show_count(max(memory, default=None)),
+                show_count(max(device, default=None)),
+            )
+            rows.append((run.label, *cells))
+    return make_table("speed", rows)
 
 
-def clients_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    intro = "Of a release, only what its plan has made public. A simulation tells more, and no ε covers that."
-    parts: list[PagePart] = [*client_drawings(runs), client_table(runs), client_wer_table(runs)]
-    return chapter("clients", "The clients’ data", parts, intro)
-
-
-def speed_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    return chapter("speed", "Speed", [*speed_drawings(runs), speed_table(runs)])
-
-
-def ledger_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    parts: list[PagePart] = [ledger_table(runs)]
-    for run in runs:
-        if run.is_federated and run.ledger is None:
-            parts.append(notice(f"{run.label} has no ledger: nothing here can be verified."))
+def ledger_section(runs: Sequence[RunRecord]) -> PageSection | None:
+    """The verification of every ledger, made when the report was made."""
+    rows = [row for run in runs for row in _verified(run)]
+    missing = [run for run in runs if run.is_federated and run.ledger is None]
     notes = [(run.label, note) for run in runs if run.ledger is not None for note in run.ledger.notes]
-    parts += [notice(f"{labels}: {note}") for labels, note in said_once(notes)]
-    intro = "Every release was written down before it was made. The ledgers were verified line by line for this page."
-    return chapter("ledger", "The ledger", parts, intro)
+    unverified = [notice(f"{run.label} has no ledger: nothing here can be verified.") for run in missing]
+    return make_section("ledger", [make_table("ledger", rows), *unverified, *notices(notes)])
 
 
-def paper_section(runs: Sequence[RunRecord]) -> Chapter | None:
-    sources = list(dict.fromkeys(str((run.config.get("paper") or {}).get("source")) for run in runs))
-    intro = f"Printed in {', '.join(source for source in sources if source != 'None')}."
-    return chapter("paper", "Beside the paper", paper_tables(runs), intro)
-
-
-def _largest_term(found: Convergence) -> str:
-    name = next(iter(found.measured), None)
-    if found.bound is None or name is None or not found.measured[name] > 0:
-        return ""
-    holds = "All premises hold." if found.bound.holds else "Not all premises hold: the sum bounds nothing here."
-    return f"by {found.bound.theorem}, the largest known term is that of {TERMS[name]}. {holds}"
+def _verified(run: RunRecord) -> list[Row]:
+    if run.ledger is None:
+        return []
+    report = run.ledger.report
+    if report is None:
+        return [(run.label, f"NOT SOUND: {run.ledger.problem}", *[NOTHING] * 6)]
+    pinned = "ends as the results say" if run.privacy.get("head") else "no results to compare its end with"
+    torn = "; its last line was never finished" if report.torn_bytes else ""
+    measured = f"; {report.measured_attempts:,} WERs of clients are in it" if report.measured else ""
+    signer = run.ledger.signature.signer
+    signed = "unsigned" if signer is None else f"signed by {signer[:16]}…"
+    committed = 0 if report.committed_step is None else report.committed_step + 1
+    cells = (
+        f"sound; {pinned}{torn}{measured}; {signed}",
+        show_count(report.mark.length),
+        f"{report.steps:,} / {report.attempts:,} / {committed:,}",
+        show_epsilon(run.ledger.epsilon),
+        f"{report.header['delta']:g}",
+        NOTHING if report.epsilon_budget is None else f"{report.epsilon_budget:g}",
+        f"{report.mark.head[:12]}…",
+    )
+    return [(run.label, *cells)]

@@ -1,9 +1,9 @@
 """The short report of one run or several: a table and notes, which open the page as well.
 
-Everything comes from run folders: what was not written down cannot be claimed.
+Everything comes from run folders: what was not recorded cannot be claimed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,16 @@ from rich.table import Table as TerminalTable
 from sottovoce.evaluation.evaluate import MANY_COLLAPSED, told_collapsed
 from sottovoce.files import as_utf8, written_atomically
 from sottovoce.privacy.calibration import Accountant
-from sottovoce.report.cells import epsilon_text
-from sottovoce.report.differences import difference_table
-from sottovoce.report.joint import together
-from sottovoce.report.larger_population import accountant_of, larger_population
-from sottovoce.report.noise_tables import noise_tables
-from sottovoce.report.page import Report, build_report, write_page
+from sottovoce.report.comparisons import difference_table
+from sottovoce.report.joint import NOBODY, Declared, joint_sentences
+from sottovoce.report.page import Opening, ReportPage, build_report, write_page
+from sottovoce.report.paper_comparison import PAPER_WER, noise_tables, paper_tables
+from sottovoce.report.parts import show_epsilon
+from sottovoce.report.populations import common_accountant, larger_population
 from sottovoce.report.records import Record, RunRecord, read_run
-from sottovoce.report.result_tables import PAPER_WER, paper_tables
-from sottovoce.report.shared_people import NOBODY, Declared
-from sottovoce.report.titles import title_for
-from sottovoce.report.verdict import Verdict, told_together, verdicts
-from sottovoce.tables import Table
+from sottovoce.report.run_facts import report_title
+from sottovoce.report.verdict import Verdict, judge_runs, summarise_verdicts
+from sottovoce.tables import Row, Table
 from sottovoce.training.run_folder import RESULTS, hide_times
 from sottovoce.training.trained_part import told_bytes
 
@@ -33,23 +31,19 @@ START = "before federation"
 TITLE = "On unseen speakers"
 ERRORS, FIGURES = ("WER", "95 % interval"), ("loss", "accuracy")
 EPSILON = "ε here (PLD / RDP)"
-POPULATION: Mapping[Accountant, str] = {"pld": "population for ε ≤ 8 (PLD)", "rdp": "population for ε ≤ 8 (RDP)"}
-BRIEFLY = {
-    EPSILON: "ε here\n(PLD / RDP)",
-    **{heading: heading.replace(" for", "\nfor") for heading in POPULATION.values()},
-}
+POPULATION = "population for ε ≤ 8 ({})"
 
 
 @dataclass(frozen=True)
 class Summary:
     """The report of some runs, and where its page lies. `together` is what they promise to somebody in all of them.
 
-    `tables` are those of a paper, with its numbers beside ours. `differences` says which runs are told apart.
+    `tables` are those of a paper, with its numbers beside ours. `differences` compares the runs pair by pair.
     """
 
     path: Path
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    headings: Row
+    rows: tuple[Row, ...]
     notes: tuple[str, ...]
     together: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -58,20 +52,13 @@ class Summary:
 
     @property
     def verdict(self) -> str:
-        """What ε is worth, in a few sentences."""
-        return told_together(self.verdicts)
+        """What ε means, in a few sentences."""
+        return summarise_verdicts(self.verdicts)
 
-    def report(self, records: Sequence[RunRecord], *, title: str) -> Report:
+    def report(self, records: Sequence[RunRecord], *, title: str) -> ReportPage:
         """The page that opens with it."""
-        return build_report(
-            records,
-            title=title_for(title, records),
-            judged=self.verdicts,
-            headline=self.headline,
-            differences=self.differences,
-            together=self.together,
-            notes=self.notes,
-        )
+        opening = Opening(self.verdicts, self.headline, self.differences, self.together, self.notes)
+        return build_report(records, title=report_title(title, records), opening=opening)
 
     @property
     def tables_below(self) -> tuple[Table, ...]:
@@ -88,7 +75,8 @@ class Summary:
         """A `brief` one is for narrow terminals: of populations their number alone, under headings of two lines."""
         table = replace(self.headline, title=TITLE)
         if brief:
-            headings = tuple(BRIEFLY.get(heading, heading) for heading in table.headings)
+            short = {EPSILON: EPSILON.replace(" (", "\n(")}
+            headings = tuple(short.get(h, h.replace("population for", "population\nfor")) for h in table.headings)
             rows = tuple(tuple(cell.partition(" (cohort")[0] for cell in row) for row in table.rows)
             table = replace(table, headings=headings, rows=rows)
         return table.for_terminal(breaking=brief)
@@ -104,7 +92,7 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
     write_page(summary.path, summary.report(records, title=title))
     below = [(table.title, *table.as_lines(), table.note, "") for table in summary.tables_below]
     table = Table("headline", TITLE, summary.headings, summary.rows)
-    lines = [title_for(title, records), "", summary.verdict, "", *table.as_lines(), ""]
+    lines = [report_title(title, records), "", summary.verdict, "", *table.as_lines(), ""]
     lines += [*(line for table in below for line in table), *summary.together, *summary.notes]
     with written_atomically(out / TEXT) as file:
         file.write(as_utf8("\n".join(lines) + "\n"))
@@ -118,27 +106,26 @@ def summarise_runs(records: Sequence[RunRecord], *, path: Path, declared: Declar
     """The table and the notes of the finished runs among `records`; `path` is where their page will lie.
 
     What is promised together is promised by the unfinished ones as well: they have released models, too. Of runs that
-    are `declared` to have nobody in common it is said that somebody says so.
+    are `declared` to have nobody in common, the declaration is quoted.
     """
     runs = [record for record in records if record.tests]
     federated = [run for run in runs if run.privacy]
-    accountant = accountant_of(federated)
-    private = (EPSILON, POPULATION[accountant]) if federated else ()
-    figures = _figures_of(runs)
-    headings = ("", "test set", *figures, *private)
-    rows = [
-        *_start_rows(federated, figures),
-        *(row for run in runs for row in _rows(run, figures, accountant=accountant if federated else None)),
-    ]
+    accountant = common_accountant(federated)
+    found = {name for run in runs for result in run.tests.values() for name in _scores(result)}
+    figures = tuple(name for name in (*ERRORS, *FIGURES) if name in found) or ERRORS
+    rows = _start_rows(federated, figures)
+    for run in runs:
+        private = (_epsilon(run.privacy), _population(run.privacy, accountant)) if federated else ()
+        rows += [(run.label, run.test_title(n), *_cells(run.tests[n], figures), *private) for n in _tests_first(run)]
     return Summary(
         path,
-        headings,
+        ("", "test set", *figures, *((EPSILON, POPULATION.format(accountant.upper())) if federated else ())),
         tuple(rows),
         tuple(_notes(runs, accountant)),
-        together=together(records, declared),
+        together=joint_sentences(records, declared),
         tables=_of_papers(runs),
         differences=difference_table(runs, start=START),
-        verdicts=verdicts(records),
+        verdicts=judge_runs(records),
     )
 
 
@@ -149,58 +136,47 @@ def _of_papers(runs: Sequence[RunRecord]) -> tuple[Table, ...]:
     return tuple(noise_tables(runs) or [table for table in paper_tables(runs) if table.name == PAPER_WER])
 
 
-def _figures_of(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """The columns that some test set has something for."""
-    found = {name for run in runs for result in run.tests.values() for name in _cells(result)}
-    return tuple(name for name in (*ERRORS, *FIGURES) if name in found) or ERRORS
-
-
-def _start_rows(federated: Sequence[RunRecord], figures: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _start_rows(federated: Sequence[RunRecord], figures: Row) -> list[Row]:
     """One row per test set for the model they all started from; nothing where they started from different ones."""
-    starts = [_without_people(run.start_tests) for run in federated]
+    # Without single speakers, for whom every release has pseudonyms of its own.
+    starts = [
+        {name: {k: v for k, v in test.items() if k != "per_speaker"} for name, test in run.start_tests.items()}
+        for run in federated
+    ]
     if not starts or any(start != starts[0] for start in starts):
         return []
-    first = federated[0]
-    names = [name for name in _tests_first(first) if name in starts[0]]
-    return [(START, first.named(name), *_row(starts[0][name], figures), "not private", "") for name in names]
+    names = [name for name in _tests_first(federated[0]) if name in starts[0]]
+    titles = [federated[0].test_title(name) for name in names]
+    scores = [_cells(starts[0][name], figures) for name in names]
+    return [(START, title, *cells, "not private", "") for title, cells in zip(titles, scores, strict=True)]
 
 
 def _tests_first(run: RunRecord) -> list[str]:
-    """Its test sets, the one that it is known by before the others; that which it was chosen on, if it is among them,
-    last."""
+    """Its test sets, the headline one first; that which the model was chosen on, if it is among them, last."""
     return sorted(run.tests, key=lambda name: (run.is_chosen_on(name), name != run.headline_test))
 
 
-def _without_people(tests: Mapping[str, Any]) -> dict[str, Any]:
-    """Every release has pseudonyms of its own for the same speakers."""
-    return {name: {key: value for key, value in test.items() if key != "per_speaker"} for name, test in tests.items()}
+def _cells(result: Mapping[str, Any], figures: Row) -> list[str]:
+    scores = _scores(result)
+    return [scores.get(name, "") for name in figures]
 
 
-def _rows(run: RunRecord, figures: tuple[str, ...], *, accountant: Accountant | None) -> list[tuple[str, ...]]:
-    privacy = () if accountant is None else (_epsilon(run.privacy), _population(run.privacy, accountant))
-    return [(run.label, run.named(name), *_row(run.tests[name], figures), *privacy) for name in _tests_first(run)]
-
-
-def _row(result: Mapping[str, Any], figures: tuple[str, ...]) -> list[str]:
-    cells = _cells(result)
-    return [cells.get(name, "") for name in figures]
-
-
-def _cells(result: Mapping[str, Any]) -> dict[str, str]:
+def _scores(result: Mapping[str, Any]) -> dict[str, str]:
     """A test set by column: errors, or the figures of a model that writes nothing down."""
     if "wer" in result:
-        interval = result["wer_interval"]
-        between = "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
-        return dict(zip(ERRORS, (f"{result['wer']:.1%}", between), strict=True))
-    loss, accuracy = FIGURES
-    told = {} if "accuracy" not in result else {accuracy: f"{result['accuracy']:.1%} (chance {result['chance']:.1%})"}
-    return {loss: f"{result['loss']:.3f}", **told}
+        ends = result["wer_interval"]
+        interval = "" if ends is None else f"{ends[0]:.1%} to {ends[1]:.1%}"
+        return dict(zip(ERRORS, (f"{result['wer']:.1%}", interval), strict=True))
+    found = {"loss": f"{result['loss']:.3f}"}
+    if "accuracy" in result:
+        found["accuracy"] = f"{result['accuracy']:.1%} (chance {result['chance']:.1%})"
+    return found
 
 
 def _epsilon(privacy: Record) -> str:
     if not privacy or privacy["epsilon_rdp"] is None:
         return "not private"
-    return f"{epsilon_text(privacy['epsilon_pld'])} / {epsilon_text(privacy['epsilon_rdp'])}"
+    return f"{show_epsilon(privacy['epsilon_pld'])} / {show_epsilon(privacy['epsilon_rdp'])}"
 
 
 def _population(privacy: Record, accountant: Accountant) -> str:
@@ -213,61 +189,45 @@ def _population(privacy: Record, accountant: Accountant) -> str:
     return f"{useful['population_size']:,} (cohort {useful['cohort_size']:,}, ε = {useful['epsilon']:.2g}{too_large})"
 
 
-def _notes(runs: Sequence[RunRecord], accountant: Accountant) -> list[str]:
-    notes = []
+def _notes(runs: Sequence[RunRecord], accountant: Accountant) -> Iterator[str]:
     for run in runs:
-        notes += _deaf(run)
-        privacy = run.privacy
-        if not privacy:
-            continue
-        ended = run.results["ended"]
-        steps = f"{ended['step']:,} rounds" + (f" ({ended['words']})" if ended.get("words") else "")
-        notes.append(
-            f"{run.label}: {steps}, cohort {privacy['cohort_size']:,} of {privacy['population_size']:,}"
-            f"{_sent(run.results)}; "
-            f"{privacy['guarantee']}{_promised(privacy)}"
-        )
-        notes += _inside(run)
-        notes += _understood(run)
+        for note in (*_collapsed(run), *(_privacy_notes(run) if run.privacy else ())):
+            yield f"{run.label}: {note}"
     found = [run.privacy for run in runs if run.privacy]
     if any(privacy["epsilon_rdp"] is not None for privacy in found):
-        notes.append(found[0]["covers"] + ".")
-        notes.append(
-            "A large ε promises next to nothing. The last column is the population at which the same recipe (noise on "
-            f"the mean, sampling rate, rounds) reaches ε ≤ 8 by {accountant.upper()}, with a cohort that grows along."
+        yield found[0]["covers"] + "."
+        yield (
+            "Scale of ε: up to 1 strong, up to 8 moderate, up to 20 weak, above that next to nothing. The last column "
+            "is the population at which the same recipe (noise on the mean, sampling rate, rounds) reaches ε ≤ 8 by "
+            f"{accountant.upper()}, with a cohort that grows in proportion."
         )
-    return notes
 
 
-def _inside(run: RunRecord) -> list[str]:
-    """Of units that hold several people: what one of those is promised."""
-    words = None if run.promise is None else run.promise.words_inside
-    return [] if words is None else [f"{run.label}: ε in the table: {words}"]
+def _collapsed(run: RunRecord) -> Iterator[str]:
+    """The test sets on which an attention decoder often stopped early."""
+    for name, test in run.results.get("test", {}).items():
+        if test.get("collapsed") and test["collapsed"] >= MANY_COLLAPSED * test["utterances"]:
+            yield f"{told_collapsed(test['collapsed'], test['utterances'])} of {name}"
 
 
-def _understood(run: RunRecord) -> list[str]:
-    """The last time that clients' word error rate was measured."""
-    found = run.results.get("client_wer")
-    if not found:
-        return []
-    last = found[-1]
-    rate = "drowned in noise" if last["wer"] is None else f"{last['wer']:.1%}"
-    low, high = last["wer_interval"]
-    often = "" if len(found) == 1 else f", the last of {len(found)} times"
-    return [
-        f"{run.label}: WER of clients’ held-out speech {rate} ({low:.1%} to {high:.1%} with its noise) after round "
-        f"{last['step']:,}{often}; ε covers it"
-    ]
-
-
-def _deaf(run: RunRecord) -> list[str]:
-    """The test sets on which an attention stopped listening often."""
-    tests = run.results.get("test", {})
-    return [
-        f"{run.label}: {told_collapsed(test['collapsed'], test['utterances'])} of {name}"
-        for name, test in tests.items()
-        if test.get("collapsed") and test["collapsed"] >= MANY_COLLAPSED * test["utterances"]
-    ]
+def _privacy_notes(run: RunRecord) -> Iterator[str]:
+    """Rounds and guarantee, ε of one person inside a unit that holds several, and clients' word error rate."""
+    privacy, ended = run.privacy, run.results["ended"]
+    steps = f"{ended['step']:,} rounds" + (f" ({ended['words']})" if ended.get("words") else "")
+    cohort = f"cohort {privacy['cohort_size']:,} of {privacy['population_size']:,}"
+    yield f"{steps}, {cohort}{_sent(run.results)}; {privacy['guarantee']}{_promised(privacy)}"
+    inside = None if run.promise is None else run.promise.words_inside
+    if inside is not None:
+        yield f"ε in the table: {inside}"
+    if measured := run.results.get("client_wer"):
+        last = measured[-1]
+        rate = "hidden by noise" if last["wer"] is None else f"{last['wer']:.1%}"
+        low, high = last["wer_interval"]
+        often = "" if len(measured) == 1 else f", the last of {len(measured)} times"
+        yield (
+            f"WER of clients’ held-out speech {rate} ({low:.1%} to {high:.1%} with its noise) after round "
+            f"{last['step']:,}{often}; ε covers it"
+        )
 
 
 def _promised(privacy: Record) -> str:
