@@ -15,7 +15,7 @@ from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, fresh
 from sottovoce.models.speech import Speech
-from sottovoce.papers.probe import choose_speech, probe, probe_letters, probe_speakers
+from sottovoce.papers.probe import choose_speech, probe_encoder, probe_letters, probe_speakers
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import NO_TOKENS
@@ -72,14 +72,14 @@ def test_what_lies_open_is_written_down_and_what_does_not_is_not(chosen: tuple[S
 
 def test_tones_and_pitches_are_told_by_an_encoder_and_repeatably(encoder: Recogniser, spoken: Store) -> None:
     told: list[tuple[int, int]] = []
-    found = probe(encoder, spoken, split="train", on_progress=lambda done, total: told.append((done, total)))
+    found = probe_encoder(encoder, spoken, split="train", on_progress=lambda done, total: told.append((done, total)))
     assert found.speaker is not None
     assert found.letters is not None
     assert found.speaker.accuracy > 3 * found.speaker.chance
     assert found.letters.error_rate < 0.7
     assert found.missing == {}
     assert told[-1] == (72, 72)
-    assert found == probe(encoder, spoken, split="train")
+    assert found == probe_encoder(encoder, spoken, split="train")
 
 
 def test_less_speech_is_fewer_people(encoder: Recogniser, spoken: Store) -> None:
@@ -92,11 +92,11 @@ def test_less_speech_is_fewer_people(encoder: Recogniser, spoken: Store) -> None
 
 def test_without_texts_there_are_no_letters_and_of_one_person_nothing(encoder: Recogniser, tmp_path: Path) -> None:
     pack_tones(tmp_path / "mute", people=range(5), change=without_texts)
-    found = probe(encoder, Store(tmp_path / "mute"), split="train")
+    found = probe_encoder(encoder, Store(tmp_path / "mute"), split="train")
     assert found.letters is None
     assert "no utterance has a text" in found.missing["letters"]
     assert found.speaker is not None
-    alone = probe(encoder, Store(tmp_path / "mute"), split="dev")
+    alone = probe_encoder(encoder, Store(tmp_path / "mute"), split="dev")
     assert alone.speaker is None
     assert "1 speakers with several utterances, expected at least 2" in alone.missing["speaker"]
 
@@ -104,4 +104,4 @@ def test_without_texts_there_are_no_letters_and_of_one_person_nothing(encoder: R
 def test_a_family_without_an_encoder_is_refused(encoder: Recogniser, spoken: Store) -> None:
     recogniser = replace(encoder, family=replace(encoder.family, encode=None))
     with pytest.raises(InputError, match="family=cpc have no encoder that can be probed"):
-        probe(recogniser, spoken)
+        probe_encoder(recogniser, spoken)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sottovoce.errors import InputError
 from sottovoce.papers.paper_tables import (
-    PaperTable,
+    AccountedTable,
     paper_rows,
     paper_steps,
     paper_table,
@@ -138,11 +138,11 @@ def test_printed_rows_are_consistent_or_marked(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def table1() -> PaperTable:
+def table1() -> AccountedTable:
     return paper_table("table1")
 
 
-def test_table_1_is_reproduced(table1: PaperTable) -> None:
+def test_table_1_is_reproduced(table1: AccountedTable) -> None:
     private = [(row, plan) for row, plan in table1.rows if plan is not None]
     assert len(private) == 19
     for row, plan in private:
@@ -184,7 +184,7 @@ def test_rows_of_the_other_tables(
     assert ours.epsilon.headline <= ours.epsilon.rdp <= paper * 1.02
 
 
-def test_errata_are_marked(table1: PaperTable) -> None:
+def test_errata_are_marked(table1: AccountedTable) -> None:
     (wrong,) = [(row, plan) for row, plan in table1.rows if row.erratum]
     assert (wrong[0].printed_epsilon, wrong[0].epsilon) == (1.3, 13.0)
     assert wrong[1] is not None

@@ -1,4 +1,4 @@
-"""`sottovoce probe`: how much an encoder tells of who speaks, and of what is said."""
+"""`sottovoce probe`: how much of who speaks, and of what is said, an encoder's vectors hold."""
 
 import time
 from typing import Annotated
@@ -12,9 +12,11 @@ from sottovoce.cli.recognition import Device, Model, OutsideFamily
 
 def probe(
     model: Model,
-    on: Annotated[str, typer.Option(metavar="STORE[:SPLIT]", help="What to listen to; all splits if none is named.")],
-    minutes: Annotated[float, typer.Option(min=0.1, help="Listen to at most so much speech.")] = 30.0,
-    seed: Annotated[int, typer.Option(help="Decides who is listened to and who is held out.")] = 1,
+    on: Annotated[
+        str, typer.Option(metavar="STORE[:SPLIT]", help="The speech to probe with; all splits if none is named.")
+    ],
+    minutes: Annotated[float, typer.Option(min=0.1, help="At most so many minutes of speech.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Decides who is chosen and who is held out.")] = 1,
     family: OutsideFamily = None,
     device: Device = None,
     json: Json = False,
@@ -31,17 +33,17 @@ def probe(
 
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.models.saved import load
-    from sottovoce.papers.probe import probe as probed
+    from sottovoce.papers.probe import probe_encoder
     from sottovoce.store import Store
 
     path, split = store_and_split(on)
     store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)
     store.check()
     started = time.monotonic()
-    with progress_bar(f"listening to {on}") as bar:
+    with progress_bar(f"probing {on}") as bar:
         (task,) = bar.task_ids
         bar.update(task, note="utterances")
-        found = probed(
+        found = probe_encoder(
             recogniser,
             store,
             split=split,
@@ -55,7 +57,7 @@ def probe(
         print_json({"model": str(model), **found.as_json(), "elapsed_seconds": elapsed})
         return
     table = Table(title=Text(f"{model} on {on}", style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("a linear layer tells", "this model", "untrained", "chance", "tried on"):
+    for heading in ("a linear layer finds", "this model", "untrained", "chance", "tried on"):
         table.add_column(heading, justify="left" if not table.columns else "right")
     if (speaker := found.speaker) is not None:
         rates = (f"{rate:.1%}" for rate in (speaker.accuracy, speaker.untrained, speaker.chance))

@@ -1,6 +1,7 @@
 """Tables 1, 17, 18 and 20 of Pelikan et al. 2025: their ε beside ours, with the errata marked."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -45,7 +46,7 @@ class PaperRow:
 
 
 @dataclass(frozen=True)
-class PaperTable:
+class AccountedTable:
     """A table's rows, each with the run as we account for it (None without noise)."""
 
     name: str
@@ -92,13 +93,13 @@ def paper_rows(name: str) -> tuple[PaperRow, ...]:
     return tuple(_row(row) for row in _data()["tables"][name]["rows"])
 
 
-def paper_table(name: str, *, cap: PldCap = QUICK) -> PaperTable:
+def paper_table(name: str, *, cap: PldCap = QUICK) -> AccountedTable:
     """A table with our ε beside the paper's (a few seconds: some twenty accounts)."""
     rows = paper_rows(name)
     table = _data()["tables"][name]
     delta = float(_data()["delta"])
     plans = tuple((row, _plan(row, delta, cap)) for row in rows)
-    return PaperTable(name, table["title"], delta, tuple(table["notes"]), plans)
+    return AccountedTable(name, table["title"], delta, tuple(table["notes"]), plans)
 
 
 def _plan(row: PaperRow, delta: float, cap: PldCap) -> PlannedRun | None:
@@ -149,52 +150,41 @@ def _data() -> dict[str, Any]:
     return data
 
 
-def paper_table_view(table: PaperTable) -> Table:
+# Columns of the printed side by heading.
+COLUMNS: dict[str, Callable[[PaperRow, PlannedRun | None], str]] = {
+    "σ_DP·10⁶": lambda row, plan: number(None if row.sigma_dp is None else row.sigma_dp * 1e6),
+    "C": lambda row, plan: number(row.clip_bound),
+    "S": lambda row, plan: f"{row.cohort_size or 0:,}",
+    "K": lambda row, plan: f"{row.population_size:,}",
+    "q": lambda row, plan: number(row.cohort_size / row.population_size if row.cohort_size else None),
+    "T": lambda row, plan: _count(plan.central_steps if plan else row.printed_steps),
+    "z": lambda row, plan: f"{plan.noise_multiplier:.6g}" if plan else "–",
+}
+
+
+def paper_table_view(table: AccountedTable) -> Table:
     """The paper's ε beside ours; errata are numbered and spelt out below the table."""
     errata = list(dict.fromkeys(row.erratum for row, _ in table.rows if row.erratum))
     lines = [f"[{index}] {text}" for index, text in enumerate(errata, start=1)] + list(table.notes)
-    caption = "\n".join(["global, uniform, dim: the paper's WER on the test set, in percent.", *lines]).replace(
-        "[", "\\["
+    caption = "\n".join(["global, uniform, dim: the paper's WER on the test set, in percent.", *lines])
+    title = f"{table.name.replace('table', 'Table ')}: {table.title} (δ = {table.delta:g})"
+    view = Table(
+        title=title,
+        caption=caption.replace("[", "\\["),
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
     )
-    name = table.name.replace("table", "Table ")
-    title = f"{name}: {table.title} (δ = {table.delta:g})"
-    view = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
-    for heading in ("σ_DP·10⁶", "C", "S", "K", "q", "T", "z"):
-        view.add_column(heading, justify="right")
-    for heading in ("ε paper", "ε RDP", "ε PLD", "global", "uniform", "dim"):
+    for heading in (*COLUMNS, "ε paper", "ε RDP", "ε PLD", "global", "uniform", "dim"):
         view.add_column(heading, justify="right")
     for row, plan in table.rows:
         mark = f" \\[{errata.index(row.erratum) + 1}]" if row.erratum else ""
-        view.add_row(*_printed_side(row, plan), *_epsilons(row, plan, mark), *_wers(row))
+        epsilons = ["0" if row.cohort_size is None else "∞"] * 3
+        if plan is not None:
+            epsilons = [number(row.printed_epsilon) + mark, coloured(plan.epsilon.rdp), coloured(plan.epsilon.pld)]
+        wers = ("" if wer is None else f"{wer[1]:.1f}" for wer in (row.wer_global, row.wer_uniform, row.wer_dim))
+        view.add_row(*(show(row, plan) for show in COLUMNS.values()), *epsilons, *wers)
     return view
-
-
-def _printed_side(row: PaperRow, plan: PlannedRun | None) -> list[str]:
-    rate = row.cohort_size / row.population_size if row.cohort_size else None
-    return [
-        number(None if row.sigma_dp is None else row.sigma_dp * 1e6),
-        number(row.clip_bound),
-        f"{row.cohort_size:,}" if row.cohort_size else "0",
-        f"{row.population_size:,}",
-        number(rate),
-        _count(plan.central_steps if plan else row.printed_steps),
-        f"{plan.noise_multiplier:.6g}" if plan else "–",
-    ]
-
-
-def _epsilons(row: PaperRow, plan: PlannedRun | None, mark: str) -> list[str]:
-    if plan is None:
-        everything = "0" if row.cohort_size is None else "∞"
-        return [everything] * 3
-    return [number(row.printed_epsilon) + mark, coloured(plan.epsilon.rdp), coloured(plan.epsilon.pld)]
-
-
-def _wers(row: PaperRow) -> list[str]:
-    return [_test_wer(row.wer_global), _test_wer(row.wer_uniform), _test_wer(row.wer_dim)]
-
-
-def _test_wer(wer: Wer | None) -> str:
-    return "" if wer is None else f"{wer[1]:.1f}"
 
 
 def _count(value: int | None) -> str:

@@ -1,18 +1,18 @@
-"""What an encoder tells: how much of who speaks, and of what is said, lies open in the vectors that it gives.
+"""Linear probes of an encoder: how much of who speaks, and of what is said, its vectors hold.
 
-A linear layer is trained on vectors that stay as they are, and tried on speech that it was not trained on:
+A linear layer is trained on vectors that stay as they are, and tested on speech that it was not trained on:
 
     speaker   the mean vector of an utterance ─► whose it is; other utterances of the same people
     letters   every vector ─► a letter or the blank, by CTC; utterances of other people
 
-Little can be read off by a linear layer that is not laid out plainly. Beside the model stands one of the same shape
-with its first values, since much survives a random network, and who hears nothing.
+It is compared with an untrained model of the same shape, since much survives a random network, and with chance.
 
 Shapes: U utterances, T steps, D width of a vector, S speakers, V letters with the blank.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ Vectors = Sequence[Tensor]  # [T, D] of each utterance
 
 @dataclass(frozen=True)
 class SpeakerProbe:
-    """The share of utterances whose speaker was found: by the model, by an untrained one, by naming always the same."""
+    """The share of utterances whose speaker was found: by the model, an untrained one, or always the same speaker."""
 
     accuracy: float
     untrained: float
@@ -62,7 +62,7 @@ class SpeakerProbe:
 
 @dataclass(frozen=True)
 class LetterProbe:
-    """Errors per letter, spaces among them; who hears nothing writes nothing, which is an error for every letter."""
+    """Errors per letter, spaces among them; by chance nothing is written, which is an error for every letter."""
 
     error_rate: float
     untrained: float
@@ -87,7 +87,7 @@ class Probes:
         return asdict(self)
 
 
-def probe(
+def probe_encoder(
     recogniser: Recogniser,
     store: Store,
     *,
@@ -105,8 +105,8 @@ def probe(
     random = replace(recogniser, parameters=family.init(settings, generator=torch_stream(seed, "probe", "untrained")))
     count, vectors = len(speech.rows), []
     for number, model in enumerate((recogniser, random)):
-        told = None if on_progress is None else _further(on_progress, number * count, 2 * count)
-        vectors.append(encoded(model, speech, device=torch.device(device), on_progress=told))
+        report = None if on_progress is None else partial(_report_progress, on_progress, number * count, 2 * count)
+        vectors.append(encode_utterances(model, speech, device=torch.device(device), on_progress=report))
     trained, untrained = vectors
     missing: dict[str, str] = {}
     found: dict[str, Any] = {}
@@ -142,7 +142,7 @@ def choose_speech(
     return found, np.repeat(np.arange(len(chosen)), [len(own) for own in chosen])
 
 
-def encoded(
+def encode_utterances(
     recogniser: Recogniser, speech: Speech, *, device: torch.device, on_progress: Callable[[int], None] | None = None
 ) -> list[Tensor]:
     """The vectors of each utterance, in float32 on the host."""
@@ -172,7 +172,7 @@ def encoded(
 def probe_speakers(
     model: Vectors, untrained: Vectors, speech: Speech, owners: NDArray[np.int64], *, seed: int
 ) -> SpeakerProbe:
-    """One in `HELD_OUT` utterances of each speaker is told apart; who has but one takes no part."""
+    """One in `HELD_OUT` utterances of each speaker is tested on; speakers with a single one are left out."""
     trained_on, tried_on = [], []
     for speaker in range(int(owners.max()) + 1):
         own = np.flatnonzero(owners == speaker)
@@ -187,7 +187,9 @@ def probe_speakers(
     rights = []
     for vectors in (model, untrained):
         means_UD = torch.stack([own_TD.double().mean(dim=0) for own_TD in vectors])
-        given, asked = _standardised(means_UD[trained_on], means_UD[tried_on])
+        mean_D, deviation_D = _spread(means_UD[trained_on])
+        scaled_UD = (means_UD - mean_D) / deviation_D
+        given, asked = scaled_UD[trained_on], scaled_UD[tried_on]
         guessed = _linear_classes(given, torch.from_numpy(classes), asked, count=len(who))
         rights.append(float((guessed == expected).double().mean()))
     chance = float(torch.bincount(expected).max()) / len(expected)
@@ -268,16 +270,11 @@ def _linear_letters(
     return weight.detach(), bias.detach()
 
 
-def _standardised(given_UD: Tensor, asked_UD: Tensor) -> tuple[Tensor, Tensor]:
-    mean_D, deviation_D = _spread(given_UD)
-    return (given_UD - mean_D) / deviation_D, (asked_UD - mean_D) / deviation_D
-
-
 def _spread(given_UD: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation; a number that never changes says nothing, and is left as it is."""
+    """Mean and deviation; a coordinate that never changes is left as it is."""
     deviation_D = given_UD.std(dim=0)
     return given_UD.mean(dim=0), torch.where(deviation_D > 0, deviation_D, 1.0)
 
 
-def _further(on_progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int], None]:
-    return lambda done: on_progress(before + done, total)
+def _report_progress(on_progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    on_progress(before + done, total)
