@@ -27,14 +27,11 @@ def probe(
 
     Beside it stand an untrained encoder of the same shape, and chance.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.models.saved import load
     from sottovoce.papers.probe import probe_encoder
     from sottovoce.store import Store
+    from sottovoce.tables import Table
 
     path, split = store_and_split(on)
     store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)
@@ -56,16 +53,15 @@ def probe(
     if json:
         print_json({"model": str(model), **found.as_json(), "elapsed_seconds": elapsed})
         return
-    table = Table(title=Text(f"{model} on {on}", style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("a linear layer finds", "this model", "untrained", "chance", "tried on"):
-        table.add_column(heading, justify="left" if not table.columns else "right")
+    rows = []
     if (speaker := found.speaker) is not None:
         rates = (f"{rate:.1%}" for rate in (speaker.accuracy, speaker.untrained, speaker.chance))
-        table.add_row(f"which of {speaker.speakers:,} speakers", *rates, f"{speaker.tried_on:,} utterances")
+        rows.append((f"which of {speaker.speakers:,} speakers", *rates, f"{speaker.tried_on:,} utterances"))
     if (letters := found.letters) is not None:
         rates = (f"{rate:.1%}" for rate in (letters.error_rate, letters.untrained, letters.chance))
-        table.add_row(f"{letters.letters:,} letters: errors", *rates, f"{letters.tried_on:,} utterances")
-    stdout.print(table)
+        rows.append((f"{letters.letters:,} letters: errors", *rates, f"{letters.tried_on:,} utterances"))
+    headings = ("a linear layer finds", "this model", "untrained", "chance", "tested on")
+    stdout.print(Table("probe", f"{model} on {on}", headings, tuple(rows)).for_terminal())
     for what, why in found.missing.items():
         say(f"{what}: {why}")
     stderr.print(f"{found.audio_seconds:,.0f} s of speech, {elapsed:,.1f} s on {chosen_device}", highlight=False)

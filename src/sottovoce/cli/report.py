@@ -1,4 +1,4 @@
-"""`sottovoce report`: what runs did, on one page."""
+"""`sottovoce report`: the results and the privacy of runs, on one page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -31,9 +31,9 @@ def report(
 
     Example: sottovoce report runs/demo --out report.html --csv tables
 
-    Reads run folders and nothing else. An unfinished run is shown as far as it has come. Where a ledger does not hold,
-    or the folder is not what its ledger says, the page says so before all else, and the command ends with exit code 2;
-    so it does where a file cannot be read. No statement is written then.
+    Reads run folders and nothing else. An unfinished run is shown as far as it has come. Where a ledger is not valid,
+    or the folder does not match it, the page says so before all else, and the command ends with exit code 2; so it
+    does where a file cannot be read. No statement is written then.
     """
     from sottovoce.report.archives import restore_archive_names
     from sottovoce.report.joint import Declared
@@ -47,7 +47,7 @@ def report(
         raise InputError(f"out={out}: expected a file name that ends in .html")
     if not out.parent.is_dir():
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
-    if statement is not None and _same_file(statement, out):
+    if statement is not None and statement.resolve() == out.resolve():
         raise InputError(f"--statement {statement} and --out are one file: expected two, or one would be lost")
     folders = find_runs(runs)
     if statement is not None and any(_is_of_run(statement, folder) for folder in folders.values()):
@@ -94,10 +94,6 @@ def report(
         say(f"error: DAMAGED: {problem}")
     if made.alarms or damaged:
         raise typer.Exit(2)
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
 
 
 def _is_of_run(path: Path, folder: Path) -> bool:

@@ -102,15 +102,15 @@ class Heterogeneity:
         return {measure.name: _spread(means, stds, int(count)) for measure, means, stds, count in columns}
 
     @property
-    def clients_heard_twice(self) -> int:
+    def clients_to_cluster(self) -> int:
         return int((np.bincount(self.client_U) >= 2).sum())
 
     def purity(self, *, seed: int) -> float | None:
         """None with fewer than two clients to distinguish."""
-        if self.clients_heard_twice < 2:
+        if self.clients_to_cluster < 2:
             return None
         counted_U = np.bincount(self.client_U)[self.client_U] >= 2
-        clusters = k_means(self.points_UD[counted_U], count=self.clients_heard_twice, seed=seed)
+        clusters = k_means(self.points_UD[counted_U], count=self.clients_to_cluster, seed=seed)
         return cluster_purity(clusters, self.client_U[counted_U])
 
 
@@ -211,7 +211,7 @@ def heterogeneity_json(found: list[Heterogeneity], *, seed: int) -> dict[str, An
                 "hours": one.audio_seconds / 3600,
                 "measures": {name: vars(spread) for name, spread in one.spreads().items()},
                 "purity": one.purity(seed=seed),
-                "purity_clients": one.clients_heard_twice,
+                "purity_clients": one.clients_to_cluster,
             }
             for one in found
         ],

@@ -1,4 +1,4 @@
-"""Run folders in an archive: many small files as one, read like the folders that they were.
+"""Run folders in an archive: many small files as one, read like folders.
 
 results/clipping.zip         a suite: one folder a run
 results/clipping.zip/dim     one of them, wherever a run folder may be named
@@ -18,7 +18,7 @@ from sottovoce.files import written_atomically
 ZIP = ".zip"
 # The same files give the same archive: zip's own beginning of time.
 _BEGINNING = (1980, 1, 1, 0, 0, 0)
-# Runs are kept without models: whoever holds more is no archive of ours, and would fill the disk.
+# Runs are kept without models: a larger archive is none of ours, and would fill the disk.
 MOST_BYTES, MOST_FILES = 2**28, 50_000
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -54,7 +54,7 @@ def zip_folder(folder: Path, archive: Path) -> None:
 
 
 def unzip(archive: Path, folder: Path) -> None:
-    """The files of `archive` into `folder`, once all their names and sizes are known to be harmless."""
+    """The files of `archive` into `folder`, once all their names and sizes are checked."""
     try:
         with zipfile.ZipFile(archive) as packed:
             _check([(entry.filename, entry.file_size) for entry in packed.infolist()])
@@ -67,7 +67,7 @@ def unzip(archive: Path, folder: Path) -> None:
 
 
 def _check(files: list[tuple[str, int]]) -> None:
-    """Sizes are what the archive says of itself; reading stops there, whatever more there is."""
+    """Sizes are those that the archive states; reading stops there, whatever more there is."""
     if len(files) > MOST_FILES or sum(size for _, size in files) > MOST_BYTES:
         raise ValueError(f"expected at most {MOST_FILES:,} files and {MOST_BYTES:,} bytes, as runs without models have")
     for name, _ in files:

@@ -204,10 +204,10 @@ def _score(run: RunRecord, name: str) -> tuple[str, str, str]:
     test = run.tests[name]
     people = f"{name}, speakers never trained on" + (", but chosen on" if run.is_chosen_on(name) else "")
     model, chosen = run.results.get("model") or {}, ""
-    for measure in reversed(MEASURES.values()):
-        if (score := model.get(measure.key("dev"))) is not None:
-            shown = show_percent(score) if measure.is_rate else show_number(score)
-            chosen = f"; chosen on dev ({measure.title} {shown})"
+    measure = next((one for one in MEASURES.values() if model.get(one.key("dev")) is not None), None)
+    if measure is not None:
+        score = model[measure.key("dev")]
+        chosen = f"; chosen on dev ({measure.title} {show_percent(score) if measure.is_rate else show_number(score)})"
     if "accuracy" in test:
         guessed = f"by guessing {show_percent(test.get('chance'))}"
         return "contrastive accuracy", show_percent(test["accuracy"]), f"{people}; {guessed}{chosen}"

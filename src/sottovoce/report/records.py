@@ -1,4 +1,4 @@
-"""What a run folder says, read with patience: a piece that is missing or torn is named, and the rest is shown."""
+"""What a run folder holds. A file that is missing or torn is named, and the rest is shown."""
 
 import json
 import math
@@ -35,9 +35,9 @@ from sottovoce.training.run_folder import (
     STAND_IN,
 )
 
-# What a step on a stand-in says of its privacy, which is not the recipe's.
+# What a step on a stand-in records of its privacy, which is not the recipe's.
 OF_STAND_IN = ("useful", "extrapolated", "scaled")
-NOT_SAID: Record = {
+NO_PRIVACY: Record = {
     "guarantee": f"no guarantee: {NO_EPSILON}",
     "epsilon_pld": None,
     "epsilon_pld_reason": NO_EPSILON,
@@ -69,9 +69,9 @@ class LedgerCheck:
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """One run, as its folder tells it. What is not there is empty; `problems` says what could not be read.
+    """One run, as its folder has it. What is not there is empty; `problems` says what could not be read.
 
-    `damaged` are those of them that a run cannot leave behind, killed or not: a file that somebody has changed.
+    `damaged` are those of them that a killed run cannot leave behind: a file that somebody has changed.
     """
 
     label: str
@@ -110,14 +110,14 @@ class RunRecord:
     @cached_property
     def privacy(self) -> Record:
         """What the finished run records of its privacy; of an older run that stopped early, what it had promised."""
-        said: Record = self.results.get("privacy") or {}
-        if said and self.is_stand_in:
-            return {**{name: value for name, value in said.items() if name not in OF_STAND_IN}, **NOT_SAID}
-        if not said or "promised_steps" in said or self.promise is None or self.promise.steps == self.promise.made:
-            return said
+        found: Record = self.results.get("privacy") or {}
+        if found and self.is_stand_in:
+            return {**{name: value for name, value in found.items() if name not in OF_STAND_IN}, **NO_PRIVACY}
+        if not found or "promised_steps" in found or self.promise is None or self.promise.steps == self.promise.made:
+            return found
         assert self.ledger is not None
         assert self.ledger.report is not None
-        return {**said, **figures(self.promise, self.ledger.report)}
+        return {**found, **figures(self.promise, self.ledger.report)}
 
     @cached_property
     def promise(self) -> Promise | None:
@@ -156,7 +156,7 @@ class RunRecord:
 
     @property
     def headline_test(self) -> str | None:
-        """The test set that a run is known by: of those it was not chosen on, the first that is called a test."""
+        """The test set in the headline: of those it was not chosen on, the first that is called a test."""
         others = [name for name in self.tests if not self.is_chosen_on(name)]
         called = [name for name in others if name.rpartition(":")[2].startswith("test")]
         return next(iter([*called, *others, *self.tests]), None)
@@ -184,7 +184,7 @@ class RunRecord:
 
     @property
     def unsound(self) -> str:
-        """Why nothing that the run says of its privacy can be believed; empty where there is no reason."""
+        """Why what the run states of its privacy is not valid; empty where there is no reason."""
         if self.ledger is not None:
             return self.ledger.problem
         begun = self.is_release and (self.metrics or self.results)
@@ -203,7 +203,7 @@ class RunRecord:
 
     @property
     def place_apart(self) -> Callable[[str], Place]:
-        """The same where figures tell more apart, such as both norms of a block."""
+        """The same where figures distinguish more, such as both norms of a block."""
         return self.place if self._family is None else self._family.place_apart or self._family.place
 
     @property
@@ -212,7 +212,7 @@ class RunRecord:
 
     @cached_property
     def _family(self) -> Family[Any, Any] | None:
-        """None where it is not ours: a report imports no code because a run's folder names it."""
+        """None where it is not ours: a report imports no code that a run's folder names."""
         model = self.config.get("model")
         name = model.get("family", DEFAULT) if isinstance(model, dict) else DEFAULT
         return find_family(name) if isinstance(name, str) and name in REGISTERED else None
@@ -252,11 +252,8 @@ def read_ledger_alone(label: str, report: LedgerReport) -> RunRecord:
 
 
 def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """The run folders among `paths`, by label: folders of runs themselves, or of suites, which hold several; or either
-    in an archive.
-
-    Labels are the shortest ends of the paths that tell them apart.
-    """
+    """The run folders among `paths`, by label: folders of runs, or of suites, which hold several; or either in an
+    archive."""
     found: list[Path] = []
     for path in paths:
         place = open_path(path)
@@ -270,7 +267,7 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def label_paths(paths: Sequence[Path]) -> dict[str, Path]:
-    """Different paths by the shortest ends of them that tell them apart."""
+    """Paths by the shortest ends of them that are unique."""
     longest = max(len(path.resolve().parts) for path in paths)
     for depth in range(1, longest + 1):
         labels = ["/".join(path.resolve().parts[-depth:]) for path in paths]
