@@ -18,7 +18,7 @@ from sottovoce.errors import InputError
 from sottovoce.files import written_atomically
 from sottovoce.tables import Table
 
-SUFFIXES = (".png", ".svg", ".pdf", ".html")
+SUFFIXES = (".png", ".svg", ".html", ".pdf")
 Grid = Literal["both", "x", "y"]
 
 # Okabe and Ito's colours, which people with colour blindness can distinguish.
