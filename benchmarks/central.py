@@ -38,7 +38,7 @@ from sottovoce.models.utterances import Recordings, record_lines
 from sottovoce.optimisers import LARS
 from sottovoce.optimisers.weights import Weights
 from sottovoce.seeds import stream, torch_stream
-from sottovoce.training.repeatable import repeatable
+from sottovoce.training.run_context import deterministic_kernels
 
 SEED = 1
 AUGMENT = SpecAugmentSettings()
@@ -177,7 +177,7 @@ def drawn(batch: Recordings, settings: Settings, number: int) -> StepDraws:
 
 def step(weights: Weights, row: Row, number: int) -> float:
     """One whole step; returns the seconds of audio in it."""
-    with repeatable(row.repeatable, weights.master.device):
+    with deterministic_kernels(row.repeatable, weights.master.device):
         return _step(weights, row, number)
 
 

@@ -36,7 +36,7 @@ from sottovoce.evaluation.paired import difference
 from sottovoce.files import write_json
 from sottovoce.models.saved import load
 from sottovoce.store import Store
-from sottovoce.training.stores import ensure_store
+from sottovoce.training.run_data import ensure_store
 
 KEPT = Path(__file__).with_suffix(".json")
 RECIPE = "real/audiomnist-central"

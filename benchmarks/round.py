@@ -53,7 +53,7 @@ from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens
-from sottovoce.training.precision import precision
+from sottovoce.training.run_context import choose_dtype
 from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1
@@ -99,7 +99,7 @@ class Setting:
 
     @property
     def dtype(self) -> torch.dtype:
-        return precision("auto", self.device)
+        return choose_dtype("auto", self.device)
 
     @property
     def long_run(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from sottovoce.digests import file_digest
 from sottovoce.files import sealed
 from sottovoce.privacy.chain import read_chain, seal
-from sottovoce.training.recorded_files import digests_at_end
+from sottovoce.training.recorded_files import digest_final_files
 
 Record = dict[str, Any]
 GENESIS = "0" * 64
@@ -47,7 +47,7 @@ def rechain(folder: Path, change: Callable[[Record], Record | None] = lambda rec
             _fit(folder, heads, [*marks, len(heads)])
             results = read(folder / "results.json")
             if "excerpt" not in results:
-                record["files"] = digests_at_end(folder, results)
+                record["files"] = digest_final_files(folder, results)
         if record is not None:
             line, digest = seal(record, after=heads[-1] if heads else GENESIS)
             lines.append(line)

@@ -41,7 +41,7 @@ class Point:
 
 
 CHARGED = Point("sottovoce.privacy.ledger:Ledger.intend")
-SAVED = Point("sottovoce.training.checkpoint:save")
+SAVED = Point("sottovoce.training.checkpoint:save_checkpoint")
 
 
 def die() -> None:

@@ -17,7 +17,7 @@ from sottovoce.reporting.statement import statement
 from sottovoce.reporting.titles import about_of, title_for
 from sottovoce.reporting.verdict import odds_words, of_hundred, verdict_on
 from sottovoce.training import privacy_report
-from sottovoce.training.suites import recipes_of
+from sottovoce.training.suites import load_suite_recipes
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/privacy.md", "docs/guides/for-whoever-signs.md", "docs/guides/taking-part.md")
@@ -75,7 +75,7 @@ def test_no_recipe_of_a_simulation_says_that_its_epsilon_holds() -> None:
     found = []
     for name in recipe_names():
         experiment = load_experiment(name)
-        recipes = recipes_of(experiment) if isinstance(experiment, Suite) else {name: experiment}
+        recipes = load_suite_recipes(experiment) if isinstance(experiment, Suite) else {name: experiment}
         for label, recipe in recipes.items():
             for words in (experiment.about, recipe.about):
                 if re.search(r"ε ?[=≤] ?\d", words) and not re.search("would|release", words):

@@ -30,7 +30,7 @@ from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store, pack
 from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens, train_sentence_pieces
 from sottovoce.training import checkpoint
-from sottovoce.training.marks import check_ledger
+from sottovoce.training.ledger_check import check_ledger
 
 STORES, CHECKPOINTS, MODELS, LEDGERS = "stores", "checkpoints", "models and token sets", "ledgers"
 CHARACTERS = CharacterTokens("abc ")
@@ -49,8 +49,8 @@ def stores(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
 def checkpoints(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     model = saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
     state = {"dev_wer": 0.25, "ledger": {"length": 3, "head": "0" * 64}, "since_best": 2}
-    whole = checkpoint.Checkpoint(7, model, {"momentum": torch.arange(6.0)}, checkpoint.name(5), state)
-    place = checkpoint.save(folder / "checkpoints", whole)
+    whole = checkpoint.Checkpoint(7, model, {"momentum": torch.arange(6.0)}, checkpoint.checkpoint_name(5), state)
+    place = checkpoint.save_checkpoint(folder / "checkpoints", whole)
     return _cases(CHECKPOINTS, place, _read_checkpoint, count=count, seed=seed)
 
 
@@ -77,8 +77,8 @@ def ledgers(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
             ledger.intend(event, step=step, clip_bound=1.0, parameters="0" * 64, cohort="0" * 64)
             mark = ledger.commit(step=step, result="0" * 64)
     model = saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
-    known = checkpoint.Checkpoint(6, model, {}, checkpoint.name(6), {"ledger": asdict(mark)})
-    checkpoint.save(run / "checkpoints", known)
+    known = checkpoint.Checkpoint(6, model, {}, checkpoint.checkpoint_name(6), {"ledger": asdict(mark)})
+    checkpoint.save_checkpoint(run / "checkpoints", known)
     return _cases(LEDGERS, run, _read_ledger, count=count, seed=seed, only="*.jsonl", kinds=(*damage.TEXT, *EDITS))
 
 
@@ -153,7 +153,7 @@ def _read_store(folder: Path) -> object:
 
 
 def _read_checkpoint(place: Path) -> object:
-    found = checkpoint.load(place)
+    found = checkpoint.load_checkpoint(place)
     tensors = {**found.recogniser.parameters, **found.optimiser}
     return found.step, found.best, found.state, {name: tensor.tolist() for name, tensor in tensors.items()}
 

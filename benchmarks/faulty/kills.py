@@ -24,7 +24,7 @@ from sottovoce.corpora.corpus import SAMPLE_RATE
 from sottovoce.errors import InputError
 from sottovoce.seeds import stream
 from sottovoce.store import Store
-from sottovoce.training.marks import check_ledger
+from sottovoce.training.ledger_check import check_ledger
 
 MODEL = {"size": "tiny", "dropout": 0.1, "layer_drop": 0.2}
 CENTRAL: dict[str, Any] = {

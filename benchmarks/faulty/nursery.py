@@ -88,7 +88,7 @@ def _load() -> None:
     import sottovoce.corpora.tsv
     import sottovoce.reporting.summary
     import sottovoce.store.packing
-    import sottovoce.training.smoke_runs
+    import sottovoce.training.run
     import sottovoce.training.suites  # noqa: F401
     from sottovoce.privacy.accounting import RunningEpsilon
     from sottovoce.privacy.events import poisson_release

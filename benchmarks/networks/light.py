@@ -29,7 +29,7 @@ from sottovoce.deployment.sum_terms import Terms, threshold
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.training.elsewhere import DEPARTURES
+from sottovoce.training.remote_clients import DEPARTURES
 
 LIGHT_NODE = Path(__file__).with_name("light_node.py")
 

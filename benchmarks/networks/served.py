@@ -24,12 +24,12 @@ from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import LATEST
-from sottovoce.training.context import Surroundings
-from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import build_engine
+from sottovoce.training.remote_clients import RemoteClients
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import build_recipe_population
 from sottovoce.training.run_folder import LEDGER, RunFolder
-from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import run_recipe
 
 CPU = torch.device("cpu")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -49,8 +49,8 @@ class Place:
         return load_recipe(self.recipe, [*self.overrides, *more])
 
     @property
-    def around(self) -> Surroundings:
-        return Surroundings(self.folder / "runs", self.folder / "stores", CPU)
+    def around(self) -> RunContext:
+        return RunContext(self.folder / "runs", self.folder / "stores", CPU)
 
     def settle(self) -> None:
         """Keys and a roster, unless they are there."""
@@ -69,13 +69,13 @@ def simulate(place: Place, out: Path, *more: str) -> float:
     """As `sottovoce run` does, but on the grid that a network's sums are on; processor seconds of it all."""
     recipe = place.loaded(*more)
     store = Store(place.around.stores / recipe.data.store)
-    population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
+    population = build_recipe_population(recipe, store, recipe.federated.clients.population(recipe.data))
 
     def clients(run: RunFolder, plan: Plan, start: Recogniser) -> _Here:
         return _Here(ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)))
 
     begun = sum(os.times()[:2])
-    run_recipe(recipe, out=out, resume=False, around=place.around, elsewhere=Elsewhere(population, in_words, clients))
+    run_recipe(recipe, out=out, resume=False, context=place.around, remote=RemoteClients(population, in_words, clients))
     return sum(os.times()[:2]) - begun
 
 

@@ -14,8 +14,7 @@ from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.privacy.ledger import verify
 from sottovoce.store import Store, pack
-from sottovoce.training.speakers import population_of
-from sottovoce.training.stores import ensure_store
+from sottovoce.training.run_data import build_recipe_population, ensure_store
 
 SERVED: Mapping[str, tuple[str, ...]] = {
     "open": ("--sums", "open"),
@@ -100,7 +99,7 @@ def settled(scene: Scene, folder: Path) -> Place:
     ensure_store(recipe, folder / "stores", lambda _: None)
     crowd = folder / "stores" / recipe.data.store
     store = Store(crowd)
-    population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
+    population = build_recipe_population(recipe, store, recipe.federated.clients.population(recipe.data))
     if len(population) != scene.clients:
         raise SystemExit(f"{scene.recipe}: {len(population)} clients, expected {scene.clients}")
     people = tuple(client.id for client in population)

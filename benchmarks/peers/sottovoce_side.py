@@ -47,7 +47,7 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import PrivacySettings, Sampling
 from sottovoce.seeds import torch_stream
-from sottovoce.training.precision import precision
+from sottovoce.training.run_context import choose_dtype
 
 Parameters = Mapping[str, Tensor]
 Round = Callable[[int, Tally], Parameters | None]
@@ -187,7 +187,7 @@ class FixedCohorts(Plan):
 
 
 def _engine(name: str, room: ClientRoom, layout: Layout, task: Task) -> Engine:
-    device, dtype = task.device, precision("auto", task.device)
+    device, dtype = task.device, choose_dtype("auto", task.device)
     if name == "workers":
         workers = WorkersEngine(room, layout, dtype=dtype)
         deque(workers.train(layout.zeros(), range(8), step=0), maxlen=0)  # all have started

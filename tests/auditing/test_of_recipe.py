@@ -18,14 +18,14 @@ from sottovoce.errors import InputError
 from sottovoce.reporting.audit import audit_alarm, audit_section, kept_audit
 from sottovoce.reporting.parts import Paragraph
 from sottovoce.reporting.records import read_run
-from sottovoce.training.context import Surroundings
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 
 FEW = ("--canaries", "60", "--rounds", "2")
 
 
-def around(place: Path) -> Surroundings:
-    return Surroundings(place / "runs", place / "stores", torch.device("cpu"))
+def around(place: Path) -> RunContext:
+    return RunContext(place / "runs", place / "stores", torch.device("cpu"))
 
 
 def sottovoce(*arguments: object) -> int:
@@ -59,7 +59,7 @@ def test_recipes_of_all_kinds_are_audited(name: str, place: Path) -> None:
     found = audit_recipe(
         recipe,
         AuditSettings(canaries=60, rounds=2, observer=Observer.FINAL if name == "LoRA" else Observer.RELEASES),
-        around=around(place),
+        context=around(place),
         on_round=lambda step, rounds: done.append((step, rounds)),
     )
     assert found.people == 18
@@ -81,7 +81,7 @@ def test_an_audit_is_kept_beside_the_run_and_told_in_its_report(
     assert content == json.loads(kept_at(folder).read_text())
     assert content["verdict"] == "consistent"
     assert content["accounted"] is False
-    run_recipe(load_recipe(str(recipe)), out=folder, resume=False, around=around(place))
+    run_recipe(load_recipe(str(recipe)), out=folder, resume=False, context=around(place))
     run = read_run("mine", folder)
     assert kept_audit(run) == content
     section = audit_section([run])
@@ -110,7 +110,7 @@ def test_of_a_release_nothing_is_told_that_no_ledger_charges(place: Path, capsys
     out, err = capsys.readouterr()
     assert "tones.yaml is a release: these figures come from people's speech, in rounds that no ledger charges" in err
     assert json.loads(out)["accounted"] is False
-    run_recipe(load_recipe(str(recipe), [secure]), out=folder, resume=False, around=around(place))
+    run_recipe(load_recipe(str(recipe), [secure]), out=folder, resume=False, context=around(place))
     run = read_run("mine", folder)
     assert run.is_release
     assert kept_audit(run) is None
@@ -175,7 +175,7 @@ def test_refusals_in_one_line(message: str, place: Path, capsys: pytest.CaptureF
 
 def test_central_training_is_no_business_of_an_audit(place: Path) -> None:
     with pytest.raises(InputError, match="trains centrally"):
-        audit_recipe(load_recipe("demo/seed"), AuditSettings(), around=around(place))
+        audit_recipe(load_recipe("demo/seed"), AuditSettings(), context=around(place))
 
 
 def test_verdicts_are_those_of_the_report() -> None:

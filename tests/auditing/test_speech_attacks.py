@@ -27,7 +27,7 @@ from sottovoce.models.utterances import record
 from sottovoce.seeds import stream, torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
-from sottovoce.training.context import Surroundings
+from sottovoce.training.run_context import RunContext
 
 TOKENS = CharacterTokens.seen_in("abcdefghijklmnopqrstuvwxyz ")
 
@@ -115,8 +115,8 @@ def test_a_sentence_that_was_learned_by_heart_is_exposed_and_others_are_not(secr
 
 def test_a_recipe_is_attacked_with_secrets_among_its_people(place: Path, secrets: Store) -> None:
     recipe = load_recipe(str(place / "tones.yaml"))
-    around = Surroundings(place / "runs", place / "stores", torch.device("cpu"))
-    found = audit_speech(recipe, secrets=4, rounds=1, seed=1, around=around)
+    around = RunContext(place / "runs", place / "stores", torch.device("cpu"))
+    found = audit_speech(recipe, secrets=4, rounds=1, seed=1, context=around)
     assert found.membership is not None
     assert (found.membership.members, found.membership.strangers) == (18, 12)
     assert [one.how for one in found.exposures] == list(HOW)
@@ -124,13 +124,13 @@ def test_a_recipe_is_attacked_with_secrets_among_its_people(place: Path, secrets
     assert len(lines) == 3
     assert lines[0].startswith("who took part is told from strangers")
     with pytest.raises(InputError, match="secrets=2"):
-        audit_speech(recipe, secrets=2, rounds=1, seed=1, around=around)
+        audit_speech(recipe, secrets=2, rounds=1, seed=1, context=around)
 
 
 def test_an_encoder_has_members_and_nothing_to_expose(place: Path) -> None:
     recipe = load_recipe(str(place / "tones.yaml"), ["model={family: cpc, size: tiny, ahead: 6, candidates: 16}"])
-    around = Surroundings(place / "runs", place / "stores", torch.device("cpu"))
-    found = audit_speech(recipe, secrets=4, rounds=1, seed=1, around=around)
+    around = RunContext(place / "runs", place / "stores", torch.device("cpu"))
+    found = audit_speech(recipe, secrets=4, rounds=1, seed=1, context=around)
     assert found.membership is not None
     assert found.exposures == ()
     assert "write nothing down" in found.missing["exposure"]

@@ -17,7 +17,7 @@ from sottovoce.reporting.archives import open_path
 from sottovoce.reporting.curves import series
 from sottovoce.reporting.layers import norm_profiles
 from sottovoce.reporting.records import read_run
-from sottovoce.training.marks import check_ledger
+from sottovoce.training.ledger_check import check_ledger
 
 
 def test_a_kept_run_says_the_same(run: Path, results: Path) -> None:

@@ -20,7 +20,7 @@ from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.network import Settings
 from sottovoce.seeds import torch_stream
 from sottovoce.text.tokens import CharacterTokens
-from sottovoce.training.seeding import find_seed
+from sottovoce.training.parent_model import resolve_parent_model
 
 Command = Callable[..., Any]
 SOURCE = Path(package.__file__).parent
@@ -136,7 +136,7 @@ def test_the_folder_of_a_seed_model_has_nothing_imported(
         config["federation"]["server"]["optimiser"] = {"name": outside[0]}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(InputError, match="name the seed's recipe in place of its folder"):
-        find_seed(str(folder), runs=tmp_path, root_seed=1)
+        resolve_parent_model(str(folder), runs=tmp_path, root_seed=1)
     assert not outside[1].exists()
 
 

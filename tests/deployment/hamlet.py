@@ -40,8 +40,7 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
-from sottovoce.training.assemble import starting_model
-from sottovoce.training.trained_part import trained_part
+from sottovoce.training.start_model import build_start_model, split_trained_part
 
 PEOPLE = NAMES[:7]
 EVERYBODY = tuple(range(len(PEOPLE)))
@@ -61,9 +60,9 @@ class Hamlet:
         self.place = Place(folder, stores, list(PEOPLE))
         self.place.settle(cohort_size=len(PEOPLE))
         self.roster = load_roster(folder / "roster.yaml")
-        self.start: Recogniser = starting_model(self.place.recipe, None, Store(stores / "tones"))
-        self.layout = Layout.of(trained_part(self.place.recipe, self.start).initial)
-        self.model_P = self.layout.flatten(trained_part(self.place.recipe, self.start).initial)
+        self.start: Recogniser = build_start_model(self.place.recipe, None, Store(stores / "tones"))
+        self.layout = Layout.of(split_trained_part(self.place.recipe, self.start).initial)
+        self.model_P = self.layout.flatten(split_trained_part(self.place.recipe, self.start).initial)
         self.services = {sums: Service(self, sums) for sums in SUMS}
         self.link = FlowerLink(
             "127.0.0.1",

@@ -31,7 +31,7 @@ from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 from sottovoce.seeds import torch_stream
 from sottovoce.signatures import PrivateKey, sign
-from sottovoce.training.elsewhere import DEPARTURES
+from sottovoce.training.remote_clients import DEPARTURES
 
 RECIPE, RUN = bytes(range(32)), bytes(range(16))
 LAYOUT = Layout.of({"w": torch.zeros(5, 7), "b": torch.zeros(3)})

@@ -32,14 +32,13 @@ from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import LATEST
-from sottovoce.training.client_wer import listeners_here
-from sottovoce.training.context import Surroundings
-from sottovoce.training.elsewhere import Elsewhere
+from sottovoce.training.client_wer import build_local_wer_clients
 from sottovoce.training.engines import build_engine
-from sottovoce.training.outcome import Outcome
+from sottovoce.training.remote_clients import RemoteClients
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
+from sottovoce.training.run_data import build_recipe_population
 from sottovoce.training.run_folder import LEDGER, RESULTS, RunFolder
-from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import run_recipe
 
 ROUNDS = 3
 CPU = torch.device("cpu")
@@ -64,8 +63,8 @@ class Place:
         return load_recipe(str(self.recipe_file))
 
     @property
-    def around(self) -> Surroundings:
-        return Surroundings(self.folder / "runs", self.stores, CPU)
+    def around(self) -> RunContext:
+        return RunContext(self.folder / "runs", self.stores, CPU)
 
     def settle(self, **federation: Any) -> None:
         """Write everything down that both sides need."""
@@ -85,16 +84,16 @@ class Place:
     def simulate(self, out: str, *, planned: Planned = in_words) -> Path:
         """In this process, as `sottovoce run` does, but on the grid that a network needs. Only with all `NAMES`."""
         recipe, store = self.recipe, Store(self.stores / "tones")
-        population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
+        population = build_recipe_population(recipe, store, recipe.federated.clients.population(recipe.data))
 
         def clients(run: RunFolder, plan: Plan, start: Recogniser) -> _Here:
             return _Here(
                 ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)),
-                listeners_here(recipe, population, start, device=CPU),
+                build_local_wer_clients(recipe, population, start, device=CPU),
             )
 
-        elsewhere = Elsewhere(population, planned, clients)
-        run_recipe(recipe, out=self.folder / out, resume=False, around=self.around, elsewhere=elsewhere)
+        elsewhere = RemoteClients(population, planned, clients)
+        run_recipe(recipe, out=self.folder / out, resume=False, context=self.around, remote=elsewhere)
         return self.folder / out
 
     def run_here(
@@ -138,10 +137,8 @@ class Place:
                     say=say,
                 )
 
-            elsewhere = Elsewhere(roster_population(roster, self.recipe), planned, clients, spare)
-            return run_recipe(
-                self.recipe, out=self.folder / out, resume=resume, around=self.around, elsewhere=elsewhere
-            )
+            elsewhere = RemoteClients(roster_population(roster, self.recipe), planned, clients, spare)
+            return run_recipe(self.recipe, out=self.folder / out, resume=resume, context=self.around, remote=elsewhere)
 
     @contextmanager
     def participant(self, name: str) -> Iterator[Participant]:

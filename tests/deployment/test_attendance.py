@@ -18,8 +18,8 @@ from sottovoce.deployment.messages import Code, Kind, departure, peek_order
 from sottovoce.deployment.roster import Roster, User
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
-from sottovoce.training.elsewhere import TooFewClients
 from sottovoce.training.federation import TOO_FEW
+from sottovoce.training.remote_clients import TooFewClients
 from sottovoce.training.run_folder import LEDGER
 
 

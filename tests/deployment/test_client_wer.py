@@ -32,11 +32,11 @@ from sottovoce.privacy.events import poisson_release, run_event
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.store import Store
-from sottovoce.training.client_wer import check_writes
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_data import build_recipe_population
 from sottovoce.training.run_folder import LEDGER
-from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import run_recipe
-from sottovoce.training.trained_part import trained_part
+from sottovoce.training.start_model import split_trained_part
+from sottovoce.training.testing import check_can_transcribe
 from sottovoce.users.population import Client
 
 ANNA = NAMES[0]
@@ -74,7 +74,7 @@ def settle(tmp_path: Path, four_each: Path) -> Iterator[Villages]:
 
 def listening(village: Village, name: str, step: int = 2, **changes: Any) -> Order:
     village.attempt += 1
-    model_P = village.layout.flatten(trained_part(village.recipe, village.start).initial)
+    model_P = village.layout.flatten(split_trained_part(village.recipe, village.start).initial)
     order = village.order(name, Kind.WER, write_model(model_P, village.layout), step=step, attempt=village.attempt)
     return order if not changes else village.order(name, Kind.WER, order.payload, **({"step": step} | changes))
 
@@ -125,7 +125,7 @@ def test_a_run_finds_what_its_simulation_finds(settled: Callable[..., Place], se
 def test_a_plain_simulation_finds_it_too(settled: Callable[..., Place]) -> None:
     """Without a grid for its updates the model is another by a rounding, but people are understood as well."""
     place = settled()
-    plain = run_recipe(place.recipe, out=place.folder / "plain", resume=False, around=place.around)
+    plain = run_recipe(place.recipe, out=place.folder / "plain", resume=False, context=place.around)
     assert plain.results is not None
     grid = json.loads((place.simulate("simulated") / "results.json").read_text())
     assert plain.results["client_wer"] == grid["client_wer"]
@@ -330,7 +330,7 @@ def test_what_is_held_out_never_trains(settle: Villages, four_each: Path, tmp_pa
         change=other_when_held_out(held_out),
     )
     other = Store(tmp_path / "other")
-    server_P = village.layout.flatten(trained_part(village.recipe, village.start).initial)
+    server_P = village.layout.flatten(split_trained_part(village.recipe, village.start).initial)
 
     def prepared(own: Store) -> OwnTraining:
         return prepare(village.invitation, village.start, own, user=None, device=CPU)
@@ -351,7 +351,7 @@ def client_in(village: Village, store: Store) -> Client:
 def test_everybody_holds_out_the_same_in_a_simulation(settle: Villages, four_each: Path) -> None:
     village = settle()
     recipe = village.recipe
-    people = population_of(recipe, village.store, recipe.federated.clients.population(recipe.data))
+    people = build_recipe_population(recipe, village.store, recipe.federated.clients.population(recipe.data))
     for client in people:
         own = Store(four_each / client.id)
         mine = {own.utterance(row).id for row in client_in(village, own).held_out.tolist()}
@@ -370,7 +370,7 @@ def test_a_simulation_of_people_who_hold_nothing_out_is_refused(tmp_path: Path, 
     place = Place(tmp_path, village_stores)
     place.settle(**WITH)
     with pytest.raises(InputError, match="none of 9 clients has enough utterances to hold some out"):
-        run_recipe(place.recipe, out=tmp_path / "run", resume=False, around=place.around)
+        run_recipe(place.recipe, out=tmp_path / "run", resume=False, context=place.around)
 
 
 def test_models_that_write_nothing_down_are_refused(settle: Villages) -> None:
@@ -378,4 +378,4 @@ def test_models_that_write_nothing_down_are_refused(settle: Villages) -> None:
     mute = village.start
     object.__setattr__(mute, "family", type("Mute", (), {"recognition": None, "name": "mute"}))
     with pytest.raises(InputError, match="models of family=mute write nothing down"):
-        check_writes(village.recipe, mute)
+        check_can_transcribe(village.recipe, mute)

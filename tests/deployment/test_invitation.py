@@ -15,7 +15,7 @@ from tests.deployment.conftest import Settle
 from tests.deployment.village import Village, content, recipe_of
 
 import sottovoce
-from sottovoce.config import Data, Federation, Privacy, Recipe
+from sottovoce.config import DataSettings, FederationSettings, PrivacySection, Recipe
 from sottovoce.deployment import client_recipe
 from sottovoce.deployment import invitation as invitations
 from sottovoce.deployment.consent import words
@@ -43,12 +43,12 @@ def test_every_setting_is_a_clients_business_or_is_not() -> None:
     """Whoever adds a setting to recipes says here whether clients' updates hang on it."""
     for section, ours, others in (
         (Recipe, client_recipe.RECIPE, client_recipe.NOT_OF_RECIPE),
-        (Data, client_recipe.DATA, client_recipe.NOT_OF_DATA),
-        (Federation, client_recipe.FEDERATION, client_recipe.NOT_OF_FEDERATION),
+        (DataSettings, client_recipe.DATA, client_recipe.NOT_OF_DATA),
+        (FederationSettings, client_recipe.FEDERATION, client_recipe.NOT_OF_FEDERATION),
     ):
         assert set(ours) | set(others) == set(section.model_fields)
         assert not set(ours) & set(others)
-    assert set(client_recipe.NOT_OF_PRIVACY) <= {option.name for option in fields(Privacy)}
+    assert set(client_recipe.NOT_OF_PRIVACY) <= {option.name for option in fields(PrivacySection)}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sottovoce.deployment.people import roster_population
 from sottovoce.deployment.roster import Roster, User
 from sottovoce.errors import InputError
 from sottovoce.store import Store
-from sottovoce.training.speakers import population_of
+from sottovoce.training.run_data import build_recipe_population
 
 KEY = ec.generate_private_key(ec.SECP384R1()).public_key()
 
@@ -22,7 +22,9 @@ def roster_of(*names: str) -> Roster:
 
 def test_it_is_the_population_of_a_store_with_these_people(village_stores: Path) -> None:
     recipe = recipe_of()
-    simulated = population_of(recipe, Store(village_stores / "tones"), recipe.federated.clients.population(recipe.data))
+    simulated = build_recipe_population(
+        recipe, Store(village_stores / "tones"), recipe.federated.clients.population(recipe.data)
+    )
     served = roster_population(roster_of(*NAMES), recipe)
     assert served.digest == simulated.digest
     assert [client.id for client in served] == [client.id for client in simulated]
@@ -51,5 +53,5 @@ def test_what_needs_the_speech_here_is_refused(federation: dict[str, Any], why: 
 
 def test_a_release_by_silos_from_a_seed_model_is_refused() -> None:
     secure = content(clients={"rule": "silo", "silos": 2}, seed_model="demo/seed", privacy={"mode": "secure"})
-    with pytest.raises(InputError, match="nobody can say whether it has heard people of a silo"):
+    with pytest.raises(InputError, match="it is not known whether it was trained on people of a silo"):
         roster_population(roster_of("silo-0", "silo-1"), recipe_of(secure))

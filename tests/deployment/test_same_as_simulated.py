@@ -19,8 +19,8 @@ from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.plan import Plan
 from sottovoce.store import Store
 from sottovoce.training.engines import build_engine
-from sottovoce.training.speakers import population_of
-from sottovoce.training.trained_part import trained_part
+from sottovoce.training.run_data import build_recipe_population
+from sottovoce.training.start_model import split_trained_part
 
 ROUNDS = 2
 
@@ -28,7 +28,7 @@ ROUNDS = 2
 def simulated(village: Village, plan: Plan) -> Clients:
     """All of the village's people in one process."""
     recipe = village.recipe
-    population = population_of(recipe, village.store, recipe.federated.clients.population(recipe.data))
+    population = build_recipe_population(recipe, village.store, recipe.federated.clients.population(recipe.data))
     engine = build_engine("sequential", recipe, population, village.start, plan, device=torch.device("cpu"))
     return ClientsHere(engine)
 
@@ -36,7 +36,7 @@ def simulated(village: Village, plan: Plan) -> Clients:
 def trained(village: Village, clients: Clients, plan: Plan, ledger: Path) -> torch.Tensor:
     """The server's model after some rounds."""
     settings = village.recipe.federated
-    initial_P = village.layout.flatten(trained_part(village.recipe, village.start).initial)
+    initial_P = village.layout.flatten(split_trained_part(village.recipe, village.start).initial)
     server = Server(settings.server, village.layout, initial_P)
     with closing(Ledger(ledger, header=plan.ledger_header(run="village"))) as held:
         state = RoundState(server, plan, held)
@@ -51,7 +51,7 @@ def compare(village: Village, folder: Path) -> None:
     over_network = trained(village, village, village.plan, folder / "network.jsonl")
     here = trained(village, simulated(village, village.plan), village.plan, folder / "here.jsonl")
     assert torch.equal(over_network, here)
-    assert not torch.equal(here, village.layout.flatten(trained_part(village.recipe, village.start).initial))
+    assert not torch.equal(here, village.layout.flatten(split_trained_part(village.recipe, village.start).initial))
 
 
 @pytest.mark.parametrize("sum_bits", [32, 64])
@@ -69,7 +69,7 @@ def test_silos(settle: Settle, tmp_path: Path, village_stores: Path) -> None:
     given = content(clients={"rule": "silo", "silos": 3, "max_seconds": 2.0}, cohort_size=2)
     recipe = recipe_of(given)
     everybody = Store(village_stores / "tones")
-    population = population_of(recipe, everybody, recipe.federated.clients.population(recipe.data))
+    population = build_recipe_population(recipe, everybody, recipe.federated.clients.population(recipe.data))
     for client in population:
         names = {everybody.user(row).name for row in client.speakers.tolist()}
         assert names
@@ -86,7 +86,10 @@ def test_a_grid_moves_a_simulation_by_next_to_nothing(settle: Settle, tmp_path: 
     totals = [
         simulated(village, plan)
         .sum(
-            village.layout.flatten(trained_part(village.recipe, village.start).initial), np.arange(9), plan=plan, step=0
+            village.layout.flatten(split_trained_part(village.recipe, village.start).initial),
+            np.arange(9),
+            plan=plan,
+            step=0,
         )
         .total
         for plan in (village.plan, plain)
@@ -125,7 +128,10 @@ def test_a_release_sums_what_its_people_send(settle: Settle, tmp_path: Path, sec
     village = settle(content(privacy={"mode": "secure"}, cohort_size=9), sum_bits=32, secure=secure)
     for name in village.people:
         village.welcome(name)
-    server_P, everybody = village.layout.flatten(trained_part(village.recipe, village.start).initial), np.arange(9)
+    server_P, everybody = (
+        village.layout.flatten(split_trained_part(village.recipe, village.start).initial),
+        np.arange(9),
+    )
     sums = [
         clients.sum(server_P, everybody, plan=village.plan, step=0).total
         for clients in (village, simulated(village, village.plan))

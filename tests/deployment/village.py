@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tests.tones import pack_tones, speaker
 
-from sottovoce.config import Recipe, validate
+from sottovoce.config import Recipe, validate_recipe
 from sottovoce.deployment import keys
 from sottovoce.deployment.invitation import Invitation, SecureSums, sealed_letter
 from sottovoce.deployment.masks import Words
@@ -26,8 +26,7 @@ from sottovoce.privacy.sampling import Indices
 from sottovoce.seeds import name_key
 from sottovoce.signatures import PrivateKey
 from sottovoce.store import Store
-from sottovoce.training.assemble import starting_model
-from sottovoce.training.trained_part import trained_part
+from sottovoce.training.start_model import build_start_model, split_trained_part
 
 NUMBERS = [number for number in range(15) if speaker(number).split == "train"]
 NAMES = sorted((speaker(number).name for number in NUMBERS), key=name_key)
@@ -57,7 +56,7 @@ def content(**federation: Any) -> Content:
 
 
 def recipe_of(given: Content | None = None) -> Recipe:
-    return validate(given or content(), where="of a test")
+    return validate_recipe(given or content(), where="of a test")
 
 
 @dataclass
@@ -80,9 +79,9 @@ class Village:
         keys.make_server(self.place / "server", authority=self.place / "authority", hosts=["localhost"], now=NOW)
         for name in self.people:
             keys.make_node(self.place / name / "key")
-        self.start: Recogniser = starting_model(self.recipe, None, self.store)
+        self.start: Recogniser = build_start_model(self.recipe, None, self.store)
         self.start_bytes = write_start(self.start)
-        self.layout = Layout.of(trained_part(self.recipe, self.start).initial)
+        self.layout = Layout.of(split_trained_part(self.recipe, self.start).initial)
         self.invitation = self.invite()
         self.plan: Plan = self.invitation.plan(self.layout)
 
@@ -144,7 +143,7 @@ class Village:
     def train(self, name: str, model_P: torch.Tensor | None = None, **changes: Any) -> Order:
         """An order to train, in a new attempt unless another is named."""
         if model_P is None:
-            model_P = self.layout.flatten(trained_part(self.recipe, self.start).initial)
+            model_P = self.layout.flatten(split_trained_part(self.recipe, self.start).initial)
         self.attempt += 1
         order = self.order(name, Kind.TRAIN, write_model(model_P, self.layout), attempt=self.attempt)
         return replace(order, **changes)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.federated.small import CPU, EXACT, loaded_client, small_room, start_stream
 
-from sottovoce.config import Federation
+from sottovoce.config import FederationSettings
 from sottovoce.federated.client import ClientRoom, Proximal
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
@@ -140,6 +140,6 @@ def test_a_recipe_says_at_once_that_a_part_is_not_understood() -> None:
         "local": {"batch_seconds": 2, "lr": 0.1, "local_steps": 1},
         "server": {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1}},
     }
-    assert Federation(**settings, trainable="blocks.30-35, output").trainable == "blocks.30-35, output"
+    assert FederationSettings(**settings, trainable="blocks.30-35, output").trainable == "blocks.30-35, output"
     with pytest.raises(ValueError, match=r"'lora\(16\)' is not understood, expected \"lora\(r=16\)\""):
-        Federation(**settings, trainable="lora(16)")
+        FederationSettings(**settings, trainable="lora(16)")

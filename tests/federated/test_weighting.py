@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.federated.small import CPU, Small, as_model, furthest, loaded_client, small, update_of
 
-from sottovoce.config import Federation
+from sottovoce.config import FederationSettings
 from sottovoce.errors import InputError
 from sottovoce.evaluation.recognise import recognise
 from sottovoce.evaluation.wer import word_error_rate
@@ -220,4 +220,4 @@ def test_recipes_without_what_weights_are_measured_by_are_refused(changes: dict[
         "server": {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1}},
     }
     with pytest.raises(ValueError, match=words):
-        Federation(**federation | changes)
+        FederationSettings(**federation | changes)

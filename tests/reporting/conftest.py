@@ -15,8 +15,8 @@ from tests.tones import pack_tones
 from sottovoce.config import load_recipe
 from sottovoce.privacy.events import event_to_json, repeated
 from sottovoce.reporting.records import LedgerCheck, RunRecord
-from sottovoce.training.context import Surroundings
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 
 FEDERATED = """
 about: tones, federated
@@ -58,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pack_tones(place / "stores/tones", people=range(30), letters=(2, 3), utterances=2)
     (place / "federated.yaml").write_text(FEDERATED)
     (place / "central.yaml").write_text(CENTRAL)
-    around = Surroundings(runs=place / "runs", stores=place / "stores", device=torch.device("cpu"))
+    around = RunContext(runs=place / "runs", stores=place / "stores", device=torch.device("cpu"))
     made = {
         "noisy": ("federated", ()),
         "quiet": ("federated", QUIET),
@@ -67,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, (recipe, changes) in made.items():
         found = load_recipe(str(place / f"{recipe}.yaml"), list(changes))
-        run_recipe(found, out=place / "runs" / name, resume=False, around=around)
+        run_recipe(found, out=place / "runs" / name, resume=False, context=around)
         shutil.rmtree(place / "runs" / name / "checkpoints")  # large, and no report reads them
     results = place / "runs/noisy/results.json"
     content = json.loads(results.read_text())
@@ -91,7 +91,7 @@ def copied(runs: Path, tmp_path: Path) -> MakeRun:
 def releases(runs: Path) -> Path:
     """More releases: `eight`, with ε = 8, `thousands`, with hardly any noise, and `silos`, eight of them."""
     place = runs.parent
-    around = Surroundings(runs=place / "releases", stores=place / "stores", device=torch.device("cpu"))
+    around = RunContext(runs=place / "releases", stores=place / "stores", device=torch.device("cpu"))
     noise = {
         "eight": ("federation.privacy.noise_multiplier=null", "federation.privacy.target_epsilon=8"),
         "thousands": ("federation.privacy.noise_multiplier=0.02",),
@@ -105,7 +105,7 @@ def releases(runs: Path) -> Path:
     }
     for name, changes in noise.items():
         found = load_recipe(str(place / "federated.yaml"), ["federation.privacy.mode=secure", *changes])
-        run_recipe(found, out=place / "releases" / name, resume=False, around=around)
+        run_recipe(found, out=place / "releases" / name, resume=False, context=around)
         shutil.rmtree(place / "releases" / name / "checkpoints")
     return place / "releases"
 

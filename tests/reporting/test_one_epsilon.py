@@ -18,7 +18,15 @@ from tests.tones import pack_tones
 from typer.testing import CliRunner
 
 from sottovoce.cli import app
-from sottovoce.config import Federation, Recipe, Suite, load_experiment, load_recipe, recipe_names, validate
+from sottovoce.config import (
+    FederationSettings,
+    Recipe,
+    Suite,
+    load_experiment,
+    load_recipe,
+    recipe_names,
+    validate_recipe,
+)
 from sottovoce.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import ledger_report, promise
@@ -35,11 +43,11 @@ from sottovoce.reporting.cells import epsilon_text as cell
 from sottovoce.reporting.records import LedgerCheck, RunRecord, read_run
 from sottovoce.reporting.statement import statement
 from sottovoce.reporting.verdict import verdict_on
-from sottovoce.training.assemble import Federation as Assembled
-from sottovoce.training.beforehand import make_ready, stages_of
-from sottovoce.training.context import Surroundings
-from sottovoce.training.estimate import end_epsilon, estimate
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.assemble import FederationSettings as Assembled
+from sottovoce.training.estimate import compute_end_epsilon, estimate_runs
+from sottovoce.training.preflight import check_stages, list_stages
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 
 LAYOUT = Layout(("w",), ((4,),))
 PEOPLE = 4096  # of recipes that take whoever is there; more than any cohort of theirs
@@ -61,7 +69,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "odds", lambda _: Odds(1.0, 1.0))
 
 
-def plan_of(federation: Federation, *, people: int) -> Plan:
+def plan_of(federation: FederationSettings, *, people: int) -> Plan:
     private = federation.privacy.settings(
         population_size=people,
         cohort_size=federation.cohort_size,
@@ -78,16 +86,16 @@ def plan_of(federation: Federation, *, people: int) -> Plan:
 def estimated(recipe: Recipe, plan: Plan) -> Epsilon | None:
     """As `--estimate` and the lines before a run have it, for the people of `plan`."""
     federation = SimpleNamespace(settings=recipe.federated, plan=plan)
-    return end_epsilon(cast(Assembled, federation))
+    return compute_end_epsilon(cast(Assembled, federation))
 
 
-def header_of(federation: Federation, plan: Plan) -> Any:
+def header_of(federation: FederationSettings, plan: Plan) -> Any:
     asked = federation.client_wer
     told = None if asked is None else asked.in_ledger(asked.plan(plan))
     return plan.ledger_header(run="x", central_steps=federation.steps, client_wer=told)
 
 
-def charged(path: Path, federation: Federation, plan: Plan, *, rounds: int) -> LedgerReport:
+def charged(path: Path, federation: FederationSettings, plan: Plan, *, rounds: int) -> LedgerReport:
     """The ledger of a run that stops after so many rounds, or when its budget says so."""
     asked, steps = federation.client_wer, federation.steps
     with closing(Ledger(path, header=header_of(federation, plan))) as ledger:
@@ -199,7 +207,9 @@ def test_every_recipe_of_the_package_tells_one_epsilon(tmp_path: Path) -> None:
     for recipe in private_recipes():
         if recipe.federated.privacy.noise_scope is not None:  # for analysis: nothing is promised
             continue
-        asked = validate({**BASE, "federation": {**BASE["federation"], "client_wer": ASKED}}, where="x").federated
+        asked = validate_recipe(
+            {**BASE, "federation": {**BASE["federation"], "client_wer": ASKED}}, where="x"
+        ).federated
         for number, changes in enumerate(({}, {"client_wer": asked.client_wer})):
             one = with_noise(recipe, **changes)
             people = one.federated.privacy.population_size or PEOPLE
@@ -256,10 +266,10 @@ def random_recipes(draw: st.DrawFn) -> tuple[Recipe, Plan]:
         every = draw(st.none() | st.integers(1, 4))
         federation["client_wer"] = {"words": 30, "noise_multiplier": draw(noise), "every": every}
     if draw(st.booleans()):  # of which none, some or all are used up
-        recipe = validate({**BASE, "federation": federation}, where="x")
+        recipe = validate_recipe({**BASE, "federation": federation}, where="x")
         whole = recipe.federated.whole_run(plan_of(recipe.federated, people=people))
         private["epsilon_budget"] = draw(st.floats(0.3, 1.1)) * rdp_epsilon(whole.event, delta)
-    recipe = validate({**BASE, "federation": federation}, where="x")
+    recipe = validate_recipe({**BASE, "federation": federation}, where="x")
     return recipe, plan_of(recipe.federated, people=people)
 
 
@@ -332,11 +342,11 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def everything_told(recipe: Recipe, stores: Path, folder: Path) -> None:
     said: list[str] = []
-    around = Surroundings(folder / "runs", stores, torch.device("cpu"), say=said.append)
-    stages = stages_of({"run": (recipe, folder / "run")}, folder=folder)
-    found = estimate(stages, make_ready(stages, around), around)
+    around = RunContext(folder / "runs", stores, torch.device("cpu"), say=said.append)
+    stages = list_stages({"run": (recipe, folder / "run")}, folder=folder)
+    found = estimate_runs(stages, check_stages(stages, around), around)
     (cost,) = found.costs
-    outcome = run_recipe(recipe, out=folder / "run", resume=False, around=around)
+    outcome = run_recipe(recipe, out=folder / "run", resume=False, context=around)
     assert outcome.results is not None
     ledger = verify(outcome.folder / "ledger.jsonl")
     promised, private = promise_of(ledger), outcome.results["privacy"]
@@ -402,6 +412,6 @@ def _recipe(folder: Path, changes: list[str]) -> Recipe:
 def test_a_budget_that_allows_nothing_is_refused_before_a_round(stores: Path, tmp_path: Path) -> None:
     recipe = _recipe(tmp_path, [f"{PRIVATE}epsilon_budget=1e-6"])
     assert recipe.federated.whole_run(plan_of(recipe.federated, people=9)).promise().steps == 0
-    around = Surroundings(tmp_path / "runs", stores, torch.device("cpu"))
+    around = RunContext(tmp_path / "runs", stores, torch.device("cpu"))
     with pytest.raises(InputError, match="not one round can be paid for"):
-        run_recipe(recipe, out=tmp_path / "run", resume=False, around=around)
+        run_recipe(recipe, out=tmp_path / "run", resume=False, context=around)

@@ -23,7 +23,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "sottovoce.cli.run",
-        "sottovoce.training.smoke_runs",
+        "sottovoce.training.run",
         "sottovoce.training.suites",
         "sottovoce.reporting.summary",
         "sottovoce.models.transformer",

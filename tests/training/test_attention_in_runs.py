@@ -15,9 +15,8 @@ from sottovoce.models.saved import load
 from sottovoce.reporting.summary import write_report
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens, save_tokens
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 CRDNN = ["model={family: crdnn, size: tiny}", "data.test=[test, dev]"]
 CENTRAL = [*CRDNN, "central.steps=2", "central.evaluate_every=2", "central.schedule.lr=1e-3"]
@@ -32,8 +31,8 @@ def go(short_stores: Path, tmp_path: Path) -> Go:
 
     def go(recipe: Path, *changes: str, out: str = "run") -> tuple[Outcome, list[str]]:
         said: list[str] = []
-        around = Surroundings(tmp_path / "runs", short_stores, torch.device("cpu"), say=said.append)
-        return run_recipe(load_recipe(str(recipe), changes), out=tmp_path / out, resume=False, around=around), said
+        around = RunContext(tmp_path / "runs", short_stores, torch.device("cpu"), say=said.append)
+        return run_recipe(load_recipe(str(recipe), changes), out=tmp_path / out, resume=False, context=around), said
 
     return go
 

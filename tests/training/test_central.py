@@ -35,7 +35,7 @@ def finish(recipe: Path, stores: Path, out: Path, *more: str) -> forked.Ended:
 
 
 def final_tensors(out: Path) -> dict[str, torch.Tensor]:
-    found, complaints = checkpoint.load_latest(out / "checkpoints")
+    found, complaints = checkpoint.load_latest_checkpoint(out / "checkpoints")
     assert found is not None
     assert not complaints
     assert found.step == 12
@@ -127,7 +127,7 @@ def test_interrupt_saves_and_says_how_to_go_on(recipe_file: Path, stores: Path, 
         ended = running.end()
     assert ended.code == 130, ended.err
     assert "--resume" in ended.err
-    found, _ = checkpoint.load_latest(out / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(out / "checkpoints")
     assert found is not None
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == found.step
@@ -152,7 +152,7 @@ def test_two_processes_learn_as_one_team(recipe_file: Path, stores: Path, tmp_pa
     arguments = ["run", recipe_file, "--stores", stores, "--out", tmp_path / "run", "--device", "cpu"]
     arguments += ["central.newbob={improvement: 0.5}", "central.evaluate_every=3"]
     launch(arguments, processes=2, log=tmp_path / "log")
-    found, _ = checkpoint.load_latest(tmp_path / "run/checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(tmp_path / "run/checkpoints")
     assert found is not None
     assert found.step == 12
     assert said(tmp_path / "log").count("On unseen speakers") == 1
@@ -183,7 +183,7 @@ def test_an_interrupt_of_one_process_stops_all_at_the_same_step(
     assert (first_code, second_code) == (130, 0), first_err + second_err
     assert "--resume" in first_err
     assert "--resume" not in second_err
-    found, _ = checkpoint.load_latest(out / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(out / "checkpoints")
     assert found is not None
     assert f"stopped after step {found.step:,}" in first_err
 
@@ -202,7 +202,7 @@ def test_a_kill_between_a_checkpoint_and_its_link_loses_no_best_model(
     finish(recipe_file, stores, out)
     best = (out / "model").readlink()
     wrong = next(path for path in (out / "checkpoints").glob("step-*") if path.name != best.name)
-    checkpoint.point(out / "model", wrong)
+    checkpoint.point_link(out / "model", wrong)
     (out / "results.json").unlink()  # the kill came before the end
     finish(recipe_file, stores, out, "--resume")
     assert (out / "model").readlink() == best

@@ -25,7 +25,7 @@ from sottovoce.privacy.events import CorrelatedRelease, event_from_json, repeate
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.training import checkpoint, federation
-from sottovoce.training.outcome import Outcome
+from sottovoce.training.run_context import Outcome
 
 __all__ = ["folders"]  # a fixture
 
@@ -41,7 +41,7 @@ WRITTEN = replace(DRAWN, at="return")
 ADDED = Point("sottovoce.privacy.plan:Plan.add_noise", nth=2)
 MOVED = Point("sottovoce.federated.round:run_round", nth=2)
 SAVING = replace(SAVED, at="call")
-FINISHED = Point("sottovoce.training.outcome:finish")
+FINISHED = Point("sottovoce.training.run_context:write_results")
 
 
 def killed(arguments: list[object], point: Point) -> None:
@@ -168,7 +168,7 @@ def test_where_bits_do_not_repeat_lost_rows_are_burned_and_made_again_from_the_s
     mechanism: str, federated_recipe: Path, short_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: rounds 3 and 4 are lost with the checkpoint that would have covered them, and so are their rows."""
-    monkeypatch.setattr(federation.Federating, "_repeatable", False)
+    monkeypatch.setattr(federation.FederatedLoop, "_repeatable", False)
     changes, out, save = [*SHORT, mechanism], tmp_path / "run", checkpoint.save
 
     def lost(folder: Path, saved: checkpoint.Checkpoint) -> Path:

@@ -19,7 +19,7 @@ from sottovoce.models import saved
 from sottovoce.privacy.ledger import verify
 from sottovoce.seeds import stream
 from sottovoce.training import checkpoint
-from sottovoce.training.outcome import Outcome
+from sottovoce.training.run_context import Outcome
 
 STEPS = 12
 TAKES_PART = Point("sottovoce.federated.ranks:ClientsOverRanks.take_part", at="call")
@@ -120,7 +120,7 @@ def test_an_interrupt_of_one_process_stops_all_and_the_same_number_goes_on(
         os.kill(second.pid, signal.SIGTERM)
         held.go()
         outcomes = [result(running) for running in started]
-    found, _ = checkpoint.load_latest(out / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(out / "checkpoints")
     assert found is not None
     assert [outcome.stopped_at for outcome in outcomes] == [found.step, None]
     report = verify(out / "ledger.jsonl")

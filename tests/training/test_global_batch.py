@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sottovoce.config import load_recipe
 from sottovoce.models import saved
-from sottovoce.training.context import Surroundings
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 
 RECIPE = """
 about: one batch for all
@@ -34,8 +34,8 @@ WITHOUT_CHANCE = [
 
 
 def train(recipe: Path, changes: list[str], stores: Path, out: Path) -> None:
-    around = Surroundings(runs=out.parent, stores=stores, device=torch.device("cpu"))
-    run_recipe(load_recipe(str(recipe), changes), out=out, resume=False, around=around)
+    around = RunContext(runs=out.parent, stores=stores, device=torch.device("cpu"))
+    run_recipe(load_recipe(str(recipe), changes), out=out, resume=False, context=around)
 
 
 def trained(world: int, changes: list[str], *, stores: Path, folder: Path) -> Tensor:

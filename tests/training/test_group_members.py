@@ -19,7 +19,7 @@ from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.store import Store, pack
 from sottovoce.training import checkpoint
-from sottovoce.training.group_members import GROUPS, members_digest
+from sottovoce.training.federated_run import GROUPS, digest_groups
 from sottovoce.users import PopulationSettings, build_population
 
 RELEASE = [*SHORT, BANDED, "federation.privacy.mode=secure"]
@@ -133,11 +133,11 @@ def test_the_digest_is_of_people_in_groups_and_needs_its_key(short_stores: Path)
     silos = build_population(store, PopulationSettings(split="train", clients="silo", silos=4), seed=1)
     others = build_population(store, PopulationSettings(split="train", clients="silo", silos=4), seed=2)
     sampler, key = CyclicSampler(cycle=2, sampling_rate=1.0), bytes(32)
-    known = members_digest(silos, sampler, key=key)
-    assert members_digest(silos, CyclicSampler(cycle=2, sampling_rate=0.5), key=key) == known
+    known = digest_groups(silos, sampler, key=key)
+    assert digest_groups(silos, CyclicSampler(cycle=2, sampling_rate=0.5), key=key) == known
     different = [
-        members_digest(others, sampler, key=key),  # somebody is in another silo
-        members_digest(silos, CyclicSampler(cycle=3, sampling_rate=1.0), key=key),
-        members_digest(silos, sampler, key=bytes(31) + b"1"),
+        digest_groups(others, sampler, key=key),  # somebody is in another silo
+        digest_groups(silos, CyclicSampler(cycle=3, sampling_rate=1.0), key=key),
+        digest_groups(silos, sampler, key=bytes(31) + b"1"),
     ]
     assert len({known, *different}) == 4

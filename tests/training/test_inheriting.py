@@ -15,9 +15,8 @@ from sottovoce.models.saved import Recogniser, fresh, load, save
 from sottovoce.seeds import torch_stream
 from sottovoce.store import Store
 from sottovoce.text.tokens import CharacterTokens
-from sottovoce.training.assemble import starting_model
-from sottovoce.training.central import starting_point
-from sottovoce.training.seeding import find_seed
+from sottovoce.training.parent_model import resolve_parent_model
+from sottovoce.training.start_model import build_start_model, init_start_model
 
 OTHER_TOKENS = CharacterTokens.seen_in(["xyz"])
 
@@ -53,10 +52,10 @@ def test_the_encoder_is_the_seeds_and_the_tokens_are_the_recipes(
     recipe_file: Path, federated_recipe: Path, stores: Path, pretrained: Path, tmp_path: Path
 ) -> None:
     store = Store(stores / "tones")
-    federated = starting_model(
-        with_transducer(federated_recipe), find_seed(str(pretrained), runs=tmp_path, root_seed=1), store
+    federated = build_start_model(
+        with_transducer(federated_recipe), resolve_parent_model(str(pretrained), runs=tmp_path, root_seed=1), store
     )
-    central = starting_point(with_transducer(recipe_file), federated.tokens, load(pretrained), language="en")
+    central = init_start_model(with_transducer(recipe_file), federated.tokens, load(pretrained), language="en")
     for start in (central, federated):
         assert start.family.name == "transducer"
         assert start.tokens.digest != OTHER_TOKENS.digest
@@ -67,7 +66,7 @@ def test_another_encoder_or_another_direction_is_refused(
     recipe_file: Path, federated_recipe: Path, pretrained: Path
 ) -> None:
     with pytest.raises(InputError, match="the model to start from has Encoder"):
-        starting_point(with_transducer(recipe_file, "small"), OTHER_TOKENS, load(pretrained), language="en")
+        init_start_model(with_transducer(recipe_file, "small"), OTHER_TOKENS, load(pretrained), language="en")
     plain = load_recipe(str(federated_recipe))
     with pytest.raises(InputError, match=r"is of family=tests\.training\.listener:FAMILY, expected ctc_transformer"):
-        starting_point(plain, OTHER_TOKENS, load(pretrained), language="en")
+        init_start_model(plain, OTHER_TOKENS, load(pretrained), language="en")

@@ -10,9 +10,9 @@ import torch
 from sottovoce import Simulation, load_recipe
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.summary import write_report
-from sottovoce.training.context import Surroundings
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 from sottovoce.training.run_folder import LEDGER
-from sottovoce.training.stages import run_recipe
 
 FAST = ["federation.steps=2", "federation.evaluate_every=2", "federation.privacy.adaptive=null"]
 OUTSIDE = {
@@ -32,9 +32,9 @@ def changes(**parts: Any) -> list[str]:
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_says_what_its_promise_rests_on(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    around = Surroundings(tmp_path / "runs", short_stores, torch.device("cpu"), say=said.append)
+    around = RunContext(tmp_path / "runs", short_stores, torch.device("cpu"), say=said.append)
     recipe = load_recipe(str(federated_recipe), changes(**OUTSIDE))
-    outcome = run_recipe(recipe, out=tmp_path / "run", resume=False, around=around)
+    outcome = run_recipe(recipe, out=tmp_path / "run", resume=False, context=around)
     assert any(line.endswith(WORDS) for line in said)
     assert load_recipe(str(outcome.folder / "config.yaml")) == recipe
     assert outcome.results is not None

@@ -12,9 +12,9 @@ from tests.corpora import trees
 from sottovoce.config import load_recipe
 from sottovoce.corpora import librilight, librispeech, mls
 from sottovoce.store import Store, pack
-from sottovoce.training.context import Surroundings
-from sottovoce.training.speakers import speakers_of
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import build_training_population
 
 ROOM = "ramesh2023/"
 FRENCH = 5  # speakers to train on: one has labels
@@ -47,11 +47,11 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_three_stages_from_libri_light_to_french(stores: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    around = Surroundings(runs=tmp_path, stores=stores, device=torch.device("cpu"), say=said.append)
+    around = RunContext(runs=tmp_path, stores=stores, device=torch.device("cpu"), say=said.append)
 
     def run(name: str, changes: list[str]) -> tuple[str, dict[str, Any]]:
         out = tmp_path / name.replace("/", "-")
-        run_recipe(load_recipe(ROOM + name, changes), out=out, resume=False, around=around)
+        run_recipe(load_recipe(ROOM + name, changes), out=out, resume=False, context=around)
         results: dict[str, Any] = json.loads((out / "results.json").read_text())
         return str(out), results
 
@@ -70,7 +70,9 @@ def test_labels_and_continued_pre_training_are_other_people(stores: Path) -> Non
     store = Store(stores / "mls-french")
     people = []
     for name in ("table3/continued-fl48-52k", "pretraining/fr-fl48-52k", "pretraining/fr-central-52k"):
-        people.append({store.user(row).name for row in speakers_of(load_recipe(ROOM + name), store).user_rows()})
+        people.append(
+            {store.user(row).name for row in build_training_population(load_recipe(ROOM + name), store).user_rows()}
+        )
     labelled, *unlabelled = people
     assert len(labelled) == 1
     assert unlabelled == [{str(who) for who in range(FRENCH)} - labelled] * 2

@@ -14,9 +14,8 @@ from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
 from sottovoce.models.saved import Recogniser, load
 from sottovoce.privacy.ledger import verify
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 PRE_TRAINED = """
 about: pre-trained without text
@@ -84,10 +83,10 @@ def pre_trained(folder: Path, *, name: str = "pre", **filled: str) -> str:
 
 
 def run(recipe: str, stores: Path, folder: Path, said: list[str] | None = None) -> Outcome:
-    around = Surroundings(
+    around = RunContext(
         runs=folder / "runs", stores=stores, device=torch.device("cpu"), say=([] if said is None else said).append
     )
-    return run_recipe(load_recipe(recipe), out=folder / "out", resume=False, around=around)
+    return run_recipe(load_recipe(recipe), out=folder / "out", resume=False, context=around)
 
 
 def start_of(folder: Path) -> Recogniser:

@@ -25,9 +25,8 @@ from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
 from sottovoce.store import Store
 from sottovoce.training.checkpoint import TURNS
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 # Nine clients with two words each, one at a time: eighteen turns.
 LINE = ["federation.local.batch_utterances=1", "federation.engine=sequential"]
@@ -42,13 +41,13 @@ PRIVATE = [*LINE, "federation.local.time_line.dry=zero", "federation.cohort_size
 
 
 def run_here(recipe: Path, stores: Path, out: Path, changes: list[str], said: list[str] | None = None) -> Outcome:
-    around = Surroundings(
+    around = RunContext(
         runs=out.parent / "runs",
         stores=stores,
         device=torch.device("cpu"),
         say=(said if said is not None else []).append,
     )
-    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=False, around=around)
+    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=False, context=around)
 
 
 @pytest.fixture

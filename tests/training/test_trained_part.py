@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
-from sottovoce.config.smoke import smoke
+from sottovoce.config.smoke import shrink_recipe
 from sottovoce.errors import InputError
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
@@ -22,11 +22,9 @@ from sottovoce.models.saved import load
 from sottovoce.models.trainable import parse_part
 from sottovoce.privacy.fingerprint import fingerprint
 from sottovoce.training import checkpoint
-from sottovoce.training.central import starting_point
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
-from sottovoce.training.trained_part import trained_part
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
+from sottovoce.training.start_model import init_start_model, split_trained_part
 
 # The pairs of a block have r·(in + out) numbers each: r·width times 4 (queries, keys, values), 2 (attention's output)
 # and twice 5 (the MLP's two). Here r = 2, and there are 4 blocks.
@@ -40,9 +38,9 @@ Run = Callable[..., Outcome]
 def run(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> Run:
     def go(*changes: str, out: str = "run", resume: bool = False) -> Outcome:
         said.clear()
-        around = Surroundings(runs=tmp_path / "runs", stores=short_stores, device=torch.device("cpu"), say=said.append)
+        around = RunContext(runs=tmp_path / "runs", stores=short_stores, device=torch.device("cpu"), say=said.append)
         recipe = load_recipe(str(federated_recipe), [*CHANGES, "federation.privacy.adaptive=null", *changes])
-        return run_recipe(recipe, out=tmp_path / out, resume=resume, around=around)
+        return run_recipe(recipe, out=tmp_path / out, resume=resume, context=around)
 
     said: list[str] = []
     go.said = said  # type: ignore[attr-defined]
@@ -72,9 +70,9 @@ def test_a_run_of_pairs_releases_pairs_and_saves_a_plain_model(
     assert share in run.said  # type: ignore[attr-defined]
 
     recipe = load_recipe(str(federated_recipe), [*CHANGES, "federation.trainable=lora(r=2, alpha=4)"])
-    start = starting_point(recipe, saved.tokens, None, language=saved.language)
-    part = trained_part(recipe, start)
-    found, _ = checkpoint.load_latest(outcome.folder / "checkpoints")
+    start = init_start_model(recipe, saved.tokens, None, language=saved.language)
+    part = split_trained_part(recipe, start)
+    found, _ = checkpoint.load_latest_checkpoint(outcome.folder / "checkpoints")
     assert found is not None
     # The average of the pairs, merged, is the model; the server's own pairs are what the ledger has signed.
     flat_P, average_P = found.optimiser[checkpoint.PARAMETERS], found.optimiser["ema"]
@@ -97,7 +95,7 @@ def test_chosen_tensors_move_and_the_rest_of_the_model_does_not(
     outcome = run("federation.trainable=blocks.3, output")
     saved = load(outcome.folder)
     recipe = load_recipe(str(federated_recipe), CHANGES)
-    start = starting_point(recipe, saved.tokens, None, language=saved.language)
+    start = init_start_model(recipe, saved.tokens, None, language=saved.language)
     for name, tensor in saved.parameters.items():
         trained = name.startswith(("blocks.03.", "output."))
         assert torch.equal(tensor, start.parameters[name]) != trained, name
@@ -160,18 +158,18 @@ def test_a_checkpoint_of_before_that_holds_the_merged_model_goes_on(
         with pytest.raises(RuntimeError, match="broken off"):
             run(*changes, out="older")
     older = tmp_path / "older"
-    found, _ = checkpoint.load_latest(older / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(older / "checkpoints")
     assert found is not None
     assert found.recogniser.part is not None
     recipe = load_recipe(str(federated_recipe), [*CHANGES, *changes])
-    start = starting_point(recipe, found.recogniser.tokens, None, language="en")
-    trained = {name: found.recogniser.part.trained[name] for name in trained_part(recipe, start).initial}
+    start = init_start_model(recipe, found.recogniser.tokens, None, language="en")
+    trained = {name: found.recogniser.part.trained[name] for name in split_trained_part(recipe, start).initial}
     before = replace(
         found,
         recogniser=found.recogniser.whole,
         optimiser={**found.optimiser, checkpoint.PARAMETERS: Layout.of(trained).flatten(trained)},
     )
-    checkpoint.save(older / "checkpoints", before)
+    checkpoint.save_checkpoint(older / "checkpoints", before)
     (older / FROZEN).unlink()
     run(*changes, out="older", resume=True)
     for file in (f"checkpoints/latest/{PART}", "checkpoints/latest/optimiser.safetensors"):
@@ -228,6 +226,6 @@ def test_a_smoke_test_trains_a_part_that_its_tiny_model_has(federated_recipe: Pa
         ("blocks.30-35, output", "blocks.*, output"),
         ("blocks.3?.mlp.*", "blocks.*.mlp.*"),
     ):
-        recipe = smoke(load_recipe(str(federated_recipe), [f"federation.trainable='{text}'"]))
+        recipe = shrink_recipe(load_recipe(str(federated_recipe), [f"federation.trainable='{text}'"]))
         assert recipe.federated.trainable == expected
         parse_part(expected)

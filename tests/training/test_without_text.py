@@ -15,9 +15,8 @@ from sottovoce.models.saved import load
 from sottovoce.models.speech_lstm.settings import encoder_shapes
 from sottovoce.reporting.summary import write_report
 from sottovoce.text.tokens import NO_TOKENS
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 PRE_TRAINED = """
 about: tones without text
@@ -71,9 +70,9 @@ def run(
 ) -> Outcome:
     (folder / f"{out}.yaml").write_text(content)
     heard = [] if said is None else said
-    around = Surroundings(runs=folder / "runs", stores=stores, device=torch.device("cpu"), say=heard.append)
+    around = RunContext(runs=folder / "runs", stores=stores, device=torch.device("cpu"), say=heard.append)
     recipe = load_recipe(str(folder / f"{out}.yaml"), list(changes))
-    return run_recipe(recipe, out=folder / out, resume=False, around=around)
+    return run_recipe(recipe, out=folder / out, resume=False, context=around)
 
 
 def test_a_federated_run_learns_and_says_so_by_its_loss_and_accuracy(stores: Path, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from sottovoce.config import Recipe, as_yaml
 from sottovoce.errors import InputError
 from sottovoce.files import write_json
 from sottovoce.seeds import derive
-from sottovoce.training.context import Surroundings
-from sottovoce.training.engines import engine_of, likely_fastest
-from sottovoce.training.simulation import gather
+from sottovoce.training.engines import build_federation_engine, guess_fastest_engine
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.simulation import assemble_with_parent
 
 AUDIT_SUFFIX = ".audit.json"
 
@@ -43,18 +43,18 @@ def audit_recipe(
     recipe: Recipe,
     settings: AuditSettings,
     *,
-    around: Surroundings,
+    context: RunContext,
     on_round: Callable[[int, int], None] = lambda _done, _rounds: None,
 ) -> Audit:
     """Audit `recipe`. Its store and its seed model are made first where they are missing; nothing is released."""
     if recipe.federation is None:
         raise InputError(f"recipe {recipe.about!r}: it trains centrally; expected one with a section `federation`")
-    federation = gather(recipe, around=around)
+    federation = assemble_with_parent(recipe, context=context)
     rounds = min(settings.rounds or federation.settings.steps, federation.settings.steps)
     return audit_rounds(
         federation.plan,
         server=federation.server(),
-        people=[(engine_of(federation, likely_fastest(federation)), len(federation.population))],
+        people=[(build_federation_engine(federation, guess_fastest_engine(federation)), len(federation.population))],
         rounds=rounds,
         canaries=settings.canaries,
         seed=derive(settings.seed, "audit of a recipe"),
@@ -70,7 +70,7 @@ def attack_recipe(
     recipe: Recipe,
     settings: AuditSettings,
     *,
-    around: Surroundings,
+    context: RunContext,
     on_round: Callable[[int, int], None] = lambda _done, _rounds: None,
 ) -> SpeechAudit:
     """Train it once more, with people who have a secret, and attack the model."""
@@ -80,7 +80,7 @@ def attack_recipe(
         secrets=settings.secrets,
         rounds=rounds,
         seed=derive(settings.seed, "audit of speech"),
-        around=around,
+        context=context,
         on_round=lambda done: on_round(done, rounds),
     )
 

@@ -23,10 +23,10 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.seeds import stream
 from sottovoce.store import Store
 from sottovoce.training.assemble import Federation
-from sottovoce.training.context import Surroundings
-from sottovoce.training.engines import engine_of, likely_fastest
-from sottovoce.training.places import Places
-from sottovoce.training.simulation import gather
+from sottovoce.training.engines import build_federation_engine, guess_fastest_engine
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import RunData
+from sottovoce.training.simulation import assemble_with_parent
 from sottovoce.users import PopulationSettings, build_population
 
 MOST_PEOPLE = 100  # of either kind who are attacked
@@ -79,17 +79,19 @@ def audit_speech(
     secrets: int,
     rounds: int,
     seed: int,
-    around: Surroundings,
+    context: RunContext,
     on_round: Callable[[int], None] = lambda _: None,
 ) -> SpeechAudit:
     """Train `recipe` with half of so many people with `secrets` among its clients, and attack the model."""
     if secrets < FEWEST_SECRETS:
         raise InputError(f"secrets={secrets}: expected {FEWEST_SECRETS} or more")
-    found = gather(recipe, around=around)
+    found = assemble_with_parent(recipe, context=context)
     server = found.server()
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="sottovoce-secrets-") as folder:
-        people: list[tuple[Engine, int]] = [(engine_of(found, likely_fastest(found)), len(found.population))]
+        people: list[tuple[Engine, int]] = [
+            (build_federation_engine(found, guess_fastest_engine(found)), len(found.population))
+        ]
         store: Store | None = None
         try:
             store = _secrets(found, Path(folder), secrets=secrets, seed=seed)
@@ -97,7 +99,7 @@ def audit_speech(
             missing["exposure"] = str(why)
         if store is not None:
             keepers = build_population(store, PopulationSettings(split=(IN,)), seed=seed)
-            engine = engine_of(replace(found, population=keepers, shared_dev=None), "sequential")
+            engine = build_federation_engine(replace(found, population=keepers, shared_dev=None), "sequential")
             people.append((engine, len(keepers)))
         size = sum(count for _, count in people)
         report = make_rounds(
@@ -169,7 +171,7 @@ def _people(found: Federation, *, seed: int) -> tuple[Rows, Rows]:
     return members, strangers
 
 
-def _held_out(places: Places) -> list[tuple[Store, str]]:
+def _held_out(places: RunData) -> list[tuple[Store, str]]:
     return [place for place in (places.dev, *places.tests.values()) if place[0].path == places.store.path]
 
 

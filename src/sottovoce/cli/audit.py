@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sottovoce.auditing.audit import Audit
     from sottovoce.config import Recipe
-    from sottovoce.training.context import Surroundings
+    from sottovoce.training.run_context import RunContext
 
 NOT_CHARGED = "these figures come from people's speech, in rounds that no ledger charges; publish none of them"
 
@@ -62,12 +62,12 @@ def audit(
     from sottovoce.auditing.of_recipe import AuditSettings, attack_recipe, audit_recipe, keep_audit
     from sottovoce.auditing.speech_audit import SpeechAudit, attack_words
     from sottovoce.privacy.settings import Mode
-    from sottovoce.training.seeding import folder_of
+    from sottovoce.training.parent_model import default_run_folder
 
     if observer not in list(Observer):
         raise InputError(f"--observer {observer}: expected one of {', '.join(Observer)}")
     settings = AuditSettings(canaries=canaries, secrets=secrets, rounds=rounds, observer=Observer(observer), seed=seed)
-    folder = out or folder_of(recipe, runs)
+    folder = out or default_run_folder(recipe, runs)
     wanted = _wanted(recipe, overrides or [], folder=folder, only=only)
     found: dict[str, Audit] = {}
     attacked: dict[str, SpeechAudit] = {}
@@ -80,10 +80,10 @@ def audit(
             with surroundings(label, runs=runs, stores=stores, device=device) as around:
                 show = partial(_show, around)
                 around.on_stage(f"audit of {label}")
-                found[label] = audit_recipe(one, settings, around=around, on_round=show)
+                found[label] = audit_recipe(one, settings, context=around, on_round=show)
                 if speech:
                     around.on_stage(f"attacks on {label}")
-                    attacked[label] = attack_recipe(one, settings, around=around, on_round=show)
+                    attacked[label] = attack_recipe(one, settings, context=around, on_round=show)
             kept[label] = keep_audit(place, one, found[label], attacked.get(label))
     except KeyboardInterrupt:  # no verdict, whose exit code it must not have
         end_interrupted(f"stopped: {len(kept):,} of {len(wanted):,} audits are kept; the same command begins anew")
@@ -104,14 +104,14 @@ def audit(
 def _wanted(name: str, overrides: Sequence[str], *, folder: Path, only: str | None) -> "dict[str, tuple[Recipe, Path]]":
     """What is audited, and where each run lies: of a suite, the runs that promise something."""
     from sottovoce.config import Suite, load_experiment
-    from sottovoce.training.suites import recipes_of, select_runs
+    from sottovoce.training.suites import load_suite_recipes, select_runs
 
     experiment = load_experiment(name, overrides)
     if not isinstance(experiment, Suite):
         if only is not None:
             raise InputError(f"{name} is one run: --only is for suites")
         return {name: (experiment, folder)}
-    recipes = recipes_of(select_runs(experiment, only))
+    recipes = load_suite_recipes(select_runs(experiment, only))
     found = {
         label: (one, folder / label)
         for label, one in recipes.items()
@@ -122,10 +122,10 @@ def _wanted(name: str, overrides: Sequence[str], *, folder: Path, only: str | No
     return found
 
 
-def _show(around: "Surroundings", done: int, rounds: int) -> None:
-    from sottovoce.training.keeper import Report
+def _show(around: "RunContext", done: int, rounds: int) -> None:
+    from sottovoce.training.loop import ProgressReport
 
-    around.on_report(Report(unit="round", step=done, steps=rounds))
+    around.on_report(ProgressReport(unit="round", step=done, steps=rounds))
 
 
 def _table(found: "Mapping[str, Audit]") -> "Table":

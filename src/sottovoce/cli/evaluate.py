@@ -75,7 +75,7 @@ def evaluate(
     from sottovoce.evaluation.table import evaluation_table
     from sottovoce.models.saved import load
     from sottovoce.store import Store
-    from sottovoce.training.marks import check_model_of_run
+    from sottovoce.training.ledger_check import check_model_of_run
 
     if plot is not None:
         check_plot(plot)

@@ -29,7 +29,7 @@ def export(
     from sottovoce.models.saved import digests, load
     from sottovoce.models.saved import export as export_to
     from sottovoce.models.saved_files import digests_in
-    from sottovoce.training.marks import check_model_of_run
+    from sottovoce.training.ledger_check import check_model_of_run
 
     check_model_of_run(model)
     recogniser = load(model, family=family)

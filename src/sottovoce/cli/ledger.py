@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sottovoce.privacy.ledger_report import LedgerReport
     from sottovoce.privacy.ledger_signature import SignatureCheck
     from sottovoce.privacy.promise import Promise
-    from sottovoce.training.marks import CheckedLedger
+    from sottovoce.training.ledger_check import CheckedLedger
 
 END_UNKNOWN = "alone it cannot show that its end is missing"
 
@@ -78,13 +78,13 @@ def ledger(
     promise = promise_of(report)  # of a ledger that does not say how many steps were planned: what is spent
     if json:
         promised = {name: value for name, value in figures(promise, report).items() if name != "spent"}
-        marks: dict[str, object] = {"agrees_with": found.agreeing, "unreadable": found.unread}
+        marks: dict[str, object] = {"agrees_with": found.consistent_files, "unreadable": found.unread}
         marks |= {"held": found.held, "notes": found.notes, "signature": found.signature.as_json()}
         print_json({**report.as_json(), "promised": promised, **marks, **({"accounts": accounts} if accounts else {})})
     else:
         table = report.table()
         table.add_row("promised", promise.words or "no guarantee")
-        table.add_row("agrees with", escape(", ".join(found.agreeing) or END_UNKNOWN))
+        table.add_row("agrees with", escape(", ".join(found.consistent_files) or END_UNKNOWN))
         table.add_row("held", escape(", ".join(found.held) or "no file: the ledger has no digest of any that is here"))
         for note in found.notes:
             table.add_row("not held", escape(note))
@@ -96,7 +96,7 @@ def ledger(
             stdout.print(_table(accounts))
     for file in found.unread:
         say(f"warning: {run / file} cannot be read: the ledger could not be held against it")
-    if not found.agreeing:
+    if not found.consistent_files:
         advice = "the folder holds nothing else of the run" if place.is_dir() else "give the run folder"
         say(f"{path}: chain valid; {END_UNKNOWN}: {advice}")
     if report.torn_bytes:
@@ -139,7 +139,7 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
     from sottovoce.privacy.ledger import verify
     from sottovoce.privacy.ledger_signature import check_signature
     from sottovoce.reporting.archives import open_path
-    from sottovoce.training.marks import CheckedLedger, check_ledger
+    from sottovoce.training.ledger_check import CheckedLedger, check_ledger
     from sottovoce.training.run_folder import LEDGER
 
     place, path = open_path(run), _ledger_of(run)
@@ -150,7 +150,7 @@ def _checked(run: Path, *, expected_key: str | None) -> "CheckedLedger":
     else:
         alone = verify(place)
         signature = check_signature(alone, place, expected=expected_key)
-        found = CheckedLedger(alone, agreeing=(), unread=(), signature=signature)
+        found = CheckedLedger(alone, consistent_files=(), unread=(), signature=signature)
     return replace(found, report=replace(found.report, path=path))
 
 

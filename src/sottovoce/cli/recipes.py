@@ -63,7 +63,7 @@ def recipes(
 
 def _show(words: Sequence[str], json: bool) -> None:
     from sottovoce.config import Suite, load_experiment
-    from sottovoce.config.keys import commented, plain
+    from sottovoce.config.keys import plain, render_commented_recipe
     from sottovoce.naming import importing_nothing
 
     if not words:
@@ -77,21 +77,21 @@ def _show(words: Sequence[str], json: bool) -> None:
     if json:
         print_json(plain(experiment))
     else:
-        print(commented(experiment), end="")  # rich would wrap lines and read brackets as markup
+        print(render_commented_recipe(experiment), end="")  # rich would wrap lines and read brackets as markup
 
 
 def _show_keys(json: bool) -> None:
     from dataclasses import asdict
 
-    from sottovoce.config.keys import all_sections, page
+    from sottovoce.config.keys import list_sections, render_keys_page
 
     if not json:
-        print(page(), end="")
+        print(render_keys_page(), end="")
         return
     print_json(
         [
             {"places": section.places, "title": section.title, "keys": [_named(asdict(key)) for key in section.keys]}
-            for section in all_sections()
+            for section in list_sections()
         ]
     )
 

@@ -1,6 +1,5 @@
 """`sottovoce run`: from a recipe to a result."""
 
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +15,9 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from sottovoce.config import Recipe
     from sottovoce.reporting.summary import Summary
-    from sottovoce.training.context import Surroundings
     from sottovoce.training.estimate import Estimate
-    from sottovoce.training.keeper import Report
-    from sottovoce.training.outcome import Outcome
+    from sottovoce.training.loop import ProgressReport
+    from sottovoce.training.run_context import Outcome, RunContext
 
 
 def run(
@@ -79,10 +77,9 @@ def run(
     from sottovoce.config import Suite, load_experiment
     from sottovoce.models.family import find_family
     from sottovoce.signatures import load_signing_key
-    from sottovoce.training.seeding import folder_of
-    from sottovoce.training.smoke_runs import run_smoke
-    from sottovoce.training.stages import run_recipe
-    from sottovoce.training.suites import recipes_of, run_suite, select_runs
+    from sottovoce.training.parent_model import default_run_folder
+    from sottovoce.training.run import run_recipe, run_smoke
+    from sottovoce.training.suites import load_suite_recipes, run_suite, select_runs
 
     if family is not None:
         find_family(family)
@@ -93,20 +90,20 @@ def run(
         raise InputError(f"{recipe} is one run: --only and --at-once are for suites")
     if smoke:
         with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
-            run_smoke(recipe, experiment, out=out, around=around)
+            run_smoke(recipe, experiment, out=out, context=around)
         shown = "" if out is None else f"; sottovoce report {out} shows what it writes down"
         stdout.print(f"{recipe}: one step of it runs{shown}", highlight=False, markup=False)
         return
     if sign is not None:
         load_signing_key(sign)  # who has none is told now, not after hours
-    folder = out or folder_of(recipe, runs)
+    folder = out or default_run_folder(recipe, runs)
     label = label_of(recipe, out)
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
-            wanted = {name: (one, folder / name) for name, one in recipes_of(experiment).items()}
+            wanted = {name: (one, folder / name) for name, one in load_suite_recipes(experiment).items()}
         else:
             wanted = {label: (experiment, folder)}
-        costs = beforehand(wanted, around, above=0.0 if estimate else math.inf if yes else None)
+        costs = beforehand(wanted, around)
     if estimate:
         _show_costs(costs, json)
         return
@@ -116,9 +113,9 @@ def run(
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
         around = replace(around, sign=sign)
         if isinstance(experiment, Suite):
-            outcomes = run_suite(experiment, out=folder, around=around, at_once=at_once)
+            outcomes = run_suite(experiment, out=folder, context=around, at_once=at_once)
         else:
-            outcomes = {label: run_recipe(experiment, out=folder, resume=resume, around=around)}
+            outcomes = {label: run_recipe(experiment, out=folder, resume=resume, context=around)}
     planned = len(experiment.runs) if isinstance(experiment, Suite) else 1
     stopped = _stopped(outcomes, folder, planned=planned)
     finished = {label: outcome for label, outcome in outcomes.items() if outcome.results is not None}
@@ -151,27 +148,22 @@ def _stopped(outcomes: "Mapping[str, Outcome]", folder: Path, *, planned: int) -
     return None
 
 
-def beforehand(
-    wanted: "Mapping[str, tuple[Recipe, Path]]", around: "Surroundings", *, above: float | None
-) -> "Estimate | None":
-    """Check all that the runs need, and say what they take; None where nothing is left to do, or others do it too.
-
-    What takes no more operations than `above` is counted and not measured; None is for what is worth it.
-    """
+def beforehand(wanted: "Mapping[str, tuple[Recipe, Path]]", around: "RunContext") -> "Estimate | None":
+    """Check all that the runs need, and say what they take; None where nothing is left to do, or others do it too."""
     from sottovoce.processes import own_device, process_group
-    from sottovoce.training.agreement import agreeing
-    from sottovoce.training.beforehand import make_ready, stages_of
-    from sottovoce.training.estimate import estimate
+    from sottovoce.training.agreement import require_equal_across_ranks
+    from sottovoce.training.estimate import estimate_runs
+    from sottovoce.training.preflight import check_stages, list_stages
 
-    with process_group(own_device(around.device)) as processes, agreeing(processes):
+    with process_group(own_device(around.device)) as processes, require_equal_across_ranks(processes):
         if not processes.first:
             return None
-        stages = stages_of(wanted, folder=around.runs)
-        known = make_ready(stages, around)
+        stages = list_stages(wanted, folder=around.runs)
+        known = check_stages(stages, around)
         if processes.several or not stages:  # one process cannot say what several take
             return None
         around.on_stage("what it takes")
-        return estimate(stages, known, replace(around, say=lambda _: None), above=above)
+        return estimate_runs(stages, known, replace(around, say=lambda _: None))
 
 
 def _show_costs(costs: "Estimate | None", json: bool) -> None:
@@ -184,9 +176,9 @@ def _show_costs(costs: "Estimate | None", json: bool) -> None:
 
 def _confirm(costs: "Estimate | None", *, yes: bool) -> None:
     """Ask before a CPU is kept busy for days; without a terminal to ask, refuse."""
-    from sottovoce.training.estimate import format_time, too_long
+    from sottovoce.training.estimate import format_time, seconds_too_long
 
-    if yes or costs is None or (seconds := too_long(costs)) is None:
+    if yes or costs is None or (seconds := seconds_too_long(costs)) is None:
         return
     words = f"this takes a CPU about {format_time(seconds)}"
     if not (sys.stdin.isatty() and stderr.is_terminal):
@@ -230,11 +222,11 @@ def _use(finished: "Outcome") -> str:
 
 
 @contextmanager
-def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["Surroundings"]:
+def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["RunContext"]:
     """Where the run works, with a progress bar that shows what it reports."""
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.store import Progress
-    from sottovoce.training.context import Surroundings
+    from sottovoce.training.run_context import RunContext
 
     with progress_bar(recipe) as bar:
         (task,) = bar.task_ids
@@ -249,13 +241,13 @@ def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -
         def show_prepare(progress: Progress) -> None:
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note="speakers prepared")
 
-        def show(report: "Report") -> None:
+        def show(report: "ProgressReport") -> None:
             note = _told(report)
             bar.update(task, completed=report.step, total=report.steps, note=note)
             if report.score is not None:
                 say(f"{report.unit} {report.step:,}: {note}")
 
-        yield Surroundings(
+        yield RunContext(
             runs=runs,
             stores=stores,
             device=choose_device(device),
@@ -266,7 +258,7 @@ def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -
         )
 
 
-def _told(report: "Report") -> str:
+def _told(report: "ProgressReport") -> str:
     """What is known of a step or a round, in one line."""
     known = [
         (report.loss, "loss {:.3f}"),

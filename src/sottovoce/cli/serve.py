@@ -95,10 +95,10 @@ def serve(
     from sottovoce.deployment.roster import load_roster
     from sottovoce.deployment.serving import reach, usual_least
     from sottovoce.privacy.settings import Mode
-    from sottovoce.training.elsewhere import Elsewhere
     from sottovoce.training.federation import TOO_FEW
-    from sottovoce.training.seeding import folder_of
-    from sottovoce.training.stages import run_recipe
+    from sottovoce.training.parent_model import default_run_folder
+    from sottovoce.training.remote_clients import RemoteClients
+    from sottovoce.training.run import run_recipe
 
     try:
         from sottovoce.deployment.flower import FlowerLink
@@ -139,7 +139,7 @@ def serve(
         some = colluding if colluding is not None else least_in_sum // 3
         return with_noise_by_clients(plan, least=least_in_sum, colluding=some)
 
-    served = folder_of(recipe, runs)
+    served = default_run_folder(recipe, runs)
     folder = out or served.with_name(f"{served.name}-served")
     with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
 
@@ -171,9 +171,9 @@ def serve(
                 say=around.say,
             )
 
-        elsewhere = Elsewhere(roster_population(people, experiment), planned, clients, spare)
+        elsewhere = RemoteClients(roster_population(people, experiment), planned, clients, spare)
         around = replace(around, sign=keys / ORDERS_KEY)  # what nodes are asked with, they can check the ledger by
-        outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
+        outcome = run_recipe(experiment, out=folder, resume=resume, context=around, remote=elsewhere)
     if outcome.stopped_at is None:
         show_finished({label_of(recipe, out): outcome}, folder, title=experiment.about, quietly=json)
     if json:

@@ -69,7 +69,7 @@ def public_name(name: str) -> str:
     return plain_name(name.removeprefix(f"{os.path.dirname(file)}/")) if file.endswith(_YAML) else name
 
 
-def read(name: str, seen: tuple[str, ...] = ()) -> Content:
+def read_recipe_content(name: str, seen: tuple[str, ...] = ()) -> Content:
     """The content of a recipe or suite on top of what it extends."""
     if name in seen:
         raise InputError(f"recipe {name}: it extends itself by way of {' → '.join(seen)}")
@@ -82,10 +82,10 @@ def read(name: str, seen: tuple[str, ...] = ()) -> Content:
     base = content.pop("extends", None)
     if not (base is None or isinstance(base, str)):
         raise InputError(f"recipe {name}: extends={base!r}, expected the name of one recipe")
-    return _overlaid(read(base, (*seen, name)), content) if base else content
+    return _overlaid(read_recipe_content(base, (*seen, name)), content) if base else content
 
 
-def override(content: Content, changes: Sequence[str]) -> None:
+def apply_overrides(content: Content, changes: Sequence[str]) -> None:
     """Set what each `key=value`, such as `central.steps=100`, says, in place."""
     # The family first: the other keys of `model` are its own.
     for change in sorted(changes, key=lambda text: not text.startswith("model.family=")):
@@ -238,8 +238,8 @@ def _elsewhere(run: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> Cont
     texts = [recipe, *changes] if isinstance(changes, list) else [None]
     if not (run.keys() <= {"recipe", "overrides"} and all(isinstance(text, str) for text in texts)):
         raise InputError(f"recipe {name}: expected recipe: NAME and overrides: [key=value, …], and nothing else")
-    content = read(recipe, seen)
-    override(content, changes)
+    content = read_recipe_content(recipe, seen)
+    apply_overrides(content, changes)
     return content
 
 

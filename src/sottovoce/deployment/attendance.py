@@ -21,7 +21,7 @@ from typing import final
 from sottovoce.deployment.messages import Code
 from sottovoce.deployment.roster import Roster
 from sottovoce.files import read_json, sealed, unsealed, written_atomically
-from sottovoce.training.elsewhere import TooFewClients
+from sottovoce.training.remote_clients import TooFewClients
 
 LEFT, REVOKED, SENT_ALL = "left for good", "revoked", "has sent all that was accepted"
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sottovoce.config import Recipe, validate
+from sottovoce.config import Recipe, validate_recipe
 from sottovoce.errors import InputError
 from sottovoce.models.family import REGISTERED
 from sottovoce.optimisers.registry import OPTIMISERS
@@ -83,7 +83,7 @@ def client_recipe(part: Mapping[str, Any]) -> Recipe:
     """The recipe as a client has it."""
     content = {**_NOBODYS, **part, "data": _NOBODYS["data"] | part["data"]}
     content["federation"] = _NOBODYS["federation"] | part["federation"]
-    return validate(content, where="of the invitation")
+    return validate_recipe(content, where="of the invitation")
 
 
 def check_closed(part: Mapping[str, Any]) -> None:

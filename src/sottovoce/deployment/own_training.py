@@ -20,9 +20,10 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.store import Store
-from sottovoce.training.client_wer import check_writes, listeners_here
+from sottovoce.training.client_wer import build_local_wer_clients
 from sottovoce.training.engines import build_engine
-from sottovoce.training.trained_part import trained_part
+from sottovoce.training.start_model import split_trained_part
+from sottovoce.training.testing import check_can_transcribe
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +82,9 @@ def prepare(
     """Everything that can be refused before the first round is refused here, in one line."""
     recipe = invitation.recipe
     check_language(start, store)
-    check_writes(recipe, start)
-    plan = invitation.plan(Layout.of(trained_part(recipe, start).initial))
+    check_can_transcribe(recipe, start)
+    plan = invitation.plan(Layout.of(split_trained_part(recipe, start).initial))
     population, index = own_client(recipe, store, user=user)
     engine = build_engine("sequential", recipe, population, start, plan, device=device)
-    listeners = listeners_here(recipe, population, start, device=device)
+    listeners = build_local_wer_clients(recipe, population, start, device=device)
     return OwnTraining(plan, engine, index, device, invitation.wer_plan, listeners)

@@ -55,7 +55,7 @@ def roster_population(roster: Roster, recipe: Recipe) -> Population:
     is_release = recipe.federated.privacy.mode is Mode.SECURE
     if settings.silos is not None and recipe.federated.seed_model is not None and is_release:
         raise InputError(
-            "federation.seed_model: nobody can say whether it has heard people of a silo: they have no names"
+            "federation.seed_model: it is not known whether it was trained on people of a silo: they have no names"
         )
     for key, asked in (
         ("server_pass", recipe.federated.server_pass),  # nobody could say whether a client said the same

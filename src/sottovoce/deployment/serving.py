@@ -21,7 +21,7 @@ from sottovoce.models.saved import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
-from sottovoce.training.elsewhere import DEPARTURES
+from sottovoce.training.remote_clients import DEPARTURES
 from sottovoce.training.run_folder import RunFolder
 
 ATTEMPTS = "attempts.json"

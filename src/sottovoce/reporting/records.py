@@ -20,7 +20,7 @@ from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.ledger_signature import SignatureCheck
 from sottovoce.privacy.promise import Promise, figures, promise_of
 from sottovoce.reporting.archives import as_typed, open_path
-from sottovoce.training.marks import UNSIGNED, check_ledger
+from sottovoce.training.ledger_check import UNSIGNED, check_ledger
 from sottovoce.training.run_folder import (
     CONFIG,
     DIAGNOSTICS,

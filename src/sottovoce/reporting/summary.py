@@ -25,8 +25,8 @@ from sottovoce.reporting.shared_people import NOBODY, Declared
 from sottovoce.reporting.titles import title_for
 from sottovoce.reporting.verdict import Verdict, told_together, verdicts
 from sottovoce.tables import Table
-from sottovoce.training.run_folder import RESULTS, hide_times
-from sottovoce.training.trained_part import told_bytes
+from sottovoce.training.run_folder import RESULTS, reset_file_times
+from sottovoce.training.start_model import format_communication
 
 REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
@@ -110,7 +110,7 @@ def write_report(folders: Mapping[str, Path], out: Path, *, title: str) -> Summa
         file.write(as_utf8("\n".join(lines) + "\n"))
     if any(record.is_release for record in records):
         for place in (summary.path, out / TEXT, *(record.folder for record in records if record.is_release)):
-            hide_times(place)
+            reset_file_times(place)
     return summary
 
 
@@ -284,7 +284,7 @@ def _sent(results: Mapping[str, Any]) -> str:
     if (sent := results.get("communication")) is None:
         return ""
     trained, total = sent["trained_parameters"], sent["trained_parameters"] + sent["frozen_parameters"]
-    each_way = f", {told_bytes(sent)}"
+    each_way = f", {format_communication(sent)}"
     if trained == total:
         return each_way
     first = f"{sent['bytes_down_first'] / 1e6:,.2f} MB down the first time"

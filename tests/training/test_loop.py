@@ -1,4 +1,4 @@
-"""What the keeper does for any loop: a third one needs no copy of anything."""
+"""What `run_loop` does for any loop: a third one needs no copy of anything."""
 
 import json
 import math
@@ -15,10 +15,11 @@ from sottovoce.evaluation.measures import LOSS, WER, Measure, Score
 from sottovoce.models.saved import Recogniser, load
 from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training import checkpoint
-from sottovoce.training.central import starting_point
 from sottovoce.training.checkpoint import Checkpoint
-from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Snapshot, Stop, keep
+from sottovoce.training.loop import Due, Loop, LoopEnd, LoopSettings, ProgressReport, Snapshot, StopLoop, run_loop
+from sottovoce.training.records import StepRecord
 from sottovoce.training.run_folder import RunFolder
+from sottovoce.training.start_model import init_start_model
 
 
 class Killed(Exception):
@@ -42,7 +43,7 @@ class Counting(Loop):
         self.is_open = False
 
     @contextmanager
-    def begun(self, found: Checkpoint | None) -> Iterator[None]:
+    def open(self, found: Checkpoint | None) -> Iterator[None]:
         if found is not None:
             self.made = found.state["made"]
             assert float(found.optimiser["made"]) == self.made
@@ -56,50 +57,55 @@ class Counting(Loop):
         assert self.is_open
         assert step == self.made
         if step == self.stops_at:
-            raise Stop("tired", "no more of it")
+            raise StopLoop("tired", "no more of it")
         if step == self.dies_at:
             raise Killed
         self.made += 1
 
-    def settle(self, step: int, due: Due) -> list[Record]:
+    def commit(self, step: int, due: Due) -> list[StepRecord]:
         return [{"step": step, "made": self.made}] if due.record and step else []
 
-    def evaluate(self) -> tuple[Score, Record]:
+    def evaluate(self) -> tuple[Score, StepRecord]:
         return Score(self.measure, self.scores[self.made - 1] if self.made else 9.0), {}
 
-    def snapshot(self, standing: Mapping[str, Any]) -> Snapshot:
+    def snapshot(self, progress: Mapping[str, Any]) -> Snapshot:
         tensors = {"made": torch.tensor(float(self.made))}
-        return Snapshot(self.model, tensors, {"made": self.made, **standing}, about={"promise": "none"})
+        return Snapshot(self.model, tensors, {"made": self.made, **progress}, about={"promise": "none"})
 
-    def report(self, step: int, due: Due) -> Report | None:
-        return Report(unit="count", step=step, steps=len(self.scores)) if due.record else None
+    def report(self, step: int, due: Due) -> ProgressReport | None:
+        return ProgressReport(unit="count", step=step, steps=len(self.scores)) if due.record else None
 
 
 @pytest.fixture
 def model(recipe_file: Path) -> Recogniser:
-    return starting_point(load_recipe(str(recipe_file)), CharacterTokens.seen_in(["abc"]), None, language="en")
+    return init_start_model(load_recipe(str(recipe_file)), CharacterTokens.seen_in(["abc"]), None, language="en")
 
 
-Go = Callable[..., Ended]
+Go = Callable[..., LoopEnd]
 
 
 @pytest.fixture
 def go(model: Recogniser, tmp_path: Path) -> Go:
     """Keeps a loop with these scores in the run folder `run`, with an evaluation each step unless `pace` says more."""
 
-    def run(*scores: float, measure: Measure = LOSS, reports: list[Report] | None = None, **options: Any) -> Ended:
+    def run(
+        *scores: float, measure: Measure = LOSS, reports: list[ProgressReport] | None = None, **options: Any
+    ) -> LoopEnd:
         pace = {"evaluate_every": 1, "checkpoint_every": 1, **options.pop("pace", {})}
         loop = Counting(model, scores, measure=measure, **options)
         (tmp_path / "run").mkdir(exist_ok=True)
         try:
-            return keep(
+            return run_loop(
                 loop,
                 RunFolder(tmp_path / "run"),
-                recipe="counting",
-                tokens=model.tokens.digest,
-                pace=Pace(steps=len(scores), **pace),
-                measure=measure,
-                events=False,
+                LoopSettings(
+                    recipe="counting",
+                    tokens=model.tokens.digest,
+                    measure=measure,
+                    steps=len(scores),
+                    events=False,
+                    **pace,
+                ),
                 on_report=lambda _: None if reports is None else reports.append(_),
             )
         finally:
@@ -120,6 +126,10 @@ def best(folder: Path) -> int:
 # When what is due.
 
 
+def loop_settings(**options: Any) -> LoopSettings:
+    return LoopSettings(recipe="counting", tokens="none", measure=LOSS, **options)
+
+
 @pytest.mark.parametrize(
     ("step", "stops", "expected"),
     [
@@ -132,21 +142,21 @@ def best(folder: Path) -> int:
     ],
 )
 def test_what_is_due_with_records_of_their_own(step: int, stops: bool, expected: Due) -> None:
-    assert Pace(steps=11, evaluate_every=5, checkpoint_every=3, log_every=2).due(step, stops=stops) == expected
+    settings = loop_settings(steps=11, evaluate_every=5, checkpoint_every=3, log_every=2)
+    assert settings.due(step, stops=stops) == expected
 
 
 def test_without_records_of_their_own_they_come_with_checkpoints() -> None:
-    pace = Pace(steps=11, evaluate_every=5, checkpoint_every=3)
-    assert [pace.due(step, stops=False).record for step in range(1, 12)] == [
-        pace.due(step, stops=False).save for step in range(1, 12)
-    ]
+    settings = loop_settings(steps=11, evaluate_every=5, checkpoint_every=3)
+    due = [settings.due(step, stops=False) for step in range(1, 12)]
+    assert [one.record for one in due] == [one.save for one in due]
 
 
 # The best one.
 
 
 def test_the_best_model_is_the_one_with_the_lowest_score_and_the_first_of_equals(go: Go, tmp_path: Path) -> None:
-    assert go(3.0, 1.0, 2.0, 1.0) == Ended(4, "finished")
+    assert go(3.0, 1.0, 2.0, 1.0) == LoopEnd(4, "finished")
     assert best(tmp_path) == 2
     assert [record["dev_loss"] for record in metrics(tmp_path)] == [3.0, 1.0, 2.0, 1.0]
 
@@ -185,7 +195,7 @@ def test_patience_ends_it_and_counts_on_after_a_kill(go: Go, tmp_path: Path) -> 
 def test_a_loop_that_stops_is_looked_at_once_more(go: Go, tmp_path: Path) -> None:
     """Its last model, which no evaluation was due for, is the best."""
     ended = go(3.0, 2.0, 1.0, 0.5, stops_at=3, pace={"may_end_early": True, "evaluate_every": 2, "checkpoint_every": 2})
-    assert ended == Ended(3, "tired", "no more of it")
+    assert ended == LoopEnd(3, "tired", "no more of it")
     assert best(tmp_path) == 3
     assert [record.get("dev_loss") for record in metrics(tmp_path)] == [2.0, 1.0]
 
@@ -199,9 +209,9 @@ def test_one_that_was_looked_at_is_not_looked_at_again(go: Go, tmp_path: Path) -
 
 def test_an_interrupt_saves_and_is_no_end(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
-        assert go(3.0, 2.0, 1.0, pace={"evaluate_every": 9, "checkpoint_every": 9}) == Ended(1, "interrupted")
-    assert go(3.0, 2.0, 1.0, pace={"evaluate_every": 9, "checkpoint_every": 9}) == Ended(3, "finished")
+        patch.setattr("sottovoce.training.loop.interruptible", _asked_at_once)
+        assert go(3.0, 2.0, 1.0, pace={"evaluate_every": 9, "checkpoint_every": 9}) == LoopEnd(1, "interrupted")
+    assert go(3.0, 2.0, 1.0, pace={"evaluate_every": 9, "checkpoint_every": 9}) == LoopEnd(3, "finished")
     assert [record["step"] for record in metrics(tmp_path)] == [1, 3]
 
 
@@ -218,7 +228,7 @@ def test_what_came_after_the_checkpoint_is_forgotten(go: Go, tmp_path: Path) -> 
     with pytest.raises(Killed):
         go(*(4.0, 3.0, 2.0, 1.0), pace=sparse, dies_at=3)
     assert [record["step"] for record in metrics(tmp_path)] == [0, 1, 2, 3]
-    reports: list[Report] = []
+    reports: list[ProgressReport] = []
     go(*(4.0, 3.0, 2.0, 1.0), pace=sparse, reports=reports)
     assert [record["step"] for record in metrics(tmp_path)] == [0, 1, 2, 3, 4]
     assert [(report.step, report.score) for report in reports] == [(3, None), (4, Score(LOSS, 1.0))]
@@ -234,9 +244,9 @@ def test_before_the_first_checkpoint_the_start_counts_for_nothing_either(go: Go,
 def test_a_damaged_checkpoint_is_told_and_made_again(go: Go, tmp_path: Path) -> None:
     go(3.0, 1.0, 2.0)
     place = tmp_path / "run/checkpoints"
-    newest = place / checkpoint.name(3) / "optimiser.safetensors"
+    newest = place / checkpoint.checkpoint_name(3) / "optimiser.safetensors"
     whole = newest.read_bytes()
     newest.write_bytes(whole[:-1])
-    assert go(3.0, 1.0, 2.0) == Ended(3, "finished")
+    assert go(3.0, 1.0, 2.0) == LoopEnd(3, "finished")
     assert newest.read_bytes() == whole
     assert best(tmp_path) == 2

@@ -17,9 +17,8 @@ from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.privacy.ledger import verify
 from sottovoce.reporting.archives import open_path
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -74,8 +73,8 @@ def run(short_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def go(mode: str, out: Path, *changes: str) -> Outcome:
         recipe = load_recipe(str(place / "tones.yaml"), [f"federation.privacy.mode={mode}", *changes])
-        around = Surroundings(runs=place, stores=short_stores, device=torch.device("cpu"))
-        return run_recipe(recipe, out=out, resume=True, around=around)
+        around = RunContext(runs=place, stores=short_stores, device=torch.device("cpu"))
+        return run_recipe(recipe, out=out, resume=True, context=around)
 
     return go
 

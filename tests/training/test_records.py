@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sottovoce.models.family import Place
-from sottovoce.training.step_log import StepLog
+from sottovoce.training.records import StepLog
 
 NAMES = ["blocks.0.w", "blocks.1.w", "out.weight", "out.bias"]
 # Block 0 is left out of the second step, block 1 of all of them.

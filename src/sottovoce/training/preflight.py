@@ -1,7 +1,7 @@
-"""Before the first long step: what is still to be made, and whether all that it needs is there and fits together.
+"""Checks before the first long step: what is still to be made, and whether all that it needs is there and fits.
 
-A seed model may take days. Whatever would stop the runs after it, a store that is not there, another number of clients
-than the plan assumes, tokens that cannot write the texts, a device that an engine cannot use, stops them here.
+A seed model may take days. Whatever would stop the runs after it (a missing store, another number of clients than the
+plan assumes, tokens that cannot write the texts, a device that an engine cannot use) stops them here.
 """
 
 import shlex
@@ -16,14 +16,13 @@ from sottovoce.models.saved import Recogniser, sketch
 from sottovoce.store import Store
 from sottovoce.text.tokens import Tokens, load_tokens
 from sottovoce.training.assemble import Federation, assemble
-from sottovoce.training.context import Surroundings
-from sottovoce.training.dev_measure import choose_measure
 from sottovoce.training.engines import check_engine
-from sottovoce.training.places import Places
+from sottovoce.training.parent_model import find_parent_model, list_untrained_ancestors
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import RunData, ensure_store, list_training_rows, resolve_manifests
 from sottovoce.training.run_folder import RESULTS
-from sottovoce.training.seeding import Seed, ancestors, seed_of
-from sottovoce.training.speakers import choose_tokens, has_pieces_of, training_rows
-from sottovoce.training.stores import ensure_store, manifests
+from sottovoce.training.testing import choose_measure
+from sottovoce.training.tokens import choose_tokens, has_sentence_pieces
 
 # How the corpora of the papers become the stores that their recipes name; folders are called as they are published.
 CORPORA = {
@@ -47,33 +46,25 @@ class Stage:
     folder: Path
 
 
-def stages_of(runs: Mapping[str, tuple[Recipe, Path]], *, folder: Path) -> list[Stage]:
-    """What is to be made for `runs`, each with its folder: seeds that are not there, each once, then the runs.
-
-    Seeds lie in `folder`, and come in the order in which they start from one another.
-    """
-    seeds: dict[Path, Stage] = {}
+def list_stages(runs: Mapping[str, tuple[Recipe, Path]], *, folder: Path) -> list[Stage]:
+    """What is to be made for `runs`, each with its folder: seed models once each in `folder`, then the runs."""
+    parents: dict[Path, Stage] = {}
     wanted = [Stage(name, recipe, place) for name, (recipe, place) in runs.items() if not (place / RESULTS).exists()]
     for stage in wanted:
-        chain = list(ancestors(seed_of(stage.recipe, runs=folder), runs=folder))
-        for place, known in reversed(chain):
-            if known is not None and not Seed(place, known).is_there:
-                seeds.setdefault(place, Stage(f"seed model {place.name}", known, place))
-    return [*seeds.values(), *wanted]
+        for place, known in list_untrained_ancestors(stage.recipe, runs=folder):
+            parents.setdefault(place, Stage(f"seed model {place.name}", known, place))
+    return [*parents.values(), *wanted]
 
 
-# Stores.
-
-
-def missing_stores(stages: Sequence[Stage], stores: Path) -> dict[str, str]:
+def find_missing_stores(stages: Sequence[Stage], stores: Path) -> dict[str, str]:
     """The stores that are not there and that no run makes, each with the command that does."""
     made = {stage.recipe.data.store for stage in stages if stage.recipe.data.prepare is not None}
-    named = dict.fromkeys(name for stage in stages for name in _stores_of(stage.recipe))
+    named = dict.fromkeys(name for stage in stages for name in _list_stores(stage.recipe))
     absent = [name for name in named if name not in made and not _is_there(name, stores)]
     return {name: _command(name, stores) for name in absent}
 
 
-def _stores_of(recipe: Recipe) -> Iterator[str]:
+def _list_stores(recipe: Recipe) -> Iterator[str]:
     """Every store that a recipe reads, its own first."""
     yield recipe.data.store
     places = [recipe.data.dev, *recipe.data.test]
@@ -95,98 +86,90 @@ def _command(name: str, stores: Path) -> str:
 
 def check_stores(stages: Sequence[Stage], stores: Path) -> None:
     """Refuse to begin where a store is missing: all of them at once, each with the command that makes it."""
-    if absent := missing_stores(stages, stores):
+    if absent := find_missing_stores(stages, stores):
         what = "this store is" if len(absent) == 1 else f"these {len(absent)} stores are"
         lines = "".join(f"\n  {command}" for command in absent.values())
         raise InputError(f"{what} not there: {', '.join(absent)}; first give{lines}")
     for stage in stages:
         how = stage.recipe.data.prepare
         if isinstance(how, ManifestCorpus) and not _is_there(stage.recipe.data.store, stores):
-            for path in manifests(how):
+            for path in resolve_manifests(how):
                 if not path.is_file():
                     raise InputError(f"store {stage.recipe.data.store}: it is made of {path}, which is not there")
 
 
-# All else.
-
-
 @dataclass(frozen=True, eq=False)
-class Ready:
+class CheckedStage:
     """A stage that was checked: its model without its numbers, and its federation, where it is one, with that model."""
 
     start: Recogniser
     federation: Federation | None = None
 
 
-def make_ready(stages: Sequence[Stage], around: Surroundings) -> dict[Path, Ready | None]:
+def check_stages(stages: Sequence[Stage], context: RunContext) -> dict[Path, CheckedStage | None]:
     """Make the stores that can be made, then check every stage as it will be checked when its turn comes.
 
     Returns what is known of each, by its folder; None where tokens are still to be made of texts.
     """
-    check_stores(stages, around.stores)
-    _check_given(stages, around.runs)
+    check_stores(stages, context.stores)
+    _check_given(stages, context.runs)
     for stage in stages:
-        ensure_store(stage.recipe, around.stores, around.on_prepare)
-    quietly = replace(around, say=lambda _: None)
-    known: dict[Path, Ready | None] = {}
+        ensure_store(stage.recipe, context.stores, context.on_prepare)
+    quiet = replace(context, say=lambda _: None)
+    known: dict[Path, CheckedStage | None] = {}
     for stage in stages:
         try:
-            known[stage.folder] = _checked(stage.recipe, known, quietly)
+            known[stage.folder] = _check_stage(stage.recipe, known, quiet)
         except InputError as error:
             raise InputError(f"{stage.name}: {error}" if len(stages) > 1 else str(error)) from None
     return known
 
 
 def _check_given(stages: Sequence[Stage], runs: Path) -> None:
-    """Refuse models and tokens that the user has, and that cannot be read, before stores are made: that takes long."""
+    """Refuse unreadable models and tokens of the user before stores are made, which takes long."""
     for stage in stages:
-        seed = seed_of(stage.recipe, runs=runs)
-        if seed is not None and seed.is_there and not seed.is_own:
-            seed.load()
+        parent = find_parent_model(stage.recipe, runs=runs)
+        if parent is not None and parent.is_trained and not parent.is_own:
+            parent.load()
         if stage.recipe.reads_texts and stage.recipe.tokens.file is not None:
             load_tokens(Path(stage.recipe.tokens.file))
 
 
-def _checked(recipe: Recipe, known: Mapping[Path, Ready | None], around: Surroundings) -> Ready | None:
-    """A run as far as it can be known before, `known` being those that it may start from.
-
-    None where tokens are still to be made of texts.
-    """
-    places = Places.of(recipe, around.stores)
-    seed = seed_of(recipe, runs=around.runs)
+def _check_stage(recipe: Recipe, known: Mapping[Path, CheckedStage | None], context: RunContext) -> CheckedStage | None:
+    """Check one run; `known` are those that it may start from. None where tokens are still to be made of texts."""
+    data = RunData.of(recipe, context.stores)
+    parent = find_parent_model(recipe, runs=context.runs)
     found = None
-    if seed is not None and seed.is_there:
-        found = seed.load()
-    elif seed is not None:
-        before = known.get(seed.folder)
+    if parent is not None and parent.is_trained:
+        found = parent.load()
+    elif parent is not None:
+        before = known.get(parent.folder)
         if before is None:
             return None
         found = before.start
-    tokens = _tokens(recipe, places.store, found)
+    tokens = _choose_tokens(recipe, data.store, found)
     if tokens is None:
         return None
-    family = find_family(recipe.model.family)
-    speaks = found is not None and found.family is family and family.recognition is not None
-    language = (
-        found.language if found is not None and speaks and recipe.federation is not None else places.store.language
-    )
+    family, language = find_family(recipe.model.family), data.store.language
+    if recipe.federation is not None and found is not None and found.family is family and family.recognition:
+        language = found.language
     start = sketch(family, recipe.model.settings(tokens=tokens.size + 1), tokens, language=language, seed=found)
     if recipe.federation is None:
-        training_rows(recipe, places.store)
-        choose_measure(recipe, start, places, say=around.say)
-        return Ready(start)
-    federation = assemble(recipe, context=around, sketch=start)
-    check_engine(recipe.federation.engine, start, around.device)
-    return Ready(start, federation)
+        list_training_rows(recipe, data.store)
+        choose_measure(recipe, start, data, say=context.say)
+        return CheckedStage(start)
+    federation = assemble(recipe, context=context, sketch=start)
+    check_engine(recipe.federation.engine, start, context.device)
+    return CheckedStage(start, federation)
 
 
-def _tokens(recipe: Recipe, store: Store, found: Recogniser | None) -> Tokens | None:
+def _choose_tokens(recipe: Recipe, store: Store, parent: Recogniser | None) -> Tokens | None:
     federation = recipe.federation
-    if federation is not None and found is not None and found.family.name == recipe.model.family:
-        return found.tokens
+    if federation is not None and parent is not None and parent.family.name == recipe.model.family:
+        return parent.tokens
     if federation is not None:
         return choose_tokens(recipe, store, may_read_texts=not federation.privacy.adds_noise)
-    inherits = found is not None and has_pieces_of(store.language, found)
+    inherits = parent is not None and has_sentence_pieces(parent, store.language)
     if recipe.reads_texts and recipe.tokens.kind == "sentence_pieces" and recipe.tokens.file is None and not inherits:
         return None  # making them takes a while, and every text
-    return choose_tokens(recipe, store, seed=found)
+    return choose_tokens(recipe, store, parent=parent)

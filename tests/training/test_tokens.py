@@ -21,9 +21,8 @@ from sottovoce.reporting.verdict import verdict_on
 from sottovoce.store import pack
 from sottovoce.text.normalise import alphabet
 from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 RECIPE = """
 about: tones, federated
@@ -42,7 +41,7 @@ data: {store: others}
 model: {size: tiny, layers: 2, width: 32}
 central: {steps: 1, batch_seconds: 4, optimiser: {name: sgd}, schedule: {name: constant, lr: 0.1}}
 """
-UNKNOWN = "nobody can say whether clients' texts made these tokens"
+UNKNOWN = "it is not known whether clients' texts made these tokens"
 WHAT_TO_DO = "a release needs others: make them with `sottovoce tokens STORE:split`, from people who are no clients"
 Run = Callable[..., Outcome]
 
@@ -77,9 +76,9 @@ def run(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def go(*changes: str, recipe: str = RECIPE, out: str = "run", say: Callable[[str], None] = print) -> Outcome:
         (tmp_path / "recipe.yaml").write_text(recipe)
-        around = Surroundings(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"), say=say)
+        around = RunContext(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"), say=say)
         given = load_recipe(str(tmp_path / "recipe.yaml"), list(changes))
-        return run_recipe(given, out=tmp_path / out, resume=False, around=around)
+        return run_recipe(given, out=tmp_path / out, resume=False, context=around)
 
     return go
 

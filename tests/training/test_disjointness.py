@@ -14,10 +14,11 @@ from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
 from sottovoce.corpora.problems import ProblemLog
 from sottovoce.errors import InputError
 from sottovoce.store import Store, pack
-from sottovoce.training import strangers
-from sottovoce.training.beforehand import Stage, make_ready
-from sottovoce.training.context import Surroundings
-from sottovoce.training.strangers import heard_twice, split_rows
+from sottovoce.training import disjointness
+from sottovoce.training.disjointness import find_shared_recording
+from sottovoce.training.preflight import Stage, check_stages
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import list_split_rows
 from sottovoce.users import PopulationSettings, build_population
 from sottovoce.users.population import Population
 
@@ -70,9 +71,9 @@ def test_a_client_s_recordings_under_another_name_are_refused(
         run_here(federated_recipe, [*SHORT, SECURE, *changes], stores, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     recipe = load_recipe(str(federated_recipe), [*SHORT, SECURE, *changes])
-    around = Surroundings(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
+    around = RunContext(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
     with pytest.raises(InputError, match=HEARD):  # and before anything long begins
-        make_ready([Stage("run", recipe, tmp_path / "run")], around)
+        check_stages([Stage("run", recipe, tmp_path / "run")], around)
 
 
 def test_a_release_may_be_judged_on_others_and_a_simulation_is_compared_by_name(
@@ -89,40 +90,42 @@ def clients_of(stores: Path) -> Population:
 
 
 def test_what_was_compared_is_not_compared_again(stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "_apart", set())
+    monkeypatch.setattr(disjointness, "_disjoint", set())
     clients, others, double = clients_of(stores), Store(stores / "others"), Store(stores / "double")
     looked: list[int] = []
-    glimpse = strangers._glimpse
-    monkeypatch.setattr(strangers, "_glimpse", lambda store, row: (looked.append(row), glimpse(store, row))[1])
+    glimpse = disjointness._digest_excerpt
+    monkeypatch.setattr(
+        disjointness, "_digest_excerpt", lambda store, row: (looked.append(row), glimpse(store, row))[1]
+    )
     for _ in range(2):
-        assert heard_twice(clients, others, split_rows(others, "dev")) is None
-        heard = heard_twice(clients, double, split_rows(double, "dev"))
+        assert find_shared_recording(clients, others, list_split_rows(others, "dev")) is None
+        heard = find_shared_recording(clients, double, list_split_rows(double, "dev"))
         assert heard is not None
         assert double.utterance(heard).id.startswith("0-")  # found every time
-    assert heard_twice(clients, others, split_rows(others, "test")) is None
+    assert find_shared_recording(clients, others, list_split_rows(others, "test")) is None
     once = len(looked)
-    assert heard_twice(clients, others, split_rows(others, "dev")) is None
+    assert find_shared_recording(clients, others, list_split_rows(others, "dev")) is None
     assert len(looked) == once
 
 
 def test_little_is_read_of_recordings_that_are_not_the_same(stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those of another length nothing, of the others 256 samples."""
-    monkeypatch.setattr(strangers, "_apart", set())
+    monkeypatch.setattr(disjointness, "_disjoint", set())
     clients, others = clients_of(stores), Store(stores / "others")
     read: list[int] = []
     samples = Store.samples
     monkeypatch.setattr(
         Store, "samples", lambda own, row, **part: (read.append(len(samples(own, row, **part))), samples(own, row))[1]
     )
-    rows = split_rows(others, "train")
-    assert heard_twice(clients, others, rows) is None
+    rows = list_split_rows(others, "train")
+    assert find_shared_recording(clients, others, rows) is None
     lengths, theirs = (
         set(np.diff(store.audio_offsets)[chosen].tolist())
         for store, chosen in ((others, rows), (Store(stores / "tones"), clients.utterance_rows()))
     )
     assert lengths & theirs
     assert read
-    assert {*read} == {strangers.GLIMPSE}
+    assert {*read} == {disjointness.EXCERPT_SAMPLES}
 
 
 def test_silence_is_nobodys(tmp_path: Path) -> None:
@@ -133,4 +136,4 @@ def test_silence_is_nobodys(tmp_path: Path) -> None:
     packed(tmp_path / "tones", quiet)
     store = Store(tmp_path / "tones")
     clients = build_population(store, PopulationSettings(split="train"), seed=1)
-    assert heard_twice(clients, store, split_rows(store, "dev")) is None
+    assert find_shared_recording(clients, store, list_split_rows(store, "dev")) is None

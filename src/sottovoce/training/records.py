@@ -1,6 +1,7 @@
-"""What the last steps of a run were like, gathered without waiting for the device, and written down now and then."""
+"""Metrics and diagnostics of steps and rounds: collected, and written to `metrics.jsonl` and TensorBoard."""
 
 import math
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,14 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import InputError
+from sottovoce.federated.private import Private
+from sottovoce.federated.round import Round
 from sottovoce.files import naming
 from sottovoce.models.family import Place
+from sottovoce.privacy.plan import Plan
 from sottovoce.training.run_folder import RunFolder
+
+StepRecord = dict[str, Any]
 
 TENSORBOARD = "tensorboard"
 NO_EVENTS = "a release writes no TensorBoard events: their times would tell how many took part"
@@ -105,12 +111,12 @@ class StepLog:
         deviations = (squares / steps.clamp(min=1) - means.square()).clamp(min=0.0).sqrt()
         of_tensors = {"gradient_norms": means, "gradient_deviations": deviations}
         return {
-            name: by_kind(self._names, values.tolist(), place=self._place, join=math.hypot)
+            name: group_by_kind(self._names, values.tolist(), place=self._place, join=math.hypot)
             for name, values in of_tensors.items()
         }
 
 
-def by_kind(
+def group_by_kind(
     names: Sequence[str],
     values: Sequence[float],
     *,
@@ -123,7 +129,7 @@ def by_kind(
     that is not trained has not moved: 0 keeps its place.
 
     >>> place = {"a": Place("mlp", 2), "b": Place("output")}.__getitem__
-    >>> by_kind(["a", "b"], [3.0, 4.0], place=place, join=max)
+    >>> group_by_kind(["a", "b"], [3.0, 4.0], place=place, join=max)
     {'mlp': [0.0, 0.0, 3.0], 'output': 4.0}
     """
     grouped: dict[str, dict[int | None, float]] = {}
@@ -140,7 +146,7 @@ def _by_layer(found: Mapping[int | None, float]) -> list[float]:
 
 
 @contextmanager
-def recorder(run: RunFolder, *, after_step: int, events: bool = True) -> Iterator["Recorder"]:
+def open_metrics_writer(run: RunFolder, *, after_step: int, events: bool = True) -> Iterator["MetricsWriter"]:
     """Writes on from `after_step`: what was measured later is forgotten, since those steps will be made again.
 
     Without `events` nothing goes to TensorBoard, whose files carry the time of each event and the host's name.
@@ -148,18 +154,18 @@ def recorder(run: RunFolder, *, after_step: int, events: bool = True) -> Iterato
     run.metrics.cut(after_step=after_step)
     run.diagnostics.cut(after_step=after_step)
     if not events:
-        yield Recorder(run, None)
+        yield MetricsWriter(run, None)
         return
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(run.path / TENSORBOARD), purge_step=after_step + 1)
     try:
-        yield Recorder(run, writer)
+        yield MetricsWriter(run, writer)
     finally:
         writer.close()
 
 
-class Recorder:
+class MetricsWriter:
     """Where records go: `metrics.jsonl` and, with a writer, TensorBoard."""
 
     def __init__(self, run: RunFolder, writer: Any | None) -> None:
@@ -182,3 +188,65 @@ class Recorder:
             elif name != "step" and isinstance(value, int | float):
                 writer.add_scalar(name, value, record["step"])
         writer.flush()
+
+
+# What is written down of a round: metrics, which are public, and diagnostics, which are a simulation's only.
+
+
+def build_round_metrics(done: Round, step: int, *, plan: Plan, place: Callable[[str], Place]) -> StepRecord:
+    """All of it came after the noise, or was known before the run. `plan` is the one that the round was made with."""
+    names, server = plan.layout.names, done.server
+    record: StepRecord = {
+        "step": step + 1,
+        "lr": server.lr,
+        "epsilon": done.epsilon,
+        "noise_std": done.noise_std,
+        "clip_bound": None if math.isinf(plan.clip_bound) else plan.clip_bound,
+        "server_norms": group_by_kind(names, server.norms_H.tolist(), place=place, join=math.hypot),
+    }
+    if server.trust_ratios_H is not None:
+        ratios = server.trust_ratios_H.tolist()
+        record["trust_ratios"] = group_by_kind(names, ratios, place=place, join=lambda a, b: (a + b) / 2)
+    return {**record, **done.figures}
+
+
+def build_round_diagnostics(done: Round, step: int, *, plan: Plan) -> StepRecord | None:
+    """By-products of people's data, which no ε covers; None where nobody may see them."""
+    if done.private is None:
+        return None
+    return {"step": step + 1, "accounted": False, **done.private.as_json(plan)}
+
+
+class PendingRecords:
+    """Records of rounds that no commit covers yet."""
+
+    def __init__(self) -> None:
+        self._metrics: list[StepRecord] = []
+        self._diagnostics: list[StepRecord] = []
+
+    def add(self, metrics: StepRecord, diagnostics: StepRecord | None) -> None:
+        self._metrics.append(metrics)
+        if diagnostics is not None:
+            self._diagnostics.append(diagnostics)
+
+    def add_to_last(self, found: StepRecord) -> None:
+        """What else is known of the last round."""
+        self._metrics[-1] |= found
+
+    def time(self, seconds: float, private: Private | None) -> None:
+        """How long the last round took. How long depends on who was in it: a simulation's only."""
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self._metrics[-1]["seconds"] = round(seconds, 4)
+        if private is not None:
+            self._metrics[-1] |= {
+                "audio_seconds_per_second": round(private.audio_seconds / max(seconds, 1e-9), 1),
+                "waited_for_data_seconds": round(private.waited_seconds, 4),
+            }
+        self._metrics[-1]["memory_mib"] = round(memory, 1)
+        if torch.cuda.is_available():
+            self._metrics[-1]["device_memory_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+
+    def take(self) -> tuple[list[StepRecord], list[StepRecord]]:
+        taken = self._metrics, self._diagnostics
+        self._metrics, self._diagnostics = [], []
+        return taken

@@ -1,13 +1,13 @@
-"""What a run's folder says of its ledger besides the ledger, and whether the two agree.
+"""Whether the files of a run's folder agree with its ledger.
 
-A chain of hashes cannot show that its end is missing. But a run tells how far it has come wherever it writes, and only
-once that is paid for; so whatever knows of more than the ledger does, knows what the ledger has forgotten:
+A chain of hashes cannot show that its end is missing. But a run writes how far it is in many files, and only once that
+is charged; a file that is further than the ledger shows that the ledger was shortened:
 
     checkpoints/*/state.json    its length and last hash, and the step
     results.json                its length and last hash, its steps, attempts and ε; what was promised; the run's end
     metrics.jsonl               the last step and the ε so far; in simulations diagnostics.jsonl, too
     model/config.json           of which run the model is, and of which step
-                                (that it is that model, and other files are the run's own: `recorded_files`)
+                                (`recorded_files` checks that it is that model, and other files by their digests)
     planned.json                (of kept runs) the ε of as many steps in a larger population
 """
 
@@ -28,7 +28,7 @@ from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.ledger_signature import SignatureCheck, check_signature
 from sottovoce.privacy.promise import promise_of
-from sottovoce.training.recorded_files import check_recorded
+from sottovoce.training.recorded_files import check_recorded_files
 from sottovoce.training.run_folder import (
     CHECKPOINTS,
     DIAGNOSTICS,
@@ -41,11 +41,9 @@ from sottovoce.training.run_folder import (
 )
 
 PLANNED = "planned.json"
-AGREES = 1e-5  # kept runs have six digits
+TOLERANCE = 1e-5  # kept runs have six digits
 UNSIGNED = SignatureCheck()
-FORGOTTEN = "it was shortened or rolled back, and what it forgot has been spent"
-
-Facts = Mapping[str, Any]
+SHORTENED = "it was shortened or rolled back, and what it forgot has been spent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +56,20 @@ class Claim:
     file: str
     mark: Mark | None = None
     is_end: bool = False
-    equal: Facts = field(default_factory=dict)
-    at_least: Facts = field(default_factory=dict)
+    equal: Mapping[str, Any] = field(default_factory=dict)
+    at_least: Mapping[str, Any] = field(default_factory=dict)
     scaled: tuple[int, int, float] | None = None
 
 
 @dataclass(frozen=True)
 class CheckedLedger:
-    """A sound ledger, the files of its folder that agree with it, and those that nobody can read.
+    """A verified ledger, the files of its folder that agree with it, and those that cannot be read.
 
-    `held` are files of which it has a digest, and which are still those; `notes` says of which it has none.
+    `held` are files that match their digest in the ledger; `notes` names those without one.
     """
 
     report: LedgerReport
-    agreeing: tuple[str, ...]
+    consistent_files: tuple[str, ...]
     unread: tuple[str, ...]
     held: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -79,7 +77,7 @@ class CheckedLedger:
 
 
 def check_ledger(folder: Path, *, expected_key: str | None = None) -> CheckedLedger:
-    """Verify the ledger of the run in `folder`, and hold all that the folder says of it, and its files, against it.
+    """Verify the ledger of the run in `folder`, and compare the folder's files with it.
 
     `expected_key` is the fingerprint of the key that must have signed it. Raises InputError with one line for the first
     contradiction: which file, what it says, what the ledger says.
@@ -88,57 +86,51 @@ def check_ledger(folder: Path, *, expected_key: str | None = None) -> CheckedLed
     path, report = folder / LEDGER, found.report
     try:
         signature = check_signature(report, path, expected=expected_key)
-        recorded = check_recorded(folder, report, signed=signature.files)
+        recorded = check_recorded_files(folder, report, signed=signature.files)
     except InputError as why:
-        told = str(why)
-        raise InputError(told if told.startswith(str(folder)) else f"{path} is not sound: {told}") from None
+        message = str(why)
+        raise InputError(message if message.startswith(str(folder)) else f"{path} is not sound: {message}") from None
     return replace(found, held=recorded.held, notes=recorded.notes, signature=signature)
 
 
 def check_model_of_run(folder: Path) -> None:
-    """Hold the model in `folder` (a run's, or one in it) against its run's ledger; nothing where it is of none."""
-    run = folder if (folder / LEDGER).exists() else _run_around(folder)
-    if run is None:
-        return
-    check_ledger(run)  # its model and all its checkpoints are held
-
-
-def _run_around(folder: Path) -> Path | None:
-    """The run whose `model`, or one of whose checkpoints, `folder` is."""
+    """Compare the model in `folder` (a run, its `model` or a checkpoint) with its run's ledger, if it has one."""
     place = folder.resolve()
-    around = [folder.absolute().parent] if folder.name == MODEL else []
-    around += [place.parent.parent] if place.parent.name == CHECKPOINTS else []
-    return next((run for run in around if (run / LEDGER).exists()), None)
+    runs = [folder]
+    runs += [folder.absolute().parent] if folder.name == MODEL else []
+    runs += [place.parent.parent] if place.parent.name == CHECKPOINTS else []
+    if (run := next((run for run in runs if (run / LEDGER).exists()), None)) is not None:
+        check_ledger(run)
 
 
 def _check_claims(folder: Path) -> CheckedLedger:
-    # The marks first: a run that goes on meanwhile adds to its ledger before it leaves another.
-    claims, unread = _claims(folder)
+    # The claims first: a run that goes on meanwhile adds to its ledger before it writes another.
+    claims, unread = _read_claims(folder)
     path = folder / LEDGER
     if claims and not path.exists():
         raise InputError(f"{path}: no ledger there, but {claims[0].file} is: nobody knows what a private run has spent")
     report = verify(path)
-    facts = _facts(report)
+    facts = _collect_facts(report)
     for claim in claims:
-        if (why := _contradiction(claim, report, facts)) is not None:
+        if (why := _find_contradiction(claim, report, facts)) is not None:
             raise InputError(f"{path} is not sound: {claim.file} {why}")
-    agreeing = dict.fromkeys(claim.file for claim in claims if claim.file not in unread)
-    return CheckedLedger(report, tuple(agreeing), tuple(unread))
+    consistent = dict.fromkeys(claim.file for claim in claims if claim.file not in unread)
+    return CheckedLedger(report, tuple(consistent), tuple(unread))
 
 
 def check_resumable(folder: Path) -> None:
-    """Refuse to go on where the ledger is missing or has forgotten something; a run that has said nothing may begin.
+    """Refuse to resume where the ledger is missing or shortened; a run that has written nothing may begin.
 
-    A finished run, which is only shown, is checked as a whole. Of others a damaged checkpoint is passed over, and the
-    one that it goes on from is held against the ledger then.
+    A finished run, which is only shown, is checked as a whole. Of others a damaged checkpoint is skipped, and the one
+    that is resumed from is compared with the ledger then.
     """
     if (folder / RESULTS).exists():
         check_ledger(folder)
-    elif _claims(folder)[0]:
+    elif _read_claims(folder)[0]:
         _check_claims(folder)
 
 
-def _facts(report: LedgerReport) -> dict[str, Any]:
+def _collect_facts(report: LedgerReport) -> dict[str, Any]:
     facts = {
         "run": report.header["run"],
         "delta": report.header["delta"],
@@ -154,36 +146,36 @@ def _facts(report: LedgerReport) -> dict[str, Any]:
     return facts
 
 
-def _contradiction(claim: Claim, report: LedgerReport, facts: Facts) -> str | None:
+def _find_contradiction(claim: Claim, report: LedgerReport, facts: Mapping[str, Any]) -> str | None:
     """Where `claim` and the ledger differ, in words; None where they agree."""
     known, length = claim.mark, report.mark.length
     if known is not None and not report.holds(known):
         if length < known.length:
-            return f"knows {known.length} lines of it, and it has {length}: {FORGOTTEN}"
+            return f"knows {known.length} lines of it, and it has {length}: {SHORTENED}"
         return f"knows another line {known.length} than it has: it is the ledger of another run, or written anew"
     if known is not None and claim.is_end and report.released is not None and report.released.length > known.length:
         return f"says that it ended after {known.length} lines, and it has {length}"
     for name, said in claim.at_least.items():
-        if facts[name] < said * (1 - AGREES):
-            return f"says {name}={said:g}, the ledger {facts[name]:g}: {FORGOTTEN}"
+        if facts[name] < said * (1 - TOLERANCE):
+            return f"says {name}={said:g}, the ledger {facts[name]:g}: {SHORTENED}"
     for name, said in claim.equal.items():
-        if name in facts and not _agree(said, facts[name]):
+        if name in facts and not _is_close(said, facts[name]):
             return f"says {name}={said}, the ledger {facts[name]}"
     if claim.scaled is not None:
         people, cohort, said = claim.scaled
-        found = _scaled_epsilon(report, people=people, cohort=cohort)
-        if not _agree(said, found):
+        found = _compute_scaled_epsilon(report, people=people, cohort=cohort)
+        if not _is_close(said, found):
             return f"says epsilon_rdp={said:g} for {people} people, by the ledger it is {found:g}"
     return None
 
 
-def _agree(said: Any, found: Any) -> bool:
+def _is_close(said: Any, found: Any) -> bool:
     if isinstance(said, int | float) and isinstance(found, int | float):
-        return math.isclose(said, found, rel_tol=AGREES)
+        return math.isclose(said, found, rel_tol=TOLERANCE)
     return bool(said == found)
 
 
-def _scaled_epsilon(report: LedgerReport, *, people: int, cohort: int) -> float:
+def _compute_scaled_epsilon(report: LedgerReport, *, people: int, cohort: int) -> float:
     """ε of as many steps and measurements as were promised, with the same noise on the mean, z/S, and other people."""
     promised, larger = promise_of(report), cohort / report.header["plan"]["cohort_size"]
     step = poisson_release(report.header["event"]["noise_multiplier"] * larger, sampling_rate=cohort / people)
@@ -194,21 +186,18 @@ def _scaled_epsilon(report: LedgerReport, *, people: int, cohort: int) -> float:
     return rdp_epsilon(run_event(step, promised.steps, besides), report.header["delta"])
 
 
-# What the files say.
-
-
-def _claims(folder: Path) -> tuple[list[Claim], list[str]]:
-    """All that `folder` says of its ledger, and the files that should but cannot be read."""
+def _read_claims(folder: Path) -> tuple[list[Claim], list[str]]:
+    """What the files of `folder` say of its ledger, and those of them that cannot be read."""
     run = RunFolder(folder)
     states = sorted(run.checkpoints.glob(f"step-*/{STATE}"), reverse=True)
     model = run.best / MODEL_CONFIG
     readers: list[tuple[Path, Callable[[str, Path], list[Claim]]]] = [
-        (folder / RESULTS, _of_results),
-        *((state, _of_checkpoint) for state in states),
-        (folder / METRICS, _of_lines),
-        (folder / DIAGNOSTICS, _of_lines),
-        (model, _of_model),
-        (folder / PLANNED, _of_plan),
+        (folder / RESULTS, _read_results),
+        *((state, _read_checkpoint) for state in states),
+        (folder / METRICS, _read_lines),
+        (folder / DIAGNOSTICS, _read_lines),
+        (model, _read_model),
+        (folder / PLANNED, _read_plan),
     ]
     claims: list[Claim] = []
     unread: list[str] = []
@@ -220,38 +209,38 @@ def _claims(folder: Path) -> tuple[list[Claim], list[str]]:
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             unread.append(file)
-            claims.append(Claim(file=file))  # that it is there says at least that there was a ledger
+            claims.append(Claim(file=file))  # that it exists shows at least that there was a ledger
     if run.best.is_symlink() and not model.exists():
-        claims.append(Claim(file=run.best.name))  # it led to a checkpoint that is gone
+        claims.append(Claim(file=run.best.name))  # a link to a checkpoint that is gone
     return claims, unread
 
 
-def _of_results(file: str, path: Path) -> list[Claim]:
+def _read_results(file: str, path: Path) -> list[Claim]:
     results = parse_json(read_file(path))
     privacy = results.get("privacy") or {}
     names = ("delta", "simulated", "steps", "attempts", "promised_steps")
     equal = {name: privacy[name] for name in names if name in privacy}
     # What is spent by now, which older results give as the run's ε, and what was promised before anything was.
     if "epsilon_rdp" in (spent := privacy.get("spent", privacy)):
-        equal["epsilon_rdp"] = _or_infinite(spent["epsilon_rdp"])
+        equal["epsilon_rdp"] = _parse_epsilon(spent["epsilon_rdp"])
     if "spent" in privacy:
-        equal["promised epsilon_rdp"] = _or_infinite(privacy["epsilon_rdp"])
+        equal["promised epsilon_rdp"] = _parse_epsilon(privacy["epsilon_rdp"])
     mark = Mark(int(privacy["length"]), str(privacy["head"])) if {"length", "head"} <= privacy.keys() else None
     ended = results.get("ended") or {}
     return [
         Claim(file=file, mark=mark, is_end=True, equal=equal),
         Claim(file=file, at_least={"steps": int(ended.get("step", 0))}),
-        _of_about(file, results.get("model") or {}),
+        _claim_about(file, results.get("model") or {}),
     ]
 
 
-def _of_checkpoint(file: str, path: Path) -> list[Claim]:
+def _read_checkpoint(file: str, path: Path) -> list[Claim]:
     state = parse_json(read_file(path))
     mark = Mark(int(state["ledger"]["length"]), str(state["ledger"]["head"]))
     return [Claim(file=file, mark=mark, at_least={"steps": int(state["step"])})]
 
 
-def _of_lines(file: str, path: Path) -> list[Claim]:
+def _read_lines(file: str, path: Path) -> list[Claim]:
     """Of records with a step each; a last line that was never finished says nothing."""
     reached: dict[str, float] = {"steps": 0}
     for line in read_file(path).decode("utf-8").splitlines():
@@ -261,24 +250,24 @@ def _of_lines(file: str, path: Path) -> list[Claim]:
             break
         reached["steps"] = max(reached["steps"], int(record["step"]))
         if "epsilon" in record:
-            reached["epsilon_rdp"] = _or_infinite(record["epsilon"])
+            reached["epsilon_rdp"] = _parse_epsilon(record["epsilon"])
     return [Claim(file=file, at_least=reached)]
 
 
-def _of_model(file: str, path: Path) -> list[Claim]:
-    return [_of_about(file, parse_json(read_file(path))["about"])]
+def _read_model(file: str, path: Path) -> list[Claim]:
+    return [_claim_about(file, parse_json(read_file(path))["about"])]
 
 
-def _of_about(file: str, about: Facts) -> Claim:
+def _claim_about(file: str, about: Mapping[str, Any]) -> Claim:
     same = {"run": about["recipe"]} if "recipe" in about else {}
     return Claim(file=file, equal=same, at_least={"steps": int(about.get("step", 0))})
 
 
-def _of_plan(file: str, path: Path) -> list[Claim]:
+def _read_plan(file: str, path: Path) -> list[Claim]:
     found = parse_json(read_file(path))["rdp"]
     scaled = (int(found["population_size"]), int(found["cohort_size"]), float(found["epsilon_rdp"]))
     return [Claim(file=file, scaled=scaled)]
 
 
-def _or_infinite(epsilon: float | None) -> float:
+def _parse_epsilon(epsilon: float | None) -> float:
     return math.inf if epsilon is None else float(epsilon)

@@ -1,4 +1,4 @@
-"""A run whose clients are on other machines: what it must be told of them."""
+"""Clients on other machines, as a run sees them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from sottovoce.users.population import Population
 
 
 class TooFewClients(Exception):
-    """So many clients are out of a run for good that it can make no more rounds; in words, with what to do."""
+    """Too few clients are left in a run for another round; the message says what to do."""
 
 
-class DistantClients(Clients, Listeners, Protocol):
+class ConnectedClients(Clients, Listeners, Protocol):
     """Clients that may not be there."""
 
     def ready(self, interrupted: Callable[[], bool], /) -> bool:
@@ -27,7 +27,7 @@ class DistantClients(Clients, Listeners, Protocol):
         ...
 
     def end(self, rounds: int, /) -> None:
-        """Tell them that it is over, after so many rounds: all of it is saved."""
+        """Send them that the run has ended, after so many rounds, and is saved."""
         ...
 
 
@@ -35,14 +35,14 @@ DEPARTURES = "left.json"  # among a run's secrets: which clients on other machin
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Clients whose speech is on other machines: who they are, and what reaches them from the run in a folder.
+class RemoteClients:
+    """Who the clients on other machines are, and how a run reaches them.
 
-    `planned` is a plan with what their sums need besides. `spare_attempts` is how many attempts more than the recipe's
-    steps (and as many more measurements of their word error rate) they have accepted; None where nobody counts them.
+    `planned` adds to a plan what their sums need. `spare_attempts` is how many attempts more than the recipe's
+    steps (and as many more measurements of their word error rate) they have accepted; None where these are not counted.
     """
 
     population: Population
     planned: Callable[[Plan], Plan]
-    clients: Callable[[RunFolder, Plan, Recogniser], DistantClients]
+    clients: Callable[[RunFolder, Plan, Recogniser], ConnectedClients]
     spare_attempts: int | None = None

@@ -10,10 +10,11 @@ from tests.tones import pack_tones
 from sottovoce.config import load_recipe
 from sottovoce.errors import InputError
 from sottovoce.store import Store
-from sottovoce.training.context import Surroundings
-from sottovoce.training.seeding import Heard, Seed, find_seed, folder_of, heard_by
-from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.disjointness import ClientsInParent, count_clients_in_parent
+from sottovoce.training.parent_model import ParentModel, default_run_folder, resolve_parent_model
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import build_recipe_population
 from sottovoce.users import PopulationSettings, SeedPart
 
 CENTRAL = """
@@ -69,35 +70,39 @@ def federated(folder: Path, seed: str, *, data: str = "") -> str:
     return written(folder / "federated.yaml", FEDERATED.format(seed=seed, data=data))
 
 
-def around(tmp_path: Path, stores: Path) -> Surroundings:
-    return Surroundings(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
+def around(tmp_path: Path, stores: Path) -> RunContext:
+    return RunContext(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("store", "heard"), [("tones", 9), ("others", 3), ("strangers", 0)])
 def test_people_are_known_by_name_across_stores(store: str, heard: int, stores: Path, tmp_path: Path) -> None:
     recipe = load_recipe(federated(tmp_path, "unused"))
-    clients = population_of(recipe, Store(stores / "tones"), recipe.federated.clients.population(recipe.data))
-    seed = Seed(tmp_path, load_recipe(central(tmp_path, "seed", store=store)))
-    assert heard_by(seed, clients, runs=tmp_path, stores=stores).clients == heard
+    clients = build_recipe_population(recipe, Store(stores / "tones"), recipe.federated.clients.population(recipe.data))
+    seed = ParentModel(tmp_path, load_recipe(central(tmp_path, "seed", store=store)))
+    assert count_clients_in_parent(seed, clients, runs=tmp_path, stores=stores).clients == heard
 
 
 def test_what_a_seed_started_from_counts_too(stores: Path, tmp_path: Path) -> None:
     recipe = load_recipe(federated(tmp_path, "unused"))
-    clients = population_of(recipe, Store(stores / "tones"), recipe.federated.clients.population(recipe.data))
+    clients = build_recipe_population(recipe, Store(stores / "tones"), recipe.federated.clients.population(recipe.data))
     first = central(tmp_path, "first", store="others")
     second = central(tmp_path, "second", store="strangers", more=f"start_from: {first}")
-    found = heard_by(find_seed(second, runs=tmp_path, root_seed=1), clients, runs=tmp_path, stores=stores)
+    found = count_clients_in_parent(
+        resolve_parent_model(second, runs=tmp_path, root_seed=1), clients, runs=tmp_path, stores=stores
+    )
     # Neither has been trained, so nobody knows whether these are the stores that they will have read.
     assert (found.clients, len(found.unknown)) == (3, 2)
     bare = central(tmp_path, "third", store="strangers", more=f"start_from: {tmp_path}")
-    found = heard_by(find_seed(bare, runs=tmp_path, root_seed=1), clients, runs=tmp_path, stores=stores)
+    found = count_clients_in_parent(
+        resolve_parent_model(bare, runs=tmp_path, root_seed=1), clients, runs=tmp_path, stores=stores
+    )
     assert (found.clients, found.unknown[-1]) == (0, tmp_path)
 
 
 def test_a_private_run_refuses_clients_whom_its_seed_has_heard(stores: Path, tmp_path: Path) -> None:
     recipe = load_recipe(federated(tmp_path, central(tmp_path, "seed")))
     with pytest.raises(InputError, match="users_also_in_seed=9: the seed model has already seen their speech"):
-        run_recipe(recipe, out=tmp_path / "run", resume=False, around=around(tmp_path, stores))
+        run_recipe(recipe, out=tmp_path / "run", resume=False, context=around(tmp_path, stores))
 
 
 def test_a_seed_on_its_own_part_of_the_people_is_trained_once_and_found_again(stores: Path, tmp_path: Path) -> None:
@@ -105,21 +110,21 @@ def test_a_seed_on_its_own_part_of_the_people_is_trained_once_and_found_again(st
     seed = central(tmp_path, "seed", data=part("seed"))
     recipe = load_recipe(federated(tmp_path, seed, data=part("federation")))
     where = around(tmp_path, stores)
-    outcome = run_recipe(recipe, out=tmp_path / "run", resume=False, around=where)
+    outcome = run_recipe(recipe, out=tmp_path / "run", resume=False, context=where)
     assert outcome.results is not None
     assert outcome.results["privacy"]["population_size"] == 6
-    trained = folder_of(seed, where.runs)
+    trained = default_run_folder(seed, where.runs)
     before = (trained / "results.json").stat().st_mtime_ns
-    run_recipe(recipe, out=tmp_path / "again", resume=False, around=where)
+    run_recipe(recipe, out=tmp_path / "again", resume=False, context=where)
     assert (trained / "results.json").stat().st_mtime_ns == before
-    assert find_seed(seed, runs=where.runs, root_seed=1).is_there
+    assert resolve_parent_model(seed, runs=where.runs, root_seed=1).is_trained
     for place in (trained, trained / "model", (trained / "model").resolve()):
-        assert find_seed(str(place), runs=where.runs, root_seed=1).recipe == load_recipe(seed)
+        assert resolve_parent_model(str(place), runs=where.runs, root_seed=1).recipe == load_recipe(seed)
 
 
 def test_another_root_seed_has_a_folder_of_its_own(tmp_path: Path) -> None:
     path = central(tmp_path, "seed")
-    usual, other = (find_seed(path, runs=tmp_path, root_seed=number) for number in (1, 2))
+    usual, other = (resolve_parent_model(path, runs=tmp_path, root_seed=number) for number in (1, 2))
     assert usual.folder != other.folder
     assert other.recipe is not None
     assert other.recipe.seed == 2
@@ -127,37 +132,37 @@ def test_another_root_seed_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 def test_a_seed_that_is_nowhere_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no recipe 'pelikan2025/central/ls-10', did you mean"):
-        find_seed("pelikan2025/central/ls-10", runs=tmp_path, root_seed=1)
+        resolve_parent_model("pelikan2025/central/ls-10", runs=tmp_path, root_seed=1)
 
 
 def test_a_store_made_anew_leaves_nobody_knowing_whom_the_seed_has_heard(tmp_path: Path) -> None:
     stores = tmp_path / "stores"
     pack_tones(stores / "crowd", people=range(10), letters=(2, 3), utterances=2)
-    where = Surroundings(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
+    where = RunContext(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
     seed = central(tmp_path, "seed", store="crowd", data=", seed_part: {fraction: 0.3}, part: seed")
-    found = find_seed(seed, runs=where.runs, root_seed=1)
+    found = resolve_parent_model(seed, runs=where.runs, root_seed=1)
     assert found.recipe is not None
-    run_recipe(found.recipe, out=found.folder, resume=False, around=where)
-    clients = population_of(
+    run_recipe(found.recipe, out=found.folder, resume=False, context=where)
+    clients = build_recipe_population(
         found.recipe, Store(stores / "crowd"), PopulationSettings(split="train", seed_part=SeedPart(fraction=0.3))
     )
-    assert heard_by(found, clients, runs=where.runs, stores=stores) == Heard(0, ())
+    assert count_clients_in_parent(found, clients, runs=where.runs, stores=stores) == ClientsInParent(0, ())
     shutil.rmtree(stores / "crowd")
     pack_tones(stores / "crowd", people=range(15), letters=(2, 3), utterances=2)
-    assert heard_by(found, clients, runs=where.runs, stores=stores).unknown == (found.folder,)
+    assert count_clients_in_parent(found, clients, runs=where.runs, stores=stores).unknown == (found.folder,)
 
 
 def test_people_whom_a_seed_was_chosen_on_count_as_heard(tmp_path: Path) -> None:
     stores = tmp_path / "stores"
     pack_tones(stores / "crowd", people=range(10), letters=(2, 3), utterances=2)
     pack_tones(stores / "studio", people=range(40, 45), letters=(2, 3), utterances=2)
-    where = Surroundings(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
+    where = RunContext(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"))
     seed = central(tmp_path, "seed", store="studio", data=", dev: 'crowd:train'")
-    found = find_seed(seed, runs=where.runs, root_seed=1)
+    found = resolve_parent_model(seed, runs=where.runs, root_seed=1)
     assert found.recipe is not None
-    run_recipe(found.recipe, out=found.folder, resume=False, around=where)
-    clients = population_of(found.recipe, Store(stores / "crowd"), PopulationSettings(split="train"))
-    assert heard_by(found, clients, runs=where.runs, stores=stores).clients == len(clients)
+    run_recipe(found.recipe, out=found.folder, resume=False, context=where)
+    clients = build_recipe_population(found.recipe, Store(stores / "crowd"), PopulationSettings(split="train"))
+    assert count_clients_in_parent(found, clients, runs=where.runs, stores=stores).clients == len(clients)
 
 
 @pytest.fixture
@@ -167,7 +172,7 @@ def trained_elsewhere(stores: Path, tmp_path: Path) -> Path:
     own.mkdir()
     shutil.copytree(stores / "strangers", own / "strangers")
     seed = load_recipe(central(tmp_path, "seed", store="strangers"))
-    run_recipe(seed, out=tmp_path / "seed run", resume=False, around=around(tmp_path, own))
+    run_recipe(seed, out=tmp_path / "seed run", resume=False, context=around(tmp_path, own))
     shutil.rmtree(own)
     return tmp_path / "seed run"
 
@@ -178,7 +183,7 @@ def start_from(seed: Path, stores: Path, tmp_path: Path) -> None:
         here.mkdir()
         (here / "tones").symlink_to(stores / "tones")
     recipe = load_recipe(federated(tmp_path, f"'{seed}'"))
-    run_recipe(recipe, out=tmp_path / "out", resume=False, around=around(tmp_path, here))
+    run_recipe(recipe, out=tmp_path / "out", resume=False, context=around(tmp_path, here))
 
 
 def test_a_run_as_seed_says_why_its_store_is_needed_and_what_to_give_instead(
@@ -205,8 +210,8 @@ def test_an_unfinished_run_as_seed_says_that_it_would_be_trained(
 
 def test_the_model_in_a_run_is_a_seed_like_the_run(stores: Path, tmp_path: Path) -> None:
     seed = load_recipe(central(tmp_path, "seed", store="strangers"))
-    run_recipe(seed, out=tmp_path / "seed run", resume=False, around=around(tmp_path, stores))
+    run_recipe(seed, out=tmp_path / "seed run", resume=False, context=around(tmp_path, stores))
     for place in ("seed run", "seed run/model"):
-        found = find_seed(str(tmp_path / place), runs=tmp_path, root_seed=1)
-        assert (found.is_there, found.recipe) == (True, seed)
+        found = resolve_parent_model(str(tmp_path / place), runs=tmp_path, root_seed=1)
+        assert (found.is_trained, found.recipe) == (True, seed)
         found.load()
