@@ -40,7 +40,7 @@ from sottovoce.training.run_data import ensure_store
 
 KEPT = Path(__file__).with_suffix(".json")
 RECIPE = "real/audiomnist-central"
-FILTERS, FLOOR = ("model.ears.normalise=filter",), ("model.ears.floor_db=40",)
+FILTERS, FLOOR = ("model.features.normalise=filter",), ("model.features.floor_db=40",)
 BANDS = ("central.augment.narrow_band.share=0.5",)
 WAYS: Mapping[str, Sequence[str]] = {
     "before": (),

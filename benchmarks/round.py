@@ -1,7 +1,7 @@
 """A federated round on one device: what federation and privacy add around the local steps, and what each engine gives.
 
     python benchmarks/round.py [--size base] [--cohort 64] [--batch-seconds 120] [--local-steps 10] [--drop 0.3]
-                               [--engines sequential stacked] [--layerdrop-group 8] [--stack 8] [--rounds 3]
+                               [--engines sequential stacked] [--stack 8] [--rounds 3]
     python benchmarks/round.py --family crdnn --size gao --drop 0.15 --batch-seconds 80 --batch-utterances 8
                                --tokens 500 --tokens-per-second 4 --cohort 10 --engines sequential
 
@@ -229,7 +229,6 @@ def main() -> None:
     parser.add_argument("--tokens-per-second", type=float, default=14)
     parser.add_argument("--local-steps", type=int, default=10)
     parser.add_argument("--drop", type=float, default=0.3, help="dropout, and layer-drop where a family has it")
-    parser.add_argument("--layerdrop-group", type=int, default=8)
     parser.add_argument("--stack", type=int)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", nargs="+", default=["sequential", "stacked"])
@@ -256,7 +255,6 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
         batch_seconds=arguments.batch_seconds,
         lr=1e-6,
         local_steps=arguments.local_steps,
-        layerdrop_group=arguments.layerdrop_group,
         batch_utterances=arguments.batch_utterances,
         clip_gradients=math.inf if "shared" in arguments.engines else 1.0,
     )

@@ -70,7 +70,7 @@ def make_room(folder: Path) -> ClientRoom:
         LETTERS,
         FAMILY,
         named_settings("tiny", tokens=LETTERS.size + 1),
-        LocalTraining(batch_seconds=3.0, lr=0.01, local_steps=2, layerdrop_group=3),
+        LocalTraining(batch_seconds=3.0, lr=0.01, local_steps=2),
         seed=SEED,
         cohort_size=COHORT,
     )

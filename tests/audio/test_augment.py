@@ -17,10 +17,10 @@ from sottovoce.audio.augment import (
     add_noise,
     apply_masks,
     change_speed,
-    coloured_noise,
     draw_masks,
     mix_at_snr,
     perturb_speed,
+    pink_noise,
 )
 from sottovoce.errors import InputError
 from sottovoce.seeds import torch_stream
@@ -158,7 +158,7 @@ def test_every_utterance_gets_one_of_the_speeds_and_silence_behind_it() -> None:
 def test_noise_is_added_at_the_ratio_asked_for(snr_db: float, length: int, seed: int) -> None:
     speech_BN = tone(300, 4_000).clone()
     speech_BN[:, length:] = 0
-    noise_BN = coloured_noise(1, 4_000, colour="white", generator=torch_stream(seed))
+    noise_BN = torch.randn(1, 4_000, generator=torch_stream(seed))
     lengths_B = torch.tensor([length])
     mixed_BN = mix_at_snr(speech_BN, lengths_B, noise_BN=noise_BN, snr_db_B=torch.tensor([snr_db]))
     added_BN = (mixed_BN - speech_BN).double()
@@ -176,7 +176,7 @@ def test_silence_and_silent_noise_stay_finite() -> None:
 
 
 def test_pink_noise_loses_three_decibels_an_octave() -> None:
-    noise_BN = coloured_noise(8, 2**15, colour="pink", generator=torch_stream(3))
+    noise_BN = pink_noise(8, 2**15, generator=torch_stream(3))
     power = torch.fft.rfft(noise_BN).abs().square().mean(dim=0)
     octaves = [power[2**k : 2 ** (k + 1)].mean() for k in range(6, 14)]
     steps = [10 * torch.log10(b / a).item() for a, b in pairwise(octaves)]

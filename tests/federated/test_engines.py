@@ -145,7 +145,7 @@ def test_nothing_survives_on_a_client_between_rounds(tones: Path, tmp_path: Path
 def test_an_update_is_the_clients_own_whoever_else_is_in_the_cohort(tones: Path, tmp_path: Path) -> None:
     """Bit for bit, with everything random switched on: sensitivity is counted for one user's update alone."""
     model = {"dropout": 0.3, "layer_drop": 0.5}
-    ours = small(tones, tmp_path / "ledger.jsonl", model=model, local={"layerdrop_group": 3}, cohort_size=6)
+    ours = small(tones, tmp_path / "ledger.jsonl", model=model, cohort_size=6)
     found = []
     for cohort in ([5], [0, 5, 7], [8, 7, 6, 5, 4]):
         for trained in ours.engine.train(ours.server.parameters_P, cohort, step=1):

@@ -41,7 +41,6 @@ RANDOM: dict[str, Any] = {  # everything that chance decides, and clients of une
         "local_epochs": 2,
         "spec_augment": SpecAugmentSettings(),
         "narrow_band": NarrowBandSettings(),
-        "layerdrop_group": 2,
     },
     "people": {"max_seconds": 3.0},
     "privacy": {"noise_multiplier": 0.7, "share": "dim"},
@@ -64,8 +63,8 @@ FAMILIES = {name: Kind(name) for name in (*REGISTERED, FROM_THE_GUIDE)}
 EARS = Ears(normalise="filter", floor_db=40.0)
 KINDS = {
     **FAMILIES,
-    "transformer, other ears": Kind(DEFAULT, {"ears": EARS}),
-    "crdnn, other ears": Kind("crdnn", {"ears": EARS}),
+    "transformer, other ears": Kind(DEFAULT, {"features": EARS}),
+    "crdnn, other ears": Kind("crdnn", {"features": EARS}),
     "crdnn, batch-norm": Kind("crdnn", {"norm": "batch"}),
     "crdnn, as released": Kind("crdnn", {"norm": "batch", "as_released": True}, hears_padding=True),
     "crdnn, CTC alone": Kind("crdnn", {"mu": 0.0}),

@@ -31,7 +31,7 @@ COHORT, NEWCOMER = (0, 1, 3, 4, 6, 8), 5
 COHORTS = [(*COHORT, NEWCOMER), COHORT, *([other for other in COHORT if other != one] for one in COHORT)]
 CHANCE: dict[str, Any] = {
     "model": {"layers": 3, "dropout": 0.3, "layer_drop": 0.3},
-    "local": {"local_epochs": 1, "batch_seconds": 1.6, "spec_augment": SpecAugmentSettings(), "layerdrop_group": 4},
+    "local": {"local_epochs": 1, "batch_seconds": 1.6, "spec_augment": SpecAugmentSettings()},
     "people": {"max_seconds": 3.0},
     "cohort_size": 6,
 }

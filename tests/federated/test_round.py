@@ -45,7 +45,6 @@ CASES: dict[str, dict[str, Any]] = {
         "local": {
             "spec_augment": SpecAugmentSettings(frequency_masks=1, frequency_width=10),
             "spec_augment_from": 1,
-            "layerdrop_group": 2,
         },
     },
     "two epochs, everybody": {"local": {"local_epochs": 2}, "cohort_size": 9},

@@ -11,7 +11,7 @@ from sottovoce.federated.engines import Dropped
 SILOS = 4
 PEOPLE = {"clients": "silo", "silos": SILOS}
 # Everything random switched on: streams must be those of the silo, whoever is in the others.
-RANDOM = {"model": {"dropout": 0.3, "layer_drop": 0.5}, "local": {"layerdrop_group": 2}}
+RANDOM = {"model": {"dropout": 0.3, "layer_drop": 0.5}}
 
 
 def updates(ours: Small) -> dict[str, torch.Tensor]:

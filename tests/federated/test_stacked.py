@@ -64,7 +64,6 @@ CASES: dict[str, dict[str, Any]] = {
         "local": {"local_epochs": 2, "batch_utterances": 3, "order": "ascending", "batch_seconds": 10.0}
     },
     "each its own layers dropped": {"model": {"layers": 4, "layer_drop": 0.5}},
-    "layers dropped together": {"model": {"layers": 4, "layer_drop": 0.5}, "local": {"layerdrop_group": 4}},
     "post-norm": {"model": {"norm": "post"}},
     "FedProx, epochs": {"local": {"local_epochs": 2, "proximal": Proximal(name="fedprox", mu=0.5)}},
     "FedProx, not squared": {"local": {"local_steps": 3, "proximal": Proximal(name="distance", mu=0.3)}},

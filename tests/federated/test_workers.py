@@ -23,7 +23,7 @@ from sottovoce.federated.engines.workers import WorkersEngine, most_work_first
 EVERYBODY = range(9)
 RANDOM: dict[str, Any] = {  # everything that chance decides, clients of unequal size, and weights that ask for most
     "model": {"dropout": 0.2, "layer_drop": 0.4},
-    "local": {"local_epochs": 2, "spec_augment": SpecAugmentSettings(), "layerdrop_group": 2},
+    "local": {"local_epochs": 2, "spec_augment": SpecAugmentSettings()},
     "people": {"holdout": 0.25},
     "privacy": {"weighting": "wer"},
     "cohort_size": 9,

@@ -44,7 +44,7 @@ federation:
 
 def part(name: str) -> str:
     """Three people for the seed, the other six for the federation."""
-    return f", seed_part: {{most_data_speakers: 3}}, part: {name}"
+    return f", seed_part: {{fraction: 0.34}}, part: {name}"
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,6 @@ speaker_rules = st.sampled_from(
 rules = speaker_rules | st.just({"clients": "iid"}) | st.just({"clients": "iid_uniform"})
 seed_parts = st.one_of(
     st.builds(SeedPart, fraction=st.sampled_from([0.05, 0.1, 0.5])),
-    st.builds(SeedPart, most_data_speakers=st.integers(1, 6)),
     st.builds(SeedPart, most_data_share=st.sampled_from([0.1, 0.5, 0.9])),
 )
 
@@ -138,15 +137,13 @@ def test_clients_do_not_depend_on_rows(index, crowd, rule, seed):
     assert [client.id for client in here] == [client.id for client in there]
 
 
-@given(crowd=crowds, count=st.integers(1, 6), share=st.sampled_from([0.1, 0.5, 0.9]), seed=seeds)
-def test_most_data_takes_the_largest_speakers(index, crowd, count, share, seed):
+@given(crowd=crowds, share=st.sampled_from([0.1, 0.5, 0.9]), seed=seeds)
+def test_most_data_takes_the_largest_speakers(index, crowd, share, seed):
     store = index(crowd)
-    by_count = SeedPart(most_data_speakers=count)
-    seed_part, federation = (build(store, seed=seed, seed_part=by_count, part=p) for p in ("seed", "federation"))
-    assert len(seed_part) == count
-    assert seed_part.seconds.min() >= federation.seconds.max()
-
-    held = build(store, seed=seed, seed_part=SeedPart(most_data_share=share), part="seed").seconds
+    rule = SeedPart(most_data_share=share)
+    seed_part, federation = (build(store, seed=seed, seed_part=rule, part=p) for p in ("seed", "federation"))
+    held = seed_part.seconds
+    assert held.min() >= federation.seconds.max()
     total = store.audio_offsets[-1] / SECOND
     # As many as are needed, and not one more.
     assert held.sum() >= share * total * (1 - 1e-12)
@@ -395,17 +392,12 @@ def test_impossible_settings_say_what_was_expected(index, settings, message):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (
-            {},
-            "expected exactly one of fraction, most_data_speakers, most_data_share, most_utterances_share, found none",
-        ),
+        ({}, "expected exactly one of fraction, most_data_share, most_utterances_share, found none"),
         ({"fraction": 0.1, "most_data_share": 0.5}, "found fraction and most_data_share"),
         ({"fraction": 0}, "fraction=0: expected a number between 0 and 1"),
         ({"fraction": 1.0}, "fraction=1.0: expected a number between 0 and 1"),
         ({"fraction": math.nan}, "fraction=nan: expected"),
         ({"fraction": 0.1}, "fraction=0.1: of 9 speakers this leaves none for the seed part"),
-        ({"most_data_speakers": 0}, "most_data_speakers=0: expected at least 1"),
-        ({"most_data_speakers": 9}, "most_data_speakers=9: of 9 speakers this leaves none for the federation part"),
         ({"most_utterances_share": 1}, "most_utterances_share=1: expected a number between 0 and 1"),
         ({"most_data_share": 0.999}, "most_data_share=0.999: of 9 speakers this leaves none for the federation part"),
     ],

@@ -10,7 +10,7 @@ utterances' lengths, so the same generator gives the same masks however a batch 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -189,7 +189,6 @@ class NoiseSettings:
 
     lowest_snr_db: float = 5.0
     highest_snr_db: float = 30.0
-    colour: Colour = "pink"
 
     def __post_init__(self) -> None:
         if not -math.inf < self.lowest_snr_db <= self.highest_snr_db < math.inf:
@@ -197,19 +196,17 @@ class NoiseSettings:
                 f"noise: lowest_snr_db={self.lowest_snr_db} and highest_snr_db={self.highest_snr_db}, "
                 "expected finite numbers in this order"
             )
-        if self.colour not in get_args(Colour):
-            raise InputError(f"noise: colour={self.colour!r}, expected one of {', '.join(get_args(Colour))}")
 
 
 def add_noise(
     waveforms_BN: Tensor, lengths_B: Tensor, *, settings: NoiseSettings, generator: torch.Generator
 ) -> Tensor:
-    """Float samples with noise of `settings.colour` at a random ratio."""
+    """Float samples with pink noise at a random ratio."""
     size = waveforms_BN.shape
     span = settings.highest_snr_db - settings.lowest_snr_db
     snr_db_B = torch.rand(size[0], generator=generator, device=generator.device) * span + settings.lowest_snr_db
     near = _on_device(generator, waveforms_BN.device)  # a number a sample: drawn where it is used
-    noise_BN = coloured_noise(size[0], size[1], colour=settings.colour, generator=near)
+    noise_BN = pink_noise(size[0], size[1], generator=near)
     device = waveforms_BN.device
     return mix_at_snr(waveforms_BN, lengths_B, noise_BN=noise_BN.to(device), snr_db_B=snr_db_B.to(device))
 
@@ -226,12 +223,9 @@ def mix_at_snr(waveforms_BN: Tensor, lengths_B: Tensor, *, noise_BN: Tensor, snr
     return samples_BN + noise_BN * gain_B.where(noise_energy_B > 0, 0.0)[:, None]
 
 
-def coloured_noise(batch_size: int, samples: int, *, colour: Colour, generator: torch.Generator) -> Tensor:
-    """Gaussian noise [B, N] on the generator's device: a flat spectrum, or power falling as 1/f for pink."""
+def pink_noise(batch_size: int, samples: int, *, generator: torch.Generator) -> Tensor:
+    """Gaussian noise [B, N] on the generator's device, its power falling as 1/f."""
     white_BN = torch.randn(batch_size, samples, generator=generator, device=generator.device)
-    if colour == "white":
-        return white_BN
-    assert colour == "pink", f"colour={colour!r}"
     spectrum = torch.fft.rfft(white_BN)
     bins = torch.arange(spectrum.shape[1], device=white_BN.device).clamp_min(1)
     pink_BN: Tensor = torch.fft.irfft(spectrum * bins.rsqrt(), n=samples)

@@ -51,9 +51,9 @@ class Ears:
 
     def __post_init__(self) -> None:
         if self.normalise not in get_args(Normalised):
-            raise InputError(f"ears: normalise={self.normalise!r}, expected {' or '.join(get_args(Normalised))}")
+            raise InputError(f"features: normalise={self.normalise!r}, expected {' or '.join(get_args(Normalised))}")
         if self.floor_db is not None and not 0 < self.floor_db < math.inf:
-            raise InputError(f"ears: floor_db={self.floor_db}, expected a positive number")
+            raise InputError(f"features: floor_db={self.floor_db}, expected a positive number")
 
 
 def frame_count(samples: int) -> int:

@@ -76,9 +76,7 @@ class LocalTraining:
 
     A batch has at most `batch_seconds` of padded speech, and at most `batch_utterances` where that is given. `order:
     ascending` takes a client's utterances from the shortest to the longest in every epoch; None shuffles them.
-    SpecAugment is used from server step `spec_augment_from` on. `layerdrop_group`: about so many clients share each
-    draw of layer-drop, so that an engine that trains them together can skip the block for all; which clients share
-    is decided by their names, never by who else was sampled.
+    SpecAugment is used from server step `spec_augment_from` on.
     """
 
     batch_seconds: float
@@ -90,7 +88,6 @@ class LocalTraining:
     spec_augment: SpecAugmentSettings | None = field(default_factory=SpecAugmentSettings)
     spec_augment_from: int = 0
     proximal: Proximal | None = None
-    layerdrop_group: int = 1
     batch_utterances: int | None = None
     order: Literal["ascending"] | None = None
     time_line: TimeLine | None = None
@@ -108,7 +105,7 @@ class LocalTraining:
                 f"local: order=ascending with local_steps={self.local_steps}: the longest utterances would never have "
                 "their turn; expected local_epochs"
             )
-        for name in ("local_steps", "local_epochs", "layerdrop_group", "batch_utterances"):
+        for name in ("local_steps", "local_epochs", "batch_utterances"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError(f"local: {name}={value}, expected at least 1")
         for name in ("batch_seconds", "lr"):
@@ -228,7 +225,6 @@ class ClientRoom:
 
     def draws(self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int) -> list[StepDraws]:
         """What chance decides in each of the local steps of `client`."""
-        group = self.draw_group(client, step=step)
         sizes = [len(batch.rows) for batch in batches]
         begun = accumulate(sizes[:-1], initial=0)  # utterances before each step; a pass holds each of them once
         return draw_steps(
@@ -238,17 +234,9 @@ class ClientRoom:
             settings=self.model,
             spec_augment=self.local.spec_augment_at(step),
             generator=torch_stream(self.seed, "local steps", step, client.key),
-            shared=None if group is None else torch_stream(self.seed, "layer-drop", step, group),
             progress=[Progress(number, count // len(speech.rows)) for number, count in enumerate(begun)],
             narrow_band=self.local.narrow_band,
         )
-
-    def draw_group(self, client: Client, *, step: int) -> int | None:
-        """Which of the round's shared draws `client` follows, if any: a function of its name and the step."""
-        if self.local.layerdrop_group == 1 or not self.family.shared_chance(self.model):
-            return None
-        groups = -(-self.cohort_size // self.local.layerdrop_group)
-        return derive(self.seed, "layer-drop group", step, client.key) % groups
 
 
 @dataclass(frozen=True, eq=False)

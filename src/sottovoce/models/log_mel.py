@@ -39,7 +39,7 @@ PAPERS_EARS = Ears()
 def check_ears(ears: Ears | None, *, as_released: bool | None) -> None:
     """Released code has ears of its own."""
     if as_released and ears is not None:
-        raise InputError("model: ears with as_released, which hears as the released code does; expected one of them")
+        raise InputError("model: features with as_released, which has those of the released code; expected one of them")
 
 
 def line_features(lines_UN: Tensor, lengths_U: Tensor, *, ears: Ears = PAPERS_EARS) -> Tensor:

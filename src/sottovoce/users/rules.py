@@ -18,7 +18,6 @@ class SeedPart:
     """Which speakers are set aside to train the seed model; exactly one of these is given.
 
     `fraction`: that share of the speakers, at random (CV-en-train-10 is 0.1), rounded down as in the paper.
-    `most_data_speakers`: the so many speakers with most audio (117 of the French ones in Gao et al.).
     `most_data_share`: the fewest speakers who together hold that share of the audio.
     `most_utterances_share`: the fewest speakers who together hold that share of the utterances (0.5 in Gao et al., who
     count "samples").
@@ -27,7 +26,6 @@ class SeedPart:
     """
 
     fraction: float | None = None
-    most_data_speakers: int | None = None
     most_data_share: float | None = None
     most_utterances_share: float | None = None
 
@@ -41,8 +39,6 @@ class SeedPart:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise InputError(f"seed_part.{name}={value}: expected a number between 0 and 1, both excluded")
-        if self.most_data_speakers is not None and self.most_data_speakers < 1:
-            raise InputError(f"seed_part.most_data_speakers={self.most_data_speakers}: expected at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,15 +109,12 @@ def split_off_seed(speakers: Speakers, *, rule: SeedPart, seed: int) -> tuple[Sp
         amounts = speakers.samples if rule.most_utterances_share is None else speakers.utterances
         # Most first; a stable sort leaves equals in the order of the queue.
         queue = queue[np.argsort(-amounts[queue], kind="stable")]
-        if rule.most_data_speakers is not None:
-            size, wish = rule.most_data_speakers, f"most_data_speakers={rule.most_data_speakers}"
-        else:
-            by_audio = rule.most_data_share is not None
-            share = rule.most_data_share if by_audio else rule.most_utterances_share
-            assert share is not None
-            needed = math.ceil(exactly(share) * int(amounts.sum()))
-            size = int(np.searchsorted(np.cumsum(amounts[queue]), needed)) + 1
-            wish = f"{'most_data_share' if by_audio else 'most_utterances_share'}={share}"
+        by_audio = rule.most_data_share is not None
+        share = rule.most_data_share if by_audio else rule.most_utterances_share
+        assert share is not None
+        needed = math.ceil(exactly(share) * int(amounts.sum()))
+        size = int(np.searchsorted(np.cumsum(amounts[queue]), needed)) + 1
+        wish = f"{'most_data_share' if by_audio else 'most_utterances_share'}={share}"
     if not 0 < size < len(speakers):
         side = "seed" if size == 0 else "federation"
         raise InputError(f"seed_part.{wish}: of {len(speakers)} speakers this leaves none for the {side} part")

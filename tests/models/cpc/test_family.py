@@ -160,7 +160,6 @@ def test_half_precision_is_near() -> None:
         ({"size": "huge"}, "size='huge', expected one of tiny, small, ramesh"),
         ({"ahead": 0}, "ahead=0, expected at least 1"),
         ({"candidates": 1}, "candidates=1, expected at least 2"),
-        ({"temperature": 0.0}, "temperature=0.0, expected a positive number"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:
@@ -168,7 +167,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: s
         Options(**options)
 
 
-def test_the_temperature_is_the_root_of_the_width_unless_it_is_given() -> None:
+def test_scores_are_divided_by_the_root_of_the_width() -> None:
     assert Options().settings().scale == pytest.approx(512**-0.5)
-    assert Options(temperature=512.0).settings().scale == 1 / 512
     assert speech_lstm.settings.SIZES["ramesh"] == Options().settings().encoder

@@ -93,10 +93,9 @@ def test_a_search_reads_what_training_reads() -> None:
         memory, lengths, given, expected, attended = (t[swapped] for t in (memory, lengths, given, expected, attended))
 
 
-def test_ctc_is_left_out_when_its_epochs_or_steps_are_over() -> None:
-    by_epoch, by_step = replace(PLAIN, ctc_epochs=4), replace(PLAIN, ctc_steps=2)
+def test_ctc_is_left_out_when_its_epochs_are_over() -> None:
+    by_epoch = replace(PLAIN, ctc_epochs=4)
     assert [at(by_epoch, Draws(1), Progress(9, epoch)).with_ctc for epoch in (0, 3, 4)] == [True, True, False]
-    assert [at(by_step, Draws(1), Progress(number, 0)).with_ctc for number in (0, 1, 2)] == [True, True, False]
     assert at(PLAIN, Draws(1), Progress(10**6, 10**6)).with_ctc
     parameters = {name: tensor.requires_grad_() for name, tensor in own_weights(PLAIN).items()}
     without = loss(parameters, heard(0, 1), settings=PLAIN, draws=Draws(1, with_ctc=False))

@@ -5,8 +5,7 @@ Every client still has its own weights, batches and draws, so its update is what
 (where a family draws dropout's masks otherwise in a stack, they are as much the client's own). A client whose numbers
 are not finite spoils its own row and no other.
 
-Who shares a stack: clients with the same shared draw of layer-drop (`layerdrop_group`), so that a dropped block is
-skipped for all of them, and among these clients with about as much speech, so that nobody waits.
+Who shares a stack: clients with about as much speech, so that nobody waits.
 
 Shapes: N clients of a stack, L local steps, U utterances of a lock-step, P flat length.
 """
@@ -96,7 +95,7 @@ class StackedEngine(Engine):
                 members.append(plan_client(self._room, index, step=step, turn=turn))
             except Exception as error:
                 yield excuse(index, error, forgiving=self._room.forgiving)
-        groups = self._groups(members, step)
+        groups = self._groups(members)
         with closing(ahead(self._load_stacks(groups, step), depth=1)) as loading:
             for loaded in self.time_waits(loading):
                 if isinstance(loaded, Dropped):
@@ -106,34 +105,22 @@ class StackedEngine(Engine):
 
     # What is loaded, and who together with whom.
 
-    def _groups(self, members: Sequence[PlannedClient], step: int) -> list[list[PlannedClient]]:
-        """Stacks of at most `size`: one shared draw of layer-drop each, then by local steps and seconds."""
-        room = self._room
-        keyed = sorted(
-            members,
-            key=lambda m: (
-                room.draw_group(m.client, step=step) or 0,
-                len(m.batches),
-                m.padded_samples,
-                m.client.index,
-            ),
-        )
+    def _groups(self, members: Sequence[PlannedClient]) -> list[list[PlannedClient]]:
+        """Stacks of at most `size`, by local steps and seconds."""
+        keyed = sorted(members, key=lambda m: (len(m.batches), m.padded_samples, m.client.index))
         groups: list[list[PlannedClient]] = []
         for member in keyed:
             last = groups[-1] if groups else None
-            if last is None or len(last) == self.size or not self._together(last[0], member, step):
+            if last is None or len(last) == self.size or not self._together(last[0], member):
                 groups.append([member])
             else:
                 last.append(member)
         # The largest first: what the memory does not hold shows at once.
         return sorted(groups, key=lambda group: -sum(member.padded_samples for member in group))
 
-    def _together(self, one: PlannedClient, other: PlannedClient, step: int) -> bool:
-        room = self._room
-        if room.draw_group(one.client, step=step) != room.draw_group(other.client, step=step):
-            return False
+    def _together(self, one: PlannedClient, other: PlannedClient) -> bool:
         # An optimiser with a memory would go on moving a client that has no batches left.
-        return not room.local.optimiser_remembers or len(one.batches) == len(other.batches)
+        return not self._room.local.optimiser_remembers or len(one.batches) == len(other.batches)
 
     def _load_stacks(self, groups: Sequence[Sequence[PlannedClient]], step: int) -> Iterator[_Stack | Dropped]:
         for group in groups:

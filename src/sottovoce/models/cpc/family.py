@@ -31,7 +31,6 @@ class Options:
     size: str = "ramesh"
     ahead: int = 12
     candidates: int = 128
-    temperature: float | None = None
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
@@ -39,9 +38,7 @@ class Options:
         self.settings()
 
     def settings(self, *, tokens: int = 1) -> Settings:
-        return Settings(
-            encoder=SIZES[self.size], ahead=self.ahead, candidates=self.candidates, temperature=self.temperature
-        )
+        return Settings(encoder=SIZES[self.size], ahead=self.ahead, candidates=self.candidates)
 
 
 KINDS = {

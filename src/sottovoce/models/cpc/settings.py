@@ -20,15 +20,11 @@ MOST_CANDIDATES = 65_536  # of one step, each of which is drawn and compared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`ahead` is K, the furthest step that is predicted; `candidates` is N, the true step among them.
-
-    `temperature` is κ, by which scores are divided; None is the root of the dense layers' width, as in attention.
-    """
+    """`ahead` is K, the furthest step that is predicted; `candidates` is N, the true step among them."""
 
     encoder: Encoder = field(default_factory=Encoder)
     ahead: int = 12
     candidates: int = 128
-    temperature: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("ahead", 1), ("candidates", 2)):
@@ -36,13 +32,11 @@ class Settings:
                 raise InputError(f"model: {name}={value}, expected at least {least}")
         if self.candidates > MOST_CANDIDATES:
             raise InputError(f"model: candidates={self.candidates}, expected at most {MOST_CANDIDATES:,}")
-        if self.temperature is not None and not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise InputError(f"model: temperature={self.temperature}, expected a positive number")
 
     @property
     def scale(self) -> float:
         """What scores are multiplied by: 1/κ."""
-        return 1 / (math.sqrt(self.encoder.dense_width) if self.temperature is None else self.temperature)
+        return 1 / math.sqrt(self.encoder.dense_width)
 
 
 SIZES = speech_lstm.SIZES

@@ -48,17 +48,17 @@ class Options:
     mu: Annotated[float, Field(ge=0, le=1)] = 0.7
     label_smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
     ctc_epochs: Annotated[int, Field(ge=0)] | None = None
-    ctc_steps: Annotated[int, Field(ge=0)] | None = None
     as_released: bool = False
-    ears: Ears | None = None  # None is not written, so that older recipes are written as they always were
+    features: Ears | None = None  # None is not written, so that older recipes are written as they always were
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise InputError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
-        check_ears(self.ears, as_released=self.as_released)
+        check_ears(self.features, as_released=self.as_released)
 
     def settings(self, *, tokens: int) -> Settings:
         given = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "family"}
+        given["ears"] = given.pop("features")  # saved models call it so
         return named_settings(tokens=tokens, **given)
 
 
@@ -127,11 +127,8 @@ def draw(
 
 def at(settings: Settings, draws: Draws, progress: Progress) -> Draws:
     """CTC helps attention to find its way, and is left out once that is known."""
-    over = (
-        (settings.ctc_epochs is not None and progress.epoch >= settings.ctc_epochs),
-        (settings.ctc_steps is not None and progress.step >= settings.ctc_steps),
-    )
-    return replace(draws, with_ctc=not any(over))
+    is_over = settings.ctc_epochs is not None and progress.epoch >= settings.ctc_epochs
+    return replace(draws, with_ctc=not is_over)
 
 
 def loss(

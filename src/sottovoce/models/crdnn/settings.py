@@ -30,7 +30,7 @@ DIRECTIONS = ("forward", "backward")
 class Settings:
     """The architecture and its loss. `tokens` counts the blank, which also begins and ends every text.
 
-    The loss is mu·CE + (1 − mu)·CTC, in local training for the first `ctc_epochs` epochs and `ctc_steps` steps, and CE
+    The loss is mu·CE + (1 − mu)·CTC, in local training for the first `ctc_epochs` epochs, and CE
     alone afterwards; None is for ever. `as_released`: features are SpeechBrain's, and padding is part of the speech.
     Each mel filter is normalised by `feature_mean` and `feature_deviation` then or, without, in each utterance alone.
     `ears`: how our own features are normalised; None is as everywhere.
@@ -51,7 +51,6 @@ class Settings:
     mu: float = 0.7
     label_smoothing: float = 0.1
     ctc_epochs: int | None = None
-    ctc_steps: int | None = None
     as_released: bool = False
     feature_mean: tuple[float, ...] | None = None
     feature_deviation: tuple[float, ...] | None = None
@@ -81,9 +80,8 @@ class Settings:
             raise InputError("model: feature_mean or feature_deviation has a number that is not finite")
         if self.feature_deviation is not None and min(self.feature_deviation) <= 0:
             raise InputError("model: feature_deviation has a number that is not positive")
-        for name in ("ctc_epochs", "ctc_steps"):
-            if (limit := getattr(self, name)) is not None and limit < 0:
-                raise InputError(f"model: {name}={limit}, expected at least 0")
+        if self.ctc_epochs is not None and self.ctc_epochs < 0:
+            raise InputError(f"model: ctc_epochs={self.ctc_epochs}, expected at least 0")
 
     @property
     def rnn_input(self) -> int:

@@ -45,17 +45,18 @@ class Options:
     positions: Literal["cape", "sinusoidal"] = "cape"
     cape: Cape = field(default_factory=Cape)
     as_released: bool | None = None  # None is not written, so that older recipes are written as they always were
-    ears: Ears | None = None  # likewise
+    features: Ears | None = None  # likewise
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise InputError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
         if self.width is not None and self.width % (heads := SIZES[self.size].heads):
             raise InputError(f"width={self.width}, expected a multiple of {heads}, the heads of size={self.size}")
-        log_mel.check_ears(self.ears, as_released=self.as_released)
+        log_mel.check_ears(self.features, as_released=self.as_released)
 
     def settings(self, *, tokens: int) -> Settings:
         given = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "family"}
+        given["ears"] = given.pop("features")  # saved models call it so
         return network.named_settings(tokens=tokens, **{name: v for name, v in given.items() if v is not None})
 
 
@@ -178,15 +179,7 @@ def join(drawn_N: Sequence[Draws | None]) -> StackDraws:
 
 
 def _joined_positions(positions: Sequence[PositionDraws]) -> PositionDraws:
-    jitters = [p.jitter_BT for p in positions if p.jitter_BT is not None]
-    widest = max((jitter.shape[1] for jitter in jitters), default=0)
-    padded = [torch.nn.functional.pad(jitter, (0, widest - jitter.shape[1])) for jitter in jitters]
-    return replace(
-        positions[0],
-        shift_B=torch.cat([p.shift_B for p in positions]),
-        scale_B=torch.cat([p.scale_B for p in positions]),
-        jitter_BT=torch.cat(padded) if padded else None,
-    )
+    return PositionDraws(torch.cat([p.shift_B for p in positions]))
 
 
 def losses(

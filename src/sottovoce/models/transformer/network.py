@@ -261,11 +261,8 @@ def draw_several(
     kept = draw_kept(settings, steps=steps, generator=generator)
     positions: Sequence[PositionDraws | None] = [None] * steps
     if settings.positions == "cape":
-        own_frames = [padded_output_frames(count) for count in frames]
-        drawn = draw_positions(
-            settings.cape, batch_size=sum(batch_sizes), frames=max(own_frames, default=0), generator=generator
-        )
-        positions = drawn.split(batch_sizes, frames=own_frames)
+        drawn = draw_positions(settings.cape, batch_size=sum(batch_sizes), generator=generator)
+        positions = drawn.split(batch_sizes)
     seeds = torch.randint(2**62, (steps,), generator=generator).tolist()
     return [Draws(*own) for own in zip(kept, positions, seeds, strict=True)]
 
