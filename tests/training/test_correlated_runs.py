@@ -169,7 +169,7 @@ def test_where_bits_do_not_repeat_lost_rows_are_burned_and_made_again_from_the_s
 ) -> None:
     """As on a GPU: rounds 3 and 4 are lost with the checkpoint that would have covered them, and so are their rows."""
     monkeypatch.setattr(federation.FederatedLoop, "_repeatable", False)
-    changes, out, save = [*SHORT, mechanism], tmp_path / "run", checkpoint.save
+    changes, out, save = [*SHORT, mechanism], tmp_path / "run", checkpoint.save_checkpoint
 
     def lost(folder: Path, saved: checkpoint.Checkpoint) -> Path:
         if saved.step == 4:
@@ -177,7 +177,7 @@ def test_where_bits_do_not_repeat_lost_rows_are_burned_and_made_again_from_the_s
         return save(folder, saved)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", lost)
+        patch.setattr(checkpoint, "save_checkpoint", lost)
         with pytest.raises(InputError, match="killed"):
             run_here(federated_recipe, changes, short_stores, out)
     rows: list[int] = []

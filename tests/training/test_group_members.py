@@ -45,7 +45,7 @@ def in_order(people: People) -> People:
 
 def broken_off(recipe: Path, stores: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that has charged four rounds, and saved two."""
-    save = checkpoint.save
+    save = checkpoint.save_checkpoint
 
     def lost(folder: Path, saved: checkpoint.Checkpoint) -> Path:
         if saved.step == 4:
@@ -53,7 +53,7 @@ def broken_off(recipe: Path, stores: Path, out: Path, monkeypatch: pytest.Monkey
         return save(folder, saved)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", lost)
+        patch.setattr(checkpoint, "save_checkpoint", lost)
         with pytest.raises(InputError, match="killed"):
             run_here(recipe, RELEASE, stores, out)
     assert verify(out / "ledger.jsonl").attempts == 4

@@ -25,13 +25,8 @@ from sottovoce.files import read_json, sweep, write_json, written_atomically
 from sottovoce.parsing import Unreadable, parse_json
 
 CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "describe_environment.json"
-METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
-    "metrics.jsonl",
-    "diagnostics.jsonl",
-    "ledger.jsonl",
-    "results.json",
-    ".lock",
-)
+METRICS, DIAGNOSTICS, LEDGER = "metrics.jsonl", "diagnostics.jsonl", "ledger.jsonl"
+RESULTS, LOCK = "results.json", ".lock"
 ENGINE, POPULATION = "engine.json", "population.json"
 CHECKPOINTS, MODEL, STATE = "checkpoints", "model", "state.json"  # the last of every checkpoint
 FILES = (CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, LEDGER, RESULTS, ENGINE, POPULATION)
