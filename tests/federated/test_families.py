@@ -63,8 +63,8 @@ FAMILIES = {name: Kind(name) for name in (*REGISTERED, FROM_THE_GUIDE)}
 EARS = Ears(normalise="filter", floor_db=40.0)
 KINDS = {
     **FAMILIES,
-    "transformer, other ears": Kind(DEFAULT, {"features": EARS}),
-    "crdnn, other ears": Kind("crdnn", {"features": EARS}),
+    "transformer, other ears": Kind(DEFAULT, {"ears": EARS}),
+    "crdnn, other ears": Kind("crdnn", {"ears": EARS}),
     "crdnn, batch-norm": Kind("crdnn", {"norm": "batch"}),
     "crdnn, as released": Kind("crdnn", {"norm": "batch", "as_released": True}, hears_padding=True),
     "crdnn, CTC alone": Kind("crdnn", {"mu": 0.0}),

@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "FedProx, not squared": {"local": {"local_steps": 3, "proximal": Proximal(name="distance", mu=0.3)}},
     "no bounds at all": {"privacy": {"clip_bound": math.inf}, "local": {"clip_gradients": math.inf, "lr": 0.02}},
     "layers dropped, masks from step 1 on": {
-        "model": {"layer_drop": 0.5},
+        "model": {"layer_drop": 0.3},
         "local": {
             "spec_augment": SpecAugmentSettings(frequency_masks=1, frequency_width=10),
             "spec_augment_from": 1,
