@@ -36,7 +36,7 @@ def without_numbers(settings: Any) -> Any:
 
 
 def kind(recipe: Recipe) -> str:
-    """What its shrink_recipe is, without numbers, and that of the seed it starts from."""
+    """What its smoke is, without numbers, and that of the seed it starts from."""
     name = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
     started = None if name is None else kind_of_seed(name, recipe.people_seed)
     small = shrink_recipe(recipe, seed_model=None if started is None else "a seed")

@@ -1,6 +1,6 @@
 """A run's folder: all files that a run writes.
 
-runs/<name>/config.yaml  inputs.json  describe_environment.json  metrics.jsonl  results.json
+runs/<name>/config.yaml  inputs.json  environment.json  metrics.jsonl  results.json
             ledger.jsonl  diagnostics.jsonl      (federated runs; the second in simulations only)
             tensorboard/ (not of a release)  checkpoints/  model -> best
             frozen.safetensors                   (what is not trained, where that is not all)
@@ -24,7 +24,7 @@ from sottovoce.errors import InputError
 from sottovoce.files import read_json, sweep, write_json, written_atomically
 from sottovoce.parsing import Unreadable, parse_json
 
-CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "describe_environment.json"
+CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "environment.json"
 METRICS, DIAGNOSTICS, LEDGER = "metrics.jsonl", "diagnostics.jsonl", "ledger.jsonl"
 RESULTS, LOCK = "results.json", ".lock"
 ENGINE, POPULATION = "engine.json", "population.json"
@@ -37,7 +37,7 @@ ONE_TIME = 315_532_800  # 1980 begins: the first moment that a zip file can hold
 
 STAND_IN = "stand_in"
 NO_EPSILON = "people and noise are the stand-in's, not the recipe's: what they would promise is not said"
-COMMIT = "SOTTOVOCE_COMMIT"  # an describe_environment variable, for sources that came without their history
+COMMIT = "SOTTOVOCE_COMMIT"  # an environment variable, for sources that came without their history
 
 
 class RunFolder:
@@ -118,7 +118,7 @@ def open_run(
     `inputs` is what the run depends on besides: a store may have been made anew since. A folder that holds another
     run, or is in use, is refused. One whose run has failed before it began is taken as new. Unless it `keeps_times`,
     all files have one when it is closed (`reset_file_times`).
-    A `stand_in` says so in its describe_environment: people and noise are not the recipe's.
+    A `stand_in` says so in its environment: people and noise are not the recipe's.
     """
     known = path / CONFIG
     if path.exists() and not path.is_dir():
